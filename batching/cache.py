@@ -1,0 +1,141 @@
+"""SequenceCache: which tokens the KV cache holds, and how a step changes that.
+
+Invariant: every sequence in use holds exactly ``tokens``. Pure bookkeeping over ``Target.seq_rm``
+and ``Target.seq_cp``; ``docs/batches.md`` draws what a commit does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from batching.context import Target
+from batching.errors import PromptTooLong, TreeTooWide
+from batching.rows import Rows
+
+END = -1  # llama.cpp's "to the last position"
+ALL = -1  # llama.cpp's "any sequence"
+
+
+class Cancelled(Exception):
+    """The caller's ``cancelled`` said so in the middle of a prefill. The cache stays usable."""
+
+
+class SequenceCache:
+    """The committed tokens and the sequences that hold them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.tokens: list[int] = []
+        self.n_seq = 1
+
+    @property
+    def n_past(self) -> int:
+        """Committed tokens, and so the position of the next one."""
+        return len(self.tokens)
+
+    def reserve(self, n_seq: int) -> None:
+        """Have ``n_seq`` sequences in use, all holding the committed tokens.
+
+        Raises TreeTooWide when the context has fewer.
+        """
+        if n_seq > self.target.n_seq_max:
+            raise TreeTooWide(
+                f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
+                f"lower the number of branches, window columns or guesses"
+            )
+        if self.tokens:
+            for seq_id in range(self.n_seq, n_seq):
+                self.target.seq_cp(0, seq_id, 0, len(self.tokens))
+            for seq_id in range(n_seq, self.n_seq):
+                self.target.seq_rm(seq_id, 0, END)
+        self.n_seq = n_seq
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> int:
+        """Make the cache hold exactly ``tokens``; return how many of them it held already.
+
+        Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
+        ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
+
+        Raises PromptTooLong, or Cancelled with the finished chunks kept.
+        """
+        n_ctx = self.target.n_ctx
+        if len(tokens) >= n_ctx:
+            raise PromptTooLong(
+                f"the prompt has {len(tokens) + 1} tokens and the context holds {n_ctx}; "
+                f"shorten the prompt or raise --ctx to at least {len(tokens) + 2}"
+            )
+        n_reused = common_prefix(self.tokens, tokens)
+        if n_reused < self.n_past and not self.target.can_rewind:
+            n_reused = 0
+        self.truncate(n_reused)
+        if progress is not None:
+            progress(n_reused, len(tokens))
+        while self.n_past < len(tokens):
+            if cancelled is not None and cancelled():
+                raise Cancelled
+            self._append(tokens[self.n_past : self.n_past + self.target.n_batch])
+            if progress is not None:
+                progress(self.n_past, len(tokens))
+        return n_reused
+
+    def _append(self, chunk: Sequence[int]) -> None:
+        n_past, n = self.n_past, len(chunk)
+        everyone = range(self.n_seq)
+        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, [False] * n)
+        try:
+            self.target.decode(rows)
+        except BaseException:
+            self.target.seq_rm(ALL, n_past, END)
+            raise
+        self.tokens.extend(chunk)
+
+    def commit(self, rows: Rows, path: Sequence[int]) -> None:
+        """Keep the KV of the accepted ``path`` (row indexes, the root first) and drop the rest.
+
+        What lies past the new end goes in one call. Only where a branch was followed past the root
+        are its new positions handed to the other sequences; the prefix is never copied again, and
+        rows that every sequence shares (a lone root, a chain) need no copy at all.
+        """
+        target, first = self.target, self.n_past + 1
+        tokens = rows.tokens
+        self.tokens.extend([tokens[row] for row in path])
+        end = len(self.tokens)
+        if len(rows) > len(path):
+            target.seq_rm(ALL, end, END)
+        accepted = rows.seq_ids[path[-1]]
+        if len(path) == 1 or len(accepted) == self.n_seq:
+            return
+        source = accepted[0]
+        occupied = {
+            seq_id
+            for row, position in enumerate(rows.positions)
+            if first <= position < end
+            for seq_id in rows.seq_ids[row]
+        }
+        for seq_id in range(self.n_seq):
+            if seq_id != source:
+                if seq_id in occupied:
+                    target.seq_rm(seq_id, first, end)
+                target.seq_cp(source, seq_id, first, end)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included."""
+        if n_tokens < self.n_past or self.target.can_rewind:
+            self.target.seq_rm(ALL, n_tokens, END)
+        del self.tokens[n_tokens:]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

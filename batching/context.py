@@ -1,0 +1,387 @@
+"""A llama.cpp context: rows in, logits out. The ctypes edge.
+
+The batch memory is NumPy arrays that one ``llama_batch`` points into for the life of the context,
+so a step fills slices and allocates nothing. Return codes become exceptions here. Nothing in this
+module knows of trees or methods.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO, Any, Protocol
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import (
+    CacheFull,
+    CannotRewind,
+    ContextError,
+    DecodeFailed,
+    InvalidParameter,
+    OutOfMemory,
+    TreeTooLarge,
+    TreeTooWide,
+)
+from batching.model import Model, physical_cores, recent_log, supports_gpu
+from batching.rows import Rows
+from batching.tree import Floats
+
+MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+
+
+class Output(Protocol):
+    """What one decode computed. Views, valid until the next decode: copy what you keep."""
+
+    def logits(self, row: int) -> Floats:
+        """Logits of a row whose output was asked for, ``(n_vocab,)``."""
+        ...
+
+    def argmax(self, row: int) -> int:
+        """The most likely token of a row whose output was asked for; the lowest id of equals."""
+        ...
+
+
+class Target(Protocol):
+    """A model with a KV cache: what the decode loop needs of ``Context``, and a fake offers too."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells of the KV cache."""
+        ...
+
+    @property
+    def n_batch(self) -> int:
+        """Rows that one decode can hold."""
+        ...
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences the KV cache can tell apart."""
+        ...
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether part of a sequence can be removed."""
+        ...
+
+    def decode(self, rows: Rows) -> Output: ...
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end."""
+        ...
+
+    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
+        """Let ``dest`` share the cells of ``source`` at positions ``[p0, p1)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """How a context is set up.
+
+    n_ctx       cells of the KV cache; 0 = the length the model was trained for, 8192 at most
+    n_batch     rows one decode can hold; prompts are decoded in chunks of it
+    n_threads   None = physical cores
+    kv_type     type of the KV cache: f32, f16 or q8_0
+    flash_attn  on, off, or auto = measured when the context is made
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    n_seq_max: int = MAX_SEQUENCES
+    n_threads: int | None = None
+    kv_type: str = "f16"
+    flash_attn: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.n_ctx < 0:
+            raise InvalidParameter(f"n_ctx is {self.n_ctx}; give 0 (the model's own) or more")
+        if not self.n_batch >= 1:
+            raise InvalidParameter(f"n_batch is {self.n_batch}; give at least 1")
+        if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
+            raise InvalidParameter(f"n_seq_max is {self.n_seq_max}; give 1 to {MAX_SEQUENCES}")
+        if self.n_threads is not None and self.n_threads < 1:
+            raise InvalidParameter(f"n_threads is {self.n_threads}; give at least 1")
+        if self.kv_type not in KV_TYPES:
+            raise InvalidParameter(
+                f"kv_type is {self.kv_type!r}; give one of {', '.join(KV_TYPES)}"
+            )
+        if self.flash_attn not in FLASH_ATTN:
+            raise InvalidParameter(
+                f"flash_attn is {self.flash_attn!r}; give one of {', '.join(FLASH_ATTN)}"
+            )
+        if self.kv_type == "q8_0" and self.flash_attn == "off":
+            raise InvalidParameter("a q8_0 KV cache needs flash attention; drop one of the two")
+
+
+class Context:
+    """A ``llama_context`` with a unified KV cache, and the batch memory that feeds it.
+
+    Raises OutOfMemory when there is no memory for the cache asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        params: ContextParams | None = None,
+        *,
+        trace: str | Path | None = None,
+    ) -> None:
+        """Make a context for ``model``; ``trace`` names a file that gets one JSON line a decode."""
+        params = params or ContextParams()
+        self.model = model
+        self.flash_attn = choose_flash_attn(model, params)
+        self._handle: Any = _new_context(model, params, self.flash_attn)
+        self.params = params
+        self.n_vocab = model.n_vocab
+        self.n_ctx: int = C.llama_n_ctx(self._handle)
+        self.n_batch: int = C.llama_n_batch(self._handle)
+        self.n_seq_max: int = C.llama_n_seq_max(self._handle)
+        self.n_threads: int = C.llama_n_threads(self._handle)
+        self.can_rewind = model.can_rewind
+        self._memory = C.llama_get_memory(self._handle)
+        self._batch = _BatchMemory(self.n_batch, self.n_seq_max)
+        self._output = _Output(self._handle, self.n_vocab)
+        self._trace: IO[str] | None = None
+        if trace is not None:
+            self._trace = Path(trace).open("a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+
+    def decode(self, rows: Rows) -> Output:
+        """Run one ``llama_decode``; the views it returns are valid until the next one.
+
+        Raises CacheFull when no cells are free, TreeTooLarge when the batch memory cannot hold the
+        rows, DecodeFailed when llama.cpp refuses them or fails.
+        """
+        self._batch.fill(rows)
+        if self._trace is not None:
+            write_trace(self._trace, rows)
+        code = C.llama_decode(self._handle, self._batch.struct)
+        if code:
+            raise _decode_error(code, len(rows), self.n_ctx)
+        self._output.renew(rows.outputs)
+        return self._output
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        if not C.llama_memory_seq_rm(self._memory, seq_id, p0, p1):
+            raise CannotRewind(
+                f"{self.model.path} ({self.model.description}) cannot remove positions from {p0}: "
+                f"its memory is recurrent, so drafts cannot be taken back; use method ar"
+            )
+
+    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
+        C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)
+
+    def close(self) -> None:
+        """Free the context and close the trace. Idempotent; the model stays loaded."""
+        if self._handle is not None:
+            C.llama_free(self._handle)
+            self._handle = None
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _BatchMemory:
+    """NumPy arrays behind one ``llama_batch``."""
+
+    def __init__(self, n_batch: int, n_seq_max: int) -> None:
+        self.n_batch = n_batch
+        self.token = np.zeros(n_batch, np.int32)
+        self.pos = np.zeros(n_batch, np.int32)
+        self.n_seq_id = np.zeros(n_batch, np.int32)
+        self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
+        self.logits = np.zeros(n_batch, np.int8)
+        # Ids that rows share by range (the root's, a chain's) stand in ``everyone``; the rest are
+        # written one after the other into ``ids``, which a wider tree makes grow.
+        self.everyone = np.arange(n_seq_max, dtype=np.int32)
+        self.ids = np.zeros(4 * n_batch, np.int32)
+        self.struct = C.llama_batch(
+            n_tokens=0,
+            token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),
+            embd=None,
+            pos=self.pos.ctypes.data_as(ctypes.POINTER(C.llama_pos)),
+            n_seq_id=self.n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self.seq_id.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(C.llama_seq_id))),
+            logits=self.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, rows: Rows) -> None:
+        n = len(rows)
+        if n > self.n_batch:
+            raise TreeTooLarge(
+                f"{n} rows do not fit a batch of {self.n_batch}; "
+                f"lower the draft, window or guesses, or raise n_batch"
+            )
+        self.struct.n_tokens = n
+        self.token[:n] = rows.tokens
+        self.pos[:n] = rows.positions
+        self.logits[:n] = rows.outputs
+        first = rows.seq_ids[0]
+        if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
+            self._check_width(len(first))
+            self.n_seq_id[:n] = len(first)
+            self.seq_id[:n] = self._everyone_from(first)
+            return
+        widths = [len(ids) for ids in rows.seq_ids]
+        self.n_seq_id[:n] = widths
+        self._check_width(widths[0])
+        flat = [seq_id for ids in rows.seq_ids[1:] for seq_id in ids]
+        if len(flat) > len(self.ids):
+            self.ids = np.zeros(2 * len(flat), np.int32)
+        self.ids[: len(flat)] = flat
+        self.seq_id[0] = self._everyone_from(first)
+        self.seq_id[1:n] = self.ids.ctypes.data + 4 * (
+            np.cumsum(self.n_seq_id[1:n]) - self.n_seq_id[1:n]
+        )
+
+    def _everyone_from(self, ids: Sequence[int]) -> int:
+        return self.everyone.ctypes.data + 4 * ids[0]
+
+    def _check_width(self, n_seq: int) -> None:
+        if n_seq > len(self.everyone):
+            raise TreeTooWide(
+                f"{n_seq} sequences are wanted, the context has {len(self.everyone)}; "
+                f"lower the number of branches or guesses"
+            )
+
+
+class _Output:
+    """The logits of the last decode, as views of llama.cpp's own buffer."""
+
+    def __init__(self, handle: Any, n_vocab: int) -> None:
+        self._handle = handle
+        self._n_vocab = n_vocab
+        self._address = 0
+        self._logits: Floats = np.zeros((0, n_vocab), np.float32)
+        self._outputs: Sequence[bool] = ()
+        self._index: npt.NDArray[np.intp] | None = None
+
+    def renew(self, outputs: Sequence[bool]) -> None:
+        pointer = C.llama_get_logits(self._handle)
+        n_outputs = sum(outputs)
+        address = ctypes.addressof(pointer.contents) if n_outputs else 0
+        if n_outputs and (address != self._address or n_outputs > len(self._logits)):
+            self._address = address
+            self._logits = np.ctypeslib.as_array(pointer, shape=(n_outputs, self._n_vocab))
+        self._outputs = outputs
+        self._index = None
+
+    def _row(self, row: int) -> int:
+        if row == 0:
+            if self._outputs[0]:
+                return 0
+        else:
+            if self._index is None:
+                self._index = np.cumsum(self._outputs) - 1
+            if self._outputs[row]:
+                return int(self._index[row])
+        raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
+
+    def logits(self, row: int) -> Floats:
+        logits: Floats = self._logits[self._row(row)]
+        return logits
+
+    def argmax(self, row: int) -> int:
+        return int(self._logits[self._row(row)].argmax())
+
+
+def write_trace(file: IO[str], rows: Rows) -> None:
+    """Append one decode to a trace: ``[[token, position, [seq_ids], output], ...]``."""
+    line = [[row.token, row.position, list(row.seq_ids), int(row.output)] for row in rows]
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    file.flush()
+
+
+def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
+    """Whether flash attention is to be on: as asked, or whichever decodes faster here.
+
+    On a GPU it is on. On a CPU it depends on head size and batch size, so small contexts of both
+    kinds decode 1, 8 and 32 rows in turn until ``budget_seconds`` are spent; the smaller sum of
+    medians wins, and off where a single decode already takes long, since attention is then a small
+    part of it.
+    """
+    if params.kv_type == "q8_0":
+        return True
+    if params.flash_attn != "auto":
+        return params.flash_attn == "on"
+    if supports_gpu():
+        return True
+    small = ContextParams(
+        n_ctx=512, n_batch=64, n_seq_max=1, n_threads=params.n_threads, kv_type=params.kv_type
+    )
+    start = time.perf_counter()
+    seconds: dict[bool, dict[int, list[float]]] = {
+        on: {1: [], 8: [], 32: []} for on in (False, True)
+    }
+    contexts = {on: _new_context(model, small, on) for on in seconds}
+    memory = _BatchMemory(64, 1)
+    try:
+        while time.perf_counter() - start < budget_seconds:
+            for n in (1, 8, 32):
+                for on, handle in contexts.items():
+                    memory.fill(Rows([0] * n, range(n), [range(1)] * n, [True] * n))
+                    begin = time.perf_counter()
+                    if C.llama_decode(handle, memory.struct):
+                        return False
+                    C.llama_synchronize(handle)
+                    seconds[on][n].append(time.perf_counter() - begin)
+                    C.llama_memory_clear(C.llama_get_memory(handle), False)
+            if len(seconds[False][32]) >= 6:
+                break
+    finally:
+        for handle in contexts.values():
+            C.llama_free(handle)
+    off_seconds, on_seconds = (
+        sum(median(times[1:] or times) for times in seconds[kind].values())
+        for kind in (False, True)
+    )
+    return on_seconds < off_seconds
+
+
+def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:
+    native = C.llama_context_default_params()
+    native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
+    native.n_batch = native.n_ubatch = min(params.n_batch, native.n_ctx)
+    native.n_seq_max = params.n_seq_max
+    native.kv_unified = True  # rows may belong to several sequences
+    native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()
+    native.type_k = native.type_v = KV_TYPES[params.kv_type]
+    native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]
+    native.no_perf = True
+    handle = C.llama_init_from_model(model.handle, native)
+    if not handle:
+        log = recent_log()
+        reason = log.splitlines()[-1] if log else "no reason given"
+        message = (
+            f"llama.cpp could not make a context of {native.n_ctx:,} tokens "
+            f"(KV cache {params.kv_type}) for {model.path}: {reason}"
+        )
+        if "alloc" in log.lower() or "memory" in log.lower():
+            raise OutOfMemory(f"{message}; lower --ctx or use --kv-type q8_0")
+        raise ContextError(message)
+    return handle
+
+
+def _decode_error(code: int, n_rows: int, n_ctx: int) -> ContextError:
+    if code == 1:
+        return CacheFull(
+            f"no room for {n_rows} rows in a KV cache of {n_ctx} cells; "
+            f"shorten the prompt or raise --ctx"
+        )
+    return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {recent_log()[-400:]}")

@@ -1,0 +1,92 @@
+"""The exception tree. Every error names the cause, the value and the way out.
+
+    SpeculationError
+    ├── ModelError              the model cannot be used
+    │   ├── ModelFileMissing    no such file
+    │   ├── NotGGUF             the file is no GGUF
+    │   ├── TruncatedGGUF       the file ends before its tensors do
+    │   ├── UnsupportedModel    this build of llama.cpp cannot load it
+    │   └── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
+    ├── ContextError            the context cannot hold what was asked for
+    │   ├── OutOfMemory         no memory for the model or a context of that size
+    │   ├── PromptTooLong       more prompt than context
+    │   ├── CacheFull           llama_decode found no room for the rows
+    │   └── DecodeFailed        llama_decode refused the rows or failed
+    ├── TreeError               a token tree that no batch can hold
+    │   ├── TreeTooWide         more branches than sequences
+    │   └── TreeTooLarge        more nodes than rows in a batch
+    ├── InvalidParameter        a parameter outside its range, or of another name
+    └── GrammarError            a grammar or JSON schema that does not parse
+
+Return codes of the C library become these in ``batching.context`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+
+class SpeculationError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class ModelError(SpeculationError):
+    """The model cannot be used."""
+
+
+class ModelFileMissing(ModelError):
+    """There is no file at the path."""
+
+
+class NotGGUF(ModelError):
+    """The file does not start with the bytes ``GGUF``."""
+
+
+class TruncatedGGUF(ModelError):
+    """The file is shorter than the tensors that its header names."""
+
+
+class UnsupportedModel(ModelError):
+    """llama.cpp, as built here, cannot load the model."""
+
+
+class CannotRewind(ModelError):
+    """The model's memory cannot drop part of a sequence, so drafts cannot be rejected."""
+
+
+class ContextError(SpeculationError):
+    """The context cannot hold what was asked for."""
+
+
+class OutOfMemory(ContextError):
+    """No memory for the model, or for a context of the size asked for."""
+
+
+class PromptTooLong(ContextError):
+    """The prompt has more tokens than the context has room for."""
+
+
+class CacheFull(ContextError):
+    """``llama_decode`` found no free cells for the rows (return code 1)."""
+
+
+class DecodeFailed(ContextError):
+    """``llama_decode`` refused the rows or failed (any other return code)."""
+
+
+class TreeError(SpeculationError):
+    """A token tree that no batch can hold."""
+
+
+class TreeTooWide(TreeError):
+    """The tree has more branches than the context has sequences."""
+
+
+class TreeTooLarge(TreeError):
+    """The tree has more nodes than a batch has rows."""
+
+
+class InvalidParameter(SpeculationError, ValueError):
+    """A parameter is unknown or outside its range."""
+
+
+class GrammarError(SpeculationError, ValueError):
+    """A GBNF grammar or a JSON schema does not parse."""

@@ -1,0 +1,290 @@
+"""A GGUF model: loading, vocabulary, metadata. Part of the llama.cpp edge."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+
+from batching.errors import (
+    ModelError,
+    ModelFileMissing,
+    NotGGUF,
+    OutOfMemory,
+    TruncatedGGUF,
+    UnsupportedModel,
+)
+
+ALL_LAYERS = 999
+
+# llama.cpp reports why something failed only through its log, so the last lines are kept for the
+# error message. Level 2 is info, 4 is error; 5 continues the line before.
+_log_lines: deque[str] = deque(maxlen=40)
+_verbose = False
+
+
+def _log(level: int, text: bytes, _user_data: int | None) -> None:
+    line = text.decode("utf-8", "replace")
+    _log_lines.append(line)
+    if _verbose:
+        sys.stderr.write(line)
+
+
+_log_callback = C.llama_log_callback(_log)
+_init_lock = threading.Lock()
+_initialised = False
+
+
+def initialise(verbose: bool | None = None) -> None:
+    """Start the backend once and take over its log; ``verbose`` sends the log to stderr."""
+    global _initialised, _verbose
+    with _init_lock:
+        if verbose is not None:
+            _verbose = verbose
+        if not _initialised:
+            C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+            C.llama_backend_init()
+            _initialised = True
+
+
+def recent_log() -> str:
+    """The last lines of llama.cpp's log, for the text of an error."""
+    return "".join(_log_lines).strip()
+
+
+def supports_gpu() -> bool:
+    """Whether the library was built with a GPU backend."""
+    return bool(C.llama_supports_gpu_offload())
+
+
+def build_info() -> str:
+    """The library's version and the CPU and GPU features it was built with."""
+    initialise()
+    version = getattr(sys.modules["llama_cpp"], "__version__", "?")
+    return f"llama-cpp-python {version}: {C.llama_print_system_info().decode().strip(' |')}"
+
+
+def physical_cores() -> int:
+    """Physical cores this process may run on; the number of threads that suits llama.cpp."""
+    system = platform.system()
+    if system == "Linux":
+        cores = set()
+        for cpu in os.sched_getaffinity(0):
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+        return max(1, len(cores))
+    if system == "Darwin":
+        answer = subprocess.run(
+            ["sysctl", "-n", "hw.perflevel0.physicalcpu"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.stdout.strip().isdigit():
+            return int(answer.stdout)
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+class Model:
+    """A loaded GGUF: weights, vocabulary and metadata.
+
+    Close it, or use it as a context manager, after the contexts that run it.
+
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_gpu_layers: int | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load ``path``; ``n_gpu_layers`` None offloads every layer where there is a GPU.
+
+        ``progress`` is called with the share of the weights that is loaded, 0 to 1.
+        """
+        self.path = Path(path)
+        _check_file(self.path)
+        initialise()
+        _log_lines.clear()
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
+
+        def on_progress(share: float, _user_data: int | None) -> bool:
+            if progress is not None:
+                progress(share)
+            return True
+
+        callback = C.llama_progress_callback(on_progress)  # must outlive the call below
+        params.progress_callback = callback
+        handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not handle:
+            raise _load_error(self.path)
+        self._handle: Any = handle
+        self.vocab: Any = C.llama_model_get_vocab(handle)
+        self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
+        self.n_embd: int = C.llama_model_n_embd(handle)
+        self.n_layer: int = C.llama_model_n_layer(handle)
+        self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
+        self.n_params: int = C.llama_model_n_params(handle)
+        self.n_bytes: int = C.llama_model_size(handle)
+        self.can_rewind = not (
+            C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)
+        )
+        self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
+        self._pieces: dict[int, bytes] = {}
+        self._end_of_generation: dict[int, bool] = {}
+        if not C.llama_model_has_decoder(handle):
+            self.close()
+            raise UnsupportedModel(
+                f"{self.path} is an encoder without a decoder and cannot generate text; "
+                f"choose a chat or text generation model"
+            )
+
+    @property
+    def handle(self) -> Any:
+        """The ``llama_model *``; raises ModelError once closed."""
+        if self._handle is None:
+            raise ModelError(f"the model {self.path} is closed; load it again")
+        return self._handle
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantisation in llama.cpp's words, such as ``llama 7B Q4_0``."""
+        return _read_string(C.llama_model_desc, self.handle)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the chat template in the GGUF, or None."""
+        source = C.llama_model_chat_template(self.handle, None)
+        return source.decode("utf-8") if source else None
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value of the GGUF as text, or None."""
+        text = _read_string(C.llama_model_meta_val_str, self.handle, key.encode(), missing=None)
+        return text or None
+
+    def special_token(self, name: str) -> int | None:
+        """The id of ``bos``, ``eos``, ``eot`` or ``nl``, or None where the model has none."""
+        token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
+        return token if token >= 0 else None
+
+    def is_end_of_generation(self, token: int) -> bool:
+        """Whether the token ends a reply (EOS, EOT and the like)."""
+        known = self._end_of_generation.get(token)
+        if known is None:
+            known = bool(C.llama_vocab_is_eog(self.vocab, token))
+            self._end_of_generation[token] = known
+        return known
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``.
+
+        ``add_special`` adds BOS where the model wants it; ``parse_special`` reads the text of
+        control tokens as those tokens, which is right for a chat template and wrong for user text.
+        """
+        data = text.encode("utf-8")
+        capacity = len(data) + 8
+        while True:
+            buffer = (C.llama_token * capacity)()
+            n: int = C.llama_tokenize(
+                self.vocab, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                return list(buffer[:n])
+            capacity = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens give their text."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of ``tokens``, one piece after the other."""
+        return b"".join(map(self.piece, tokens))
+
+    def _read_piece(self, token: int) -> bytes:
+        capacity = 64
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            n: int = C.llama_token_to_piece(self.vocab, token, buffer, capacity, 0, True)
+            if n >= 0:
+                return buffer.raw[:n]
+            capacity = -n
+
+    def close(self) -> None:
+        """Free the weights. Idempotent."""
+        if self._handle is not None:
+            C.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") -> str:
+    """A string from a C function that fills a buffer and returns the length it needs."""
+    capacity = 256
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        n = function(*args, buffer, capacity)
+        if n < 0:
+            return missing  # type: ignore[no-any-return]
+        if n < capacity:
+            return buffer.value.decode("utf-8", "replace")
+        capacity = n + 1
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelFileMissing(
+            f"there is no file {path}; check the path, or name a model of models.txt"
+        )
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise NotGGUF(
+            f"{path} is no GGUF: it starts with {magic!r}, not b'GGUF'; "
+            f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
+        )
+
+
+def _load_error(path: Path) -> Exception:
+    """The exception for a load that failed, told from llama.cpp's log."""
+    log = recent_log()
+    reason = next((line for line in reversed(log.splitlines()) if "error" in line.lower()), log)
+    reason = reason.strip() or "no reason given"
+    lower = log.lower()
+    size = path.stat().st_size
+    if "not within the file bounds" in lower or "failed to read" in lower or size < 1024:
+        return TruncatedGGUF(
+            f"{path} is incomplete: it ends after {size:,} bytes ({reason}); download it again"
+        )
+    if "unknown model architecture" in lower or "unsupported" in lower:
+        return UnsupportedModel(
+            f"this build of llama.cpp cannot load {path} ({reason}); "
+            f"a newer llama-cpp-python may, or choose another model"
+        )
+    if "alloc" in lower or "out of memory" in lower:
+        return OutOfMemory(
+            f"not enough memory to load {path} ({size:,} bytes; {reason}); "
+            f"lower --gpu-layers or choose a smaller model or quantisation"
+        )
+    return ModelError(f"llama.cpp could not load {path}: {reason}")

@@ -1,0 +1,124 @@
+"""TokenTree: what one step asks the model to look at.
+
+Pure: knows neither llama.cpp nor any method. A node is an index; node 0, the root, is the last
+committed token, whose KV entry does not exist yet. Parents come before their children, so the
+order in which nodes are added is also an order in which they can be decoded, and it becomes the
+row order of the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+class TokenTree:
+    """Tokens that hang below the last committed one, as parallel lists indexed by node.
+
+    tokens       token id of each node
+    parents      parent node; -1 for the root
+    depths       distance from the root, so that a node's position is ``n_past + depth``
+    outputs      whether the node's logits are wanted
+    draft_probs  q over the vocabulary, ``(n_vocab,)``, for a sampled draft; None = a certain one
+    n_drafted    nodes that may be accepted: all but the root and lookahead's window
+    branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
+                 sequence 0, the committed text. Drafters whose layout must be exact append to it;
+                 leaves that are in no branch get the sequences after those.
+    """
+
+    __slots__ = (
+        "_children",
+        "branches",
+        "depths",
+        "draft_probs",
+        "max_nodes",
+        "n_drafted",
+        "outputs",
+        "parents",
+        "tokens",
+    )
+
+    def __init__(self, token: int, max_nodes: int = 1 << 30) -> None:
+        self.tokens: list[int] = [token]
+        self.parents: list[int] = [-1]
+        self.depths: list[int] = [0]
+        self.outputs: list[bool] = [True]
+        self.draft_probs: list[Floats | None] = [None]
+        self.branches: list[int] = [0]
+        self.n_drafted = 0
+        self.max_nodes = max_nodes
+        self._children: dict[tuple[int, int], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Nodes that may still be added: what context and batch have left for this step."""
+        return self.max_nodes - len(self.tokens)
+
+    def add(
+        self,
+        parent: int,
+        token: int,
+        *,
+        output: bool = True,
+        draft: bool = True,
+        merge: bool = True,
+        draft_probs: Floats | None = None,
+    ) -> int:
+        """Hang ``token`` below ``parent`` and return its node.
+
+        With ``merge`` an equal child that is there already is returned instead (and gets output if
+        it is wanted now). Without it the node is always new, as in llama.cpp's lookahead, where
+        n-grams with a common prefix stay separate rows. ``draft=False`` adds a node that is only
+        looked at and never accepted, such as a token of lookahead's window.
+        """
+        if draft:
+            siblings = self._children.setdefault((parent, token), [])
+            if merge and siblings:
+                node = siblings[0]
+                self.outputs[node] = self.outputs[node] or output
+                return node
+            siblings.append(len(self.tokens))
+            self.n_drafted += 1
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.outputs.append(output)
+        self.draft_probs.append(draft_probs)
+        return node
+
+    def add_chain(self, parent: int, tokens: list[int] | tuple[int, ...]) -> int:
+        """Hang ``tokens`` below ``parent`` as a chain, as far as there is room; return its end."""
+        for token in tokens:
+            siblings = self._children.get((parent, token))
+            if siblings:
+                parent = siblings[0]
+                self.outputs[parent] = True
+            elif self.room <= 0:
+                break
+            else:
+                parent = self.add(parent, token)
+        return parent
+
+    def children(self, parent: int, token: int) -> list[int]:
+        """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
+        return self._children.get((parent, token), [])
+
+    def path_to(self, node: int) -> list[int]:
+        """Nodes from the root to ``node``, both included."""
+        path = [node]
+        while node:
+            node = self.parents[node]
+            path.append(node)
+        path.reverse()
+        return path
+
+    def leaves(self) -> list[int]:
+        """Nodes without children, in node order."""
+        inner = set(self.parents)
+        return [node for node in range(len(self.tokens)) if node not in inner]

@@ -1,0 +1,27 @@
+"""Lossless speculative decoding on llama.cpp.
+
+    from speculation import Engine
+
+    with Engine.load("model.gguf") as engine:
+        for token in engine.chat("Hello!"):
+            print(token.text, end="")
+
+``decode`` holds the one decode loop, ``drafters/`` one file a method, ``methods`` the table of
+them, ``engine`` the interface that bench and app use.
+"""
+
+from speculation.engine import Engine, Generation, Token
+from speculation.methods import METHODS, Method, parse_method
+from speculation.sampling import SamplingParams
+from speculation.stats import Stats
+
+__all__ = [
+    "METHODS",
+    "Engine",
+    "Generation",
+    "Method",
+    "SamplingParams",
+    "Stats",
+    "Token",
+    "parse_method",
+]

@@ -1,0 +1,112 @@
+"""The one decode loop. Every method is a set of drafters and a verifier in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from batching.cache import SequenceCache
+from batching.rows import tree_rows
+from batching.sampler import Sampler
+from batching.tree import TokenTree
+from speculation.drafter import Drafter, Step
+from speculation.stats import Stats
+from speculation.verify import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A token of the text, whether it came from a draft, and why the text ends with it if so."""
+
+    token: int
+    drafted: bool
+    finish_reason: str | None = None
+
+
+def decode(
+    cache: SequenceCache,
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter],
+    verifier: Verifier,
+    sampler: Sampler,
+    finish: Callable[[int], str | None],
+    stats: Stats,
+) -> Iterator[list[Emitted]]:
+    """Continue ``prompt``, yielding the tokens of each step.
+
+    ``cache`` holds the prompt but for its last token, which is the first step's root, and has a
+    sequence for every branch the drafters may ask for. ``finish`` is asked about every token in
+    order; what it returns, if anything, ends the text with that token, in the middle of an accepted
+    path too, and what lies beyond is neither shown nor kept. When the context is full the last
+    token carries the reason ``context``.
+
+    The cache ends up with the text but for its last token, also when the generator is closed early.
+    """
+    target = cache.target
+    tokens = list(prompt)
+    phases = stats.phase_seconds
+    for drafter in drafters:
+        drafter.begin(prompt)
+    try:
+        while True:
+            start = perf_counter()
+            # 1. Draft: the root is the last token, whose KV entry this step makes.
+            room = min(target.n_ctx - cache.n_past, target.n_batch)
+            tree = TokenTree(tokens[-1], room)
+            for drafter in drafters:
+                drafter.draft(tokens, tree)
+            drafted = perf_counter()
+
+            # 2. Build the rows and decode them.
+            rows = tree_rows(tree, cache.n_past, cache.n_seq)
+            built = perf_counter()
+            output = target.decode(rows)
+            decoded = perf_counter()
+
+            # 3. Verify: an accepted path and one token more.
+            path, bonus = verifier.verify(tree, output, sampler)
+            verified = perf_counter()
+
+            # 4. Commit the path's KV; let the drafters learn from the step.
+            cache.commit(rows, path)
+            committed = perf_counter()
+            step = Step(tree, output, path, bonus)
+            for drafter in drafters:
+                drafter.observe(step)
+
+            emitted = _emit(tree, path, bonus, finish)
+            if emitted[-1].finish_reason is None and cache.n_past >= target.n_ctx:
+                emitted[-1] = Emitted(emitted[-1].token, emitted[-1].drafted, "context")
+            tokens.extend([item.token for item in emitted])
+            end = perf_counter()
+            stats.n_tokens += len(emitted)
+            stats.n_steps += 1
+            stats.n_rows += len(tree)
+            stats.n_drafted += tree.n_drafted
+            stats.n_accepted += sum([item.drafted for item in emitted])
+            stats.decode_seconds += end - start
+            phases["draft"] += drafted - start + end - committed
+            phases["build"] += built - drafted
+            phases["decode"] += decoded - built
+            phases["verify"] += verified - decoded
+            phases["commit"] += committed - verified
+            yield emitted
+            if emitted[-1].finish_reason is not None:
+                return
+    finally:
+        cache.truncate(min(len(tokens) - 1, cache.n_past))
+
+
+def _emit(
+    tree: TokenTree, path: Sequence[int], bonus: int, finish: Callable[[int], str | None]
+) -> list[Emitted]:
+    emitted = []
+    for node in path[1:]:
+        token = tree.tokens[node]
+        reason = finish(token)
+        emitted.append(Emitted(token, True, reason))
+        if reason is not None:
+            return emitted
+    emitted.append(Emitted(bonus, False, finish(bonus)))
+    return emitted

@@ -1,0 +1,50 @@
+"""The Drafter protocol: how a method proposes tokens and learns what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from batching.context import Output
+from batching.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one decode led to.
+
+    tree    the tree that was decoded
+    output  its logits, by node; valid until the next decode
+    path    accepted nodes, the root first, so ``path[0] == 0``
+    bonus   the token sampled after the path's last node: the root of the next tree
+    """
+
+    tree: TokenTree
+    output: Output
+    path: list[int]
+    bonus: int
+
+
+class Drafter(Protocol):
+    """Grows the tree of a step, and sees every step whether its drafts were accepted or not."""
+
+    @property
+    def n_branches(self) -> int:
+        """The most branches it will ask for; 0 for chains alone."""
+        ...
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text starts with ``prompt``, whose last token is the first tree's root."""
+        ...
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        """Add drafts to ``tree``, at most ``tree.room`` nodes.
+
+        ``tokens`` is the whole text so far, prompt included; its last token is the root.
+        """
+        ...
+
+    def observe(self, step: Step) -> None:
+        """See what became of the step."""
+        ...

@@ -1,0 +1,1 @@
+"""One file a method. Drafters import nothing of each other."""

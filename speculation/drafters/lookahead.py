@@ -1,0 +1,158 @@
+"""Lookahead decoding: a 2-D window of Jacobi iterations feeds a pool of n-grams.
+
+Exactly llama.cpp's ``examples/lookahead``: the same rows in the same order, the same window
+initialisation and roll, the same pool. After Fu et al. 2024, "Break the Sequential Dependency of
+LLM Inference Using Lookahead Decoding", arXiv 2402.02057. ``docs/batches.md`` draws the batch.
+
+    level        0          1      …   N-2         levels are Jacobi iterations, oldest first
+    column 0     root       L1[0]      L[N-2][0]
+    column 1     L0[1]      L1[1]      L[N-2][1]   column i looks i + level tokens ahead
+    …
+    column W-1
+
+The window is a tree: level 0 is a chain below the root, and column i's level j hangs below its
+level j-1. Its last level's argmax is the next iteration; each column then holds an n-gram.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from batching.errors import InvalidParameter
+from batching.tree import TokenTree
+from speculation.drafter import Step
+
+_FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
+
+
+@dataclass(frozen=True)
+class LookaheadParams:
+    """Defaults are those of llama.cpp's example; the options below the line are not in it.
+
+    window            W: columns of the window
+    ngram             N: length of the n-grams, the key token included
+    guesses           G: n-grams verified in a step, and kept for a key
+    ---
+    pool_from_prompt  fill the pool with the prompt's own n-grams
+    window_from_prompt  start the window with tokens of the prompt instead of 100 + i
+    merge             verify common prefixes of n-grams once
+    """
+
+    window: int = 15
+    ngram: int = 5
+    guesses: int = 15
+    pool_from_prompt: bool = False
+    window_from_prompt: bool = False
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("window", 1, 128), ("ngram", 3, 32), ("guesses", 1, 128)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        if self.window + self.guesses + 1 > 256:
+            raise InvalidParameter(
+                f"window {self.window} and guesses {self.guesses} need "
+                f"{self.window + self.guesses + 1} sequences of 256; lower one of them"
+            )
+
+
+class NgramPool:
+    """For each first token a ring of the latest ``size`` continuations, without duplicates."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._rings: dict[int, tuple[list[tuple[int, ...]], int]] = {}
+
+    def add(self, first: int, rest: tuple[int, ...]) -> None:
+        """Pool ``(first, *rest)``; when the ring is full it takes the oldest one's place."""
+        ring, head = self._rings.get(first, ([], 0))
+        if rest in ring:
+            return
+        if head < len(ring):
+            ring[head] = rest
+        else:
+            ring.append(rest)
+        self._rings[first] = (ring, (head + 1) % self.size)
+
+    def starting_with(self, first: int) -> list[tuple[int, ...]]:
+        """The continuations of ``first`` in ring order."""
+        return self._rings.get(first, ([], 0))[0]
+
+
+class Lookahead:
+    """Window and pool of one text."""
+
+    def __init__(self, params: LookaheadParams) -> None:
+        self.params = params
+        self.n_branches = params.window + params.guesses
+        self._levels: list[list[int]] = []  # (N-1) lists of W tokens
+        self._last_level: list[int] = []  # nodes of this step's last level; empty = no window
+        self._pool = NgramPool(params.guesses)
+        self._prompt: Sequence[int] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        n, size = self.params.ngram, self.params.guesses
+        self._prompt = prompt
+        self._levels = []
+        self._pool = NgramPool(size)
+        if self.params.pool_from_prompt:
+            for i in range(len(prompt) - n + 1):
+                self._pool.add(prompt[i], tuple(prompt[i + 1 : i + n]))
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        w, n = self.params.window, self.params.ngram
+        self._last_level = []
+        if not self._levels:  # as in the example, the prompt's last token is decoded alone
+            return
+        ngrams = self._pool.starting_with(tokens[-1])
+        if tree.room < len(ngrams) * (n - 1) + (w - 1) + w * (n - 2):
+            return
+
+        # Every column's sequence first, then one a guess, used or not: the ids are the example's.
+        ends = [0] * len(ngrams)
+        for j in range(n - 1):
+            for g, ngram in enumerate(ngrams):
+                ends[g] = tree.add(ends[g], ngram[j], merge=self.params.merge)
+
+        column = [0] * w
+        for i in range(1, w):
+            column[i] = tree.add(column[i - 1], self._levels[0][i], output=False, draft=False)
+        for level in range(1, n - 1):
+            last = level == n - 2
+            for i in range(w):
+                token = self._levels[level][i]
+                column[i] = tree.add(column[i], token, output=last, draft=False)
+        self._last_level = column
+        tree.branches += column
+        tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
+
+    def observe(self, step: Step) -> None:
+        if not self._levels:
+            self._start_window(len(step.output.logits(0)))
+            return
+        if not self._last_level:
+            return
+        fresh = [step.output.argmax(node) for node in self._last_level]
+        oldest = self._levels[0]
+        self._roll(fresh)
+        for first, rest in zip(oldest, zip(*self._levels, strict=True), strict=True):
+            self._pool.add(first, rest)
+        # The text moved on by one token for each further one accepted. What the last level would
+        # have become is unknown there; the example repeats the first.
+        for _ in step.path[1:]:
+            self._roll(self._levels[1])
+
+    def _roll(self, newest: Iterable[int]) -> None:
+        self._levels = [*self._levels[1:], list(newest)]
+
+    def _start_window(self, n_vocab: int) -> None:
+        w, n = self.params.window, self.params.ngram
+        if self.params.window_from_prompt:
+            rng = random.Random(0)
+            self._levels = [rng.choices(self._prompt, k=w) for _ in range(n - 1)]
+        else:
+            start = [(_FIRST_GUESS + i) % n_vocab for i in range(w)]
+            self._levels = [list(start) for _ in range(n - 1)]

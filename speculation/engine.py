@@ -1,0 +1,343 @@
+"""Engine: a model in memory that continues texts by any method. What bench, app and users call."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from batching.cache import Cancelled, SequenceCache
+from batching.context import Context, ContextParams
+from batching.errors import CannotRewind, InvalidParameter
+from batching.model import Model
+from batching.sampler import SamplerChain
+from speculation.decode import Emitted, decode
+from speculation.drafter import Drafter
+from speculation.methods import Method, parse_method
+from speculation.prompt import Message, chat_tokens
+from speculation.registry import resolve
+from speculation.sampling import SamplingParams, make_sampler
+from speculation.stats import Stats
+
+DEFAULT_METHOD = "prompt-lookup"
+DEFAULT_MODEL = "bundled"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A generated token.
+
+    text     the characters that it completed: whole ones, so possibly none yet
+    drafted  whether it came from a draft (else from the target itself)
+    """
+
+    id: int
+    text: str
+    drafted: bool
+
+
+class Engine:
+    """One model, one context, one text at a time. Close it or use it as a context manager."""
+
+    def __init__(self, model: Model, context: Context) -> None:
+        self.model = model
+        self.context = context
+        self.cache = SequenceCache(context)
+        self._running: Generation | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = DEFAULT_MODEL,
+        params: ContextParams | None = None,
+        *,
+        n_gpu_layers: int | None = None,
+        trace_batches: str | Path | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> Engine:
+        """Load a GGUF by path, or by its name in models.txt.
+
+        ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
+        names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
+        """
+        loaded = Model(resolve(model), n_gpu_layers=n_gpu_layers, progress=progress)
+        try:
+            return cls(loaded, Context(loaded, params, trace=trace_batches))
+        except BaseException:
+            loaded.close()
+            raise
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        method: str | Method = DEFAULT_METHOD,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Generation:
+        """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
+
+        ``max_tokens`` None goes on to the end of the context. ``stop`` strings end the text and do
+        not appear in it. ``progress(done, total)`` and ``cancelled()`` concern prompt and steps.
+        Starting a text ends the one before, should it still be running.
+        """
+        tokens = self.model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise InvalidParameter("the prompt is empty; give at least one token")
+        if max_tokens is not None and max_tokens < 1:
+            raise InvalidParameter(f"max_tokens is {max_tokens}; give at least 1, or None")
+        if isinstance(method, str):
+            method = parse_method(method)
+        self.stop_running()
+        self._running = Generation(
+            self,
+            tokens,
+            method,
+            sampling or SamplingParams(),
+            max_tokens,
+            stop,
+            progress,
+            cancelled,
+        )
+        return self._running
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        method: str | Method = DEFAULT_METHOD,
+        sampling: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Generation:
+        """Reply to a conversation in the GGUF's chat format; a text is one user message.
+
+        Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. Only what the
+        cache does not hold of it is decoded anew.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.generate(
+            chat_tokens(self.model, messages),
+            method=method,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            progress=progress,
+            cancelled=cancelled,
+        )
+
+    def stop_running(self) -> None:
+        """End the text that is being generated, if any; the cache stays clean and usable."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def close(self) -> None:
+        """Free context and model. Idempotent."""
+        self.stop_running()
+        self.context.close()
+        self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Generation:
+    """A text in the making: iterate for tokens; read ``text``, ``stats`` and ``finish_reason``.
+
+    finish_reason  None while it runs; then ``stop`` (end of generation or a stop string),
+                   ``length`` (max_tokens), ``context`` (full) or ``cancelled``
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        method: Method,
+        sampling: SamplingParams,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        progress: Callable[[int, int], None] | None,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self.prompt = list(prompt)
+        self.method = method
+        self.stats = Stats(n_prompt=len(prompt))
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._engine = engine
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._progress = progress
+        self._cancelled = cancelled
+        self._text = _Text(stop)
+        self._tokens = self._run()
+
+    @property
+    def text(self) -> str:
+        """The text so far, without a stop string and without control tokens at its end."""
+        return self._text.shown
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def run(self) -> Generation:
+        """Generate to the end, and return itself."""
+        for _ in self._tokens:
+            pass
+        return self
+
+    def close(self) -> None:
+        """Stop here. The cache keeps what was generated and stays usable."""
+        self._tokens.close()
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+
+    def _run(self) -> Generator[Token, None, None]:
+        engine, stats = self._engine, self.stats
+        drafters = self.method.drafters()
+        _require_rewind(engine, self.method, drafters)
+        sampler = make_sampler(self._sampling, engine.model)
+        cache = engine.cache
+        try:
+            start = perf_counter()
+            cache.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+            try:
+                stats.n_reused = cache.prefill(
+                    self.prompt[:-1], progress=self._progress, cancelled=self._cancelled
+                )
+            except Cancelled:
+                self.finish_reason = "cancelled"
+                return
+            if isinstance(sampler, SamplerChain):
+                sampler.accept_prompt(self.prompt)
+            stats.prefill_seconds = perf_counter() - start
+            verifier = self.method.verifier()
+            for emitted in decode(
+                cache, self.prompt, drafters, verifier, sampler, self._finish, stats
+            ):
+                yield from self._tokens_of(emitted)
+                if self._cancelled is not None and self._cancelled():
+                    break
+            if self.finish_reason is None:
+                self.finish_reason = "cancelled"
+            yield from self._text.rest()
+        finally:
+            if isinstance(sampler, SamplerChain):
+                sampler.close()
+
+    def _finish(self, token: int) -> str | None:
+        """Why the text ends with ``token``, if it does. Asked once for each token, in order."""
+        self.token_ids.append(token)
+        model = self._engine.model
+        if model.is_end_of_generation(token):
+            self._text.add(token, b"")
+            return "stop"
+        self._text.add(token, model.piece(token))
+        if self._text.stopped:
+            return "stop"
+        if self._max_tokens is not None and len(self.token_ids) >= self._max_tokens:
+            return "length"
+        return None
+
+    def _tokens_of(self, emitted: Sequence[Emitted]) -> Iterator[Token]:
+        for item in emitted:
+            if item.finish_reason is not None:
+                self.finish_reason = item.finish_reason
+            yield from self._text.release(item.drafted)
+
+
+class _Text:
+    """Turns token pieces into whole characters, and keeps back what may become a stop string."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if any(not text for text in stop):
+            raise InvalidParameter("a stop string is empty; leave it out")
+        self.stopped = False
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pieces: list[str] = []
+        self._ids: list[int] = []
+        self._full = ""
+        self._held: list[tuple[int, str, bool]] = []  # id, text, drafted: not released yet
+        self._n_released = 0
+        self._next = 0
+
+    @property
+    def shown(self) -> str:
+        return self._full
+
+    def add(self, token: int, piece: bytes) -> None:
+        """Take a token's bytes in; sets ``stopped`` when they complete a stop string."""
+        text = self._decoder.decode(piece)
+        before = len(self._full)
+        self._full += text
+        for stop in self._stop:
+            at = self._full.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0:
+                self.stopped = True
+                self._full = self._full[:at]
+        self._ids.append(token)
+        self._pieces.append(text)
+
+    def release(self, drafted: bool) -> Iterator[Token]:
+        """The tokens that can be shown once the next added one is known to be ``drafted``."""
+        i = self._next
+        self._next += 1
+        self._held.append((self._ids[i], self._pieces[i], drafted))
+        if self.stopped:
+            yield from self._cut()
+            return
+        keep = max((_overlap(self._full, stop) for stop in self._stop), default=0)
+        n_free = len(self._full) - keep
+        while self._held and self._n_released + len(self._held[0][1]) <= n_free:
+            yield self._pop(self._held[0][1])
+
+    def rest(self) -> Iterator[Token]:
+        """What was kept back, once the text has ended; an unfinished character shows as U+FFFD."""
+        tail = self._decoder.decode(b"", final=True)
+        if tail and not self.stopped:
+            self._full += tail
+            if self._held:
+                token, text, drafted = self._held[-1]
+                self._held[-1] = (token, text + tail, drafted)
+            elif self._ids:
+                self._held.append((self._ids[-1], tail, False))
+        yield from self._cut()
+
+    def _cut(self) -> Iterator[Token]:
+        while self._held:
+            room = len(self._full) - self._n_released
+            yield self._pop(self._held[0][1][: max(0, room)])
+
+    def _pop(self, text: str) -> Token:
+        token, _, drafted = self._held.pop(0)
+        self._n_released += len(text)
+        return Token(token, text, drafted)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
+
+
+def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
+    if drafters and not engine.context.can_rewind:
+        raise CannotRewind(
+            f"{engine.model.path} ({engine.model.description}) is recurrent or hybrid: its memory "
+            f"cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
+        )

@@ -1,0 +1,117 @@
+"""The table of methods: name -> parameters and drafters. A new method is one line here."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from batching.errors import InvalidParameter
+from speculation.drafter import Drafter
+from speculation.drafters.jacobi import Jacobi, JacobiParams
+from speculation.drafters.lookahead import Lookahead, LookaheadParams
+from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.verify import Match, Verifier
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """Plain decoding has nothing to set."""
+
+
+@dataclass(frozen=True)
+class MethodKind:
+    """A line of the table."""
+
+    name: str
+    title: str
+    params: type[Any]
+    drafters: Callable[[Any], list[Drafter]]
+    verifier: Callable[[], Verifier] = Match
+
+
+METHODS: dict[str, MethodKind] = {
+    kind.name: kind
+    for kind in (
+        MethodKind("ar", "Autoregressive", NoParams, lambda p: []),
+        MethodKind(
+            "prompt-lookup", "Prompt lookup", PromptLookupParams, lambda p: [PromptLookup(p)]
+        ),
+        MethodKind("jacobi", "Jacobi", JacobiParams, lambda p: [Jacobi(p)]),
+        MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p: [Lookahead(p)]),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its parameters, ready to run."""
+
+    kind: MethodKind
+    params: Any
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def __str__(self) -> str:
+        """The method as it is written on the command line, defaults left out."""
+        changed = [
+            f"{field.name}={_show(getattr(self.params, field.name))}"
+            for field in dataclasses.fields(self.params)
+            if getattr(self.params, field.name) != field.default
+        ]
+        return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def drafters(self) -> list[Drafter]:
+        """Fresh drafters for one text."""
+        return self.kind.drafters(self.params)
+
+    def verifier(self) -> Verifier:
+        return self.kind.verifier()
+
+
+def parse_method(text: str) -> Method:
+    """A method from ``name`` or ``name:parameter=value,parameter=value``.
+
+    Raises InvalidParameter naming the unknown method or parameter, or the value out of range.
+    """
+    name, _, rest = text.partition(":")
+    kind = METHODS.get(name.strip())
+    if kind is None:
+        near = difflib.get_close_matches(name, METHODS, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InvalidParameter(
+            f"there is no method {name!r}; {hint}give one of {', '.join(METHODS)}"
+        )
+    fields = {field.name: field for field in dataclasses.fields(kind.params)}
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        field = fields.get(key.strip())
+        if field is None or not equals:
+            known = ", ".join(fields) or "none"
+            raise InvalidParameter(
+                f"{name} has no parameter {item!r}; write parameter=value with one of: {known}"
+            )
+        values[field.name] = _parse(name, field.name, value.strip(), field.default)
+    return Method(kind, kind.params(**values))
+
+
+def _parse(method: str, name: str, text: str, default: Any) -> Any:
+    kind = type(default)
+    try:
+        if kind is bool:
+            return {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}[
+                text.lower()
+            ]
+        return kind(text)
+    except (ValueError, KeyError):
+        expected = "on or off" if kind is bool else f"a value like {default!r}"
+        raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None
+
+
+def _show(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

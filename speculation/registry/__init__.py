@@ -1,0 +1,98 @@
+"""Models by name: models.txt, and the way from a name to a GGUF file on this machine.
+
+``entries`` says what a line means, ``hub`` fetches what is not here yet. Nothing in this package
+opens a GGUF file: whether it can be run is for ``batching`` to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from speculation.registry.entries import (
+    FORM,
+    HubFile,
+    ModelEntry,
+    ModelNotFound,
+    RegistryError,
+    parse_hub,
+    parse_registry,
+    read_registry,
+    registry_file,
+)
+from speculation.registry.hub import BarMaker, DownloadFailed, fetch
+
+__all__ = [
+    "BarMaker",
+    "DownloadFailed",
+    "HubFile",
+    "ModelEntry",
+    "ModelNotFound",
+    "RegistryError",
+    "fetch",
+    "parse_hub",
+    "parse_registry",
+    "read_registry",
+    "registry_file",
+    "resolve",
+]
+
+
+def resolve(
+    name_or_path: str | os.PathLike[str],
+    *,
+    registry: Mapping[str, ModelEntry] | None = None,
+    progress: bool | None = None,
+    bar: BarMaker | None = None,
+) -> Path:
+    """The GGUF file that a path, a name in models.txt or an ``hf:`` source stands for.
+
+    An existing file is returned as it is. What lies on the hub is fetched once; after that no
+    network is used. ``progress`` shows a bar always (True), never (False) or in a terminal (None);
+    ``bar`` makes that bar in place of ``tqdm.tqdm``.
+
+    Raises ModelNotFound, RegistryError when models.txt is malformed, DownloadFailed.
+    """
+    text = os.fspath(name_or_path)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    if text.startswith("hf:"):
+        return fetch(parse_hub(text), progress=progress, bar=bar)
+    entries = read_registry() if registry is None else registry
+    entry = entries.get(text)
+    if entry is None:
+        raise _not_found(text, entries)
+    if entry.source.startswith("hf:"):
+        return fetch(parse_hub(entry.source), progress=progress, bar=bar)
+    return _local_file(entry)
+
+
+def _local_file(entry: ModelEntry) -> Path:
+    if not entry.source.startswith("bundled:"):
+        if (path := Path(entry.source)).is_file():
+            return path
+        raise ModelNotFound(
+            f"{entry.name!r} in models.txt stands for {path}, and there is no such file; "
+            "correct the line or put the file there"
+        )
+    path = registry_file().parent / "models" / entry.source.removeprefix("bundled:")
+    if path.is_file():
+        return path
+    raise ModelNotFound(
+        f"the bundled model {path.name} is missing from {path.parent}; "
+        "check out or install this program again, or choose another model"
+    )
+
+
+def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
+    kind = "is a folder" if Path(text).is_dir() else "is no file and no known name"
+    close = difflib.get_close_matches(text.lower(), entries, n=1)
+    guess = f" Did you mean {close[0]!r}?" if close else ""
+    return ModelNotFound(
+        f"{text!r} {kind}.{guess} Known names: {', '.join(entries) or 'none'}. "
+        f"Give the path of a .gguf file, hf:owner/repository/file.gguf, "
+        f"or add a line to models.txt: {FORM}"
+    )

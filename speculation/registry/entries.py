@@ -1,0 +1,149 @@
+"""models.txt: what a line means. Knows nothing of the network, of llama.cpp or of GGUF."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from batching.errors import SpeculationError
+
+FORM = "name | source | draft | note"
+HUB_FORM = "hf:owner/repository/file.gguf, with @revision after it if need be"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HUB = re.compile(
+    r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[^@|]+\.gguf)(@(?P<revision>.+))?"
+)
+
+
+class RegistryError(SpeculationError):
+    """models.txt cannot be read, or one of its lines is not in the right form."""
+
+
+class ModelNotFound(SpeculationError):
+    """Neither a file nor a known name, or the file a known name stands for is missing."""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of models.txt.
+
+    ``source`` is ``hf:…``, ``bundled:…`` or an absolute path. ``draft`` is the name of the line
+    whose model can draft for this one, None for none.
+    """
+
+    name: str
+    source: str
+    draft: str | None
+    note: str
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of one repository on the hub, at a branch, tag or commit."""
+
+    repo: str
+    path: str
+    revision: str = "main"
+
+
+def parse_hub(source: str) -> HubFile:
+    """``hf:owner/repository/folder/file.gguf@revision`` taken apart.
+
+    Raises RegistryError when the text has another form.
+    """
+    match = _HUB.fullmatch(source)
+    if match is None:
+        raise RegistryError(f"{source!r} names no file on the hub; write {HUB_FORM}")
+    wanted = HubFile(match["repo"], match["file"], match["revision"] or "main")
+    # Both become paths in the cache: a step upwards would leave it.
+    for text in (wanted.path, wanted.revision):
+        if not {"", ".", ".."}.isdisjoint(text.split("/")):
+            raise RegistryError(f"{source!r} has an empty, '.' or '..' step; write {HUB_FORM}")
+    return wanted
+
+
+def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
+    """The entries of ``text`` in the order of its lines; ``file`` is where it was read from.
+
+    A relative path in a source starts from the folder of ``file``.
+    Raises RegistryError with file, line number, the line and the right form.
+    """
+    entries: dict[str, ModelEntry] = {}
+    lines: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            entry = _parse_line(line, file.parent)
+            if entry.name in entries:
+                first, _ = lines[entry.name]
+                raise RegistryError(f"the name {entry.name!r} is taken by line {first}")
+        except RegistryError as error:
+            raise _wrong_line(file, number, line, str(error)) from None
+        entries[entry.name] = entry
+        lines[entry.name] = (number, line)
+    for entry in entries.values():
+        if entry.draft == entry.name:
+            raise _wrong_line(file, *lines[entry.name], "a model cannot be its own draft; write -")
+        if entry.draft is not None and entry.draft not in entries:
+            reason = f"the draft {entry.draft!r} is no name in this file; write one that is, or -"
+            raise _wrong_line(file, *lines[entry.name], reason)
+    return entries
+
+
+def registry_file() -> Path:
+    """models.txt of the checkout, or the copy shipped in the installed package.
+
+    The bundled models lie in ``models/`` beside it, in both places.
+    """
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "models.txt"
+    return checkout if checkout.is_file() else package / "registry_data" / "models.txt"
+
+
+def read_registry(path: Path | str | None = None) -> dict[str, ModelEntry]:
+    """The entries of models.txt, or of the file at ``path``, by name.
+
+    Raises RegistryError when the file cannot be read or a line of it is malformed.
+    """
+    file = registry_file() if path is None else Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(
+            f"cannot read {file}: {error}; restore the file, or give a model by its path"
+        ) from error
+    return parse_registry(text, file.absolute())
+
+
+def _parse_line(line: str, folder: Path) -> ModelEntry:
+    fields = [field.strip() for field in line.split("|", maxsplit=3)]
+    if len(fields) < 4:
+        raise RegistryError(f"{len(fields)} of 4 fields")
+    name, source, draft, note = fields
+    if not _NAME.fullmatch(name):
+        raise RegistryError(f"the name {name!r} may have letters, digits, '.', '_' and '-' only")
+    if not source:
+        raise RegistryError("the source is empty")
+    if not draft:
+        raise RegistryError("the draft is empty; write - for none")
+    return ModelEntry(name, _checked_source(source, folder), None if draft == "-" else draft, note)
+
+
+def _checked_source(source: str, folder: Path) -> str:
+    if source.startswith("hf:"):
+        parse_hub(source)
+        return source
+    if source.startswith("bundled:"):
+        file = source.removeprefix("bundled:")
+        if not file or Path(file).name != file:
+            raise RegistryError(f"{source!r} must name a file in models/: bundled:file.gguf")
+        return source
+    return str(folder / Path(source).expanduser())
+
+
+def _wrong_line(file: Path, number: int, line: str, reason: str) -> RegistryError:
+    where = f"{file}, line {number}"
+    return RegistryError(f"{where}: {reason}\n    {line.strip()}\nThe form is: {FORM}")
