@@ -1,0 +1,114 @@
+"""A target without llama.cpp: logits follow from the token prefix a row can see.
+
+Its KV cache keeps llama.cpp's rules and fails where llama.cpp would fail, or silently compute
+nonsense: sequences without gaps, rows shared only by sequences that hold the same tokens, parents
+before children, no more cells than the context has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from batching.rows import Rows
+from batching.tree import Floats
+
+N_VOCAB = 12
+
+
+def fake_logits(prefix: tuple[int, ...]) -> Floats:
+    """Logits after ``prefix``: mostly a matter of its last two tokens, so that texts repeat, with
+    a part that every token of the prefix has a say in, so that no error goes unnoticed."""
+    local = np.random.default_rng(hash(prefix[-2:]) & 0xFFFFFFFF).standard_normal(N_VOCAB)
+    whole = np.random.default_rng(hash(prefix) & 0xFFFFFFFF).standard_normal(N_VOCAB)
+    return (2.0 * local + 0.7 * whole).astype(np.float32)
+
+
+class FakeOutput:
+    def __init__(self, prefixes: list[tuple[int, ...]], outputs: Sequence[bool]) -> None:
+        self._prefixes = prefixes
+        self._outputs = outputs
+        self.stale = False
+
+    def logits(self, row: int) -> Floats:
+        assert not self.stale, "a view was read after the next decode"
+        assert self._outputs[row], f"row {row} has no output"
+        return fake_logits(self._prefixes[row])
+
+    def argmax(self, row: int) -> int:
+        return int(self.logits(row).argmax())
+
+
+class FakeTarget:
+    can_rewind = True
+
+    def __init__(self, n_ctx: int = 512, n_batch: int = 256, n_seq_max: int = 64) -> None:
+        self.n_ctx = n_ctx
+        self.n_batch = n_batch
+        self.n_seq_max = n_seq_max
+        self.decoded: list[Rows] = []
+        self.copies = 0
+        self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
+        self._output = FakeOutput([], [])
+
+    def decode(self, rows: Rows) -> FakeOutput:
+        assert 1 <= len(rows) <= self.n_batch, f"{len(rows)} rows in a batch of {self.n_batch}"
+        self._output.stale = True
+        self.decoded.append(rows)
+        prefixes = []
+        for row in rows:
+            held = {self._held[seq_id] for seq_id in row.seq_ids}
+            assert len(held) == 1, f"sequences {row.seq_ids} share a row but hold {held}"
+            (prefix,) = held
+            assert len(prefix) == row.position, f"a gap before {row}: {len(prefix)} tokens held"
+            prefix = (*prefix, row.token)
+            prefixes.append(prefix)
+            for seq_id in row.seq_ids:
+                self._held[seq_id] = prefix
+        assert self.n_cells() <= self.n_ctx, "more cells than the context has"
+        self._output = FakeOutput(prefixes, list(rows.outputs))
+        return self._output
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
+            held = self._held[s]
+            assert p1 == -1 or p1 >= len(held), "a hole in the middle of a sequence"
+            self._held[s] = held[:p0]
+
+    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
+        self.copies += 1
+        assert len(self._held[dest]) == p0, "a copy leaves a gap or overlaps"
+        self._held[dest] = self._held[dest] + self._held[source][p0:p1]
+
+    def n_cells(self) -> int:
+        """Cells in use: sequences share the cells of a common prefix."""
+        return len({held[: i + 1] for held in self._held for i in range(len(held))})
+
+    def held(self, seq_id: int) -> list[int]:
+        return list(self._held[seq_id])
+
+
+class FakeSampler:
+    """Greedy, or seeded with one draw a token; a repetition penalty shows what it was told."""
+
+    def __init__(self, temperature: float, seed: int, penalty: float = 0.0) -> None:
+        self.temperature = temperature
+        self.penalty = penalty
+        self.seen: list[int] = []
+        self._random = random.Random(seed)
+
+    def sample(self, output: object, row: int) -> int:
+        logits = output.logits(row).astype(np.float64)  # type: ignore[attr-defined]
+        for token in self.seen[-8:]:
+            logits[token] -= self.penalty
+        if self.temperature == 0:
+            token = int(logits.argmax())
+        else:
+            weights = np.exp((logits - logits.max()) / self.temperature)
+            edges = np.cumsum(weights) / weights.sum()
+            token = int(np.searchsorted(edges, self._random.random(), side="right"))
+            token = min(token, N_VOCAB - 1)
+        self.seen.append(token)
+        return token

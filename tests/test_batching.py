@@ -1,0 +1,195 @@
+"""Trees, rows and the sequence cache, with literal tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from batching.cache import Cancelled, SequenceCache, common_prefix
+from batching.errors import PromptTooLong, TreeTooWide
+from batching.rows import Row, tree_rows
+from batching.tree import TokenTree
+from tests.fake_target import FakeTarget
+
+
+def branching_tree() -> TokenTree:
+    """10 -> 11 -> 12 | 13, and 10 -> 14."""
+    tree = TokenTree(10)
+    a = tree.add(0, 11)
+    tree.add(a, 12)
+    tree.add(a, 13)
+    tree.add(0, 14)
+    return tree
+
+
+def test_a_lone_root_joins_every_sequence() -> None:
+    assert list(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
+
+
+def test_a_chain_carries_every_sequence_so_that_nothing_needs_copying() -> None:
+    tree = TokenTree(7)
+    tree.add_chain(0, [8, 9])
+    assert list(tree_rows(tree, n_past=5, n_seq=2)) == [
+        Row(7, 5, (0, 1), True),
+        Row(8, 6, (0, 1), True),
+        Row(9, 7, (0, 1), True),
+    ]
+
+
+def test_sibling_branches_share_only_their_ancestors() -> None:
+    assert list(tree_rows(branching_tree(), n_past=100, n_seq=5)) == [
+        Row(10, 100, (0, 1, 2, 3, 4), True),
+        Row(11, 101, (1, 2), True),
+        Row(12, 102, (1,), True),
+        Row(13, 102, (2,), True),
+        Row(14, 101, (3,), True),
+    ]
+
+
+def test_named_branches_come_first_in_seq_id_order() -> None:
+    tree = branching_tree()
+    tree.branches += [4, 3]
+    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [(0, 1, 2, 3), (2, 3), (3,), (2,), (1,)]
+
+
+def test_more_branches_than_sequences_is_an_error_that_counts_both() -> None:
+    with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
+        tree_rows(branching_tree(), 0, 3)
+
+
+def test_equal_children_merge_and_keep_the_wider_output() -> None:
+    tree = TokenTree(1)
+    node = tree.add(0, 2, output=False)
+    assert not tree.outputs[node]
+    assert tree.add(0, 2) == node
+    assert tree.outputs[node]
+    assert len(tree) == 2
+
+
+def test_unmerged_children_are_all_found() -> None:
+    tree = TokenTree(1)
+    assert [tree.add(0, 2, merge=False), tree.add(0, 2, merge=False)] == [1, 2]
+    assert tree.children(0, 2) == [1, 2]
+
+
+def test_a_node_that_is_no_draft_is_never_found_nor_counted() -> None:
+    tree = TokenTree(1)
+    tree.add(0, 2, draft=False)
+    assert tree.children(0, 2) == []
+    assert tree.n_drafted == 0
+
+
+def test_a_chain_stops_where_the_room_ends() -> None:
+    tree = TokenTree(1, max_nodes=3)
+    assert tree.add_chain(0, [2, 3, 4, 5]) == 2
+    assert tree.tokens == [1, 2, 3]
+    assert tree.room == 0
+
+
+def test_a_chain_runs_along_nodes_that_are_there() -> None:
+    tree = TokenTree(1, max_nodes=4)
+    tree.add_chain(0, [2, 3])
+    tree.add_chain(0, [2, 4])
+    assert tree.tokens == [1, 2, 3, 4]
+    assert tree.parents == [-1, 0, 1, 1]
+
+
+def test_paths_and_leaves() -> None:
+    tree = branching_tree()
+    assert tree.path_to(3) == [0, 1, 3]
+    assert tree.leaves() == [2, 3, 4]
+
+
+def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]:
+    target = FakeTarget()
+    cache = SequenceCache(target)
+    cache.reserve(n_seq)
+    cache.prefill(tokens)
+    return target, cache
+
+
+def test_commit_keeps_the_accepted_branch_in_every_sequence() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    tree = branching_tree()
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0, 1, 3])
+    assert cache.tokens == [1, 2, 10, 11, 13]
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+
+
+def test_commit_of_the_root_alone_copies_nothing() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0])
+    assert target.copies == 0
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10]] * 4
+
+
+def test_commit_of_a_chain_copies_nothing() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    tree = TokenTree(3)
+    tree.add_chain(0, [4, 5, 6])
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0, 1, 2])
+    assert target.copies == 0
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
+
+
+def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
+    target, cache = prefilled([1, 2, 3, 4], n_seq=2)
+    assert cache.prefill([1, 2, 9, 9, 9]) == 2
+    assert [row.token for row in target.decoded[-1]] == [9, 9, 9]
+    assert target.held(1) == [1, 2, 9, 9, 9]
+
+
+def test_prefill_goes_in_chunks_and_reports_them() -> None:
+    target = FakeTarget(n_batch=4)
+    cache = SequenceCache(target)
+    seen: list[tuple[int, int]] = []
+    cache.prefill(list(range(10)), progress=lambda done, total: seen.append((done, total)))
+    assert [len(rows) for rows in target.decoded] == [4, 4, 2]
+    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
+    assert not any(row.output for rows in target.decoded for row in rows)
+
+
+def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
+    target = FakeTarget(n_batch=4)
+    cache = SequenceCache(target)
+    with pytest.raises(Cancelled):
+        cache.prefill(list(range(10)), cancelled=lambda: len(target.decoded) == 2)
+    assert cache.tokens == list(range(8))
+    assert cache.prefill(list(range(10))) == 8
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
+    cache = SequenceCache(FakeTarget(n_ctx=8))
+    with pytest.raises(PromptTooLong, match=r"9 tokens and the context holds 8.*at least 10"):
+        cache.prefill(list(range(8)))
+
+
+def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=1)
+    cache.reserve(3)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+    cache.reserve(1)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [], [], []]
+
+
+def test_reserving_more_sequences_than_the_context_has_is_an_error() -> None:
+    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
+        SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
+
+
+def test_truncate_drops_uncommitted_rows_too() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=2)
+    target.decode(tree_rows(TokenTree(9), 3, 2))
+    cache.truncate(2)
+    assert cache.tokens == [1, 2]
+    assert [target.held(s) for s in range(2)] == [[1, 2]] * 2
+
+
+def test_common_prefix_ends_with_the_shorter_one() -> None:
+    assert common_prefix([1, 2, 3], [1, 2]) == 2
+    assert common_prefix([1, 2], [3]) == 0

@@ -1,0 +1,173 @@
+"""Every method gives plain decoding's text: greedy and seeded, on a fake target that checks its KV.
+
+Random trees are among the methods: if any tree may be grown, no method can grow a wrong one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from batching.cache import SequenceCache
+from batching.tree import TokenTree
+from speculation.decode import decode
+from speculation.drafter import Drafter, Step
+from speculation.methods import parse_method
+from speculation.stats import Stats
+from speculation.verify import Match
+from tests.fake_target import N_VOCAB, FakeSampler, FakeTarget, fake_logits
+
+
+class RandomTrees:
+    """Grows any tree: random shape, merged or not, often along the likely continuation."""
+
+    n_branches = 30
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        rng = self._random
+        texts: dict[int, tuple[int, ...]] = {0: tuple(tokens)}
+        parent = 0
+        for _ in range(min(rng.randrange(16), tree.room)):
+            parent = rng.choice([parent, rng.choice(list(texts))])
+            if rng.random() < 0.7:
+                token = int(fake_logits(texts[parent]).argmax())
+            else:
+                token = rng.randrange(N_VOCAB)
+            before = len(tree)
+            node = tree.add(parent, token, merge=rng.random() < 0.7)
+            if len(tree) > before:
+                texts[node] = (*texts[parent], token)
+            parent = node
+        if rng.random() < 0.3:
+            tree.branches += rng.sample(tree.leaves(), k=1) if len(tree) > 1 else []
+
+    def observe(self, step: Step) -> None:
+        assert step.path[0] == 0
+        assert all(step.tree.parents[b] == a for a, b in pairwise(step.path))
+
+
+METHODS = (
+    "prompt-lookup",
+    "prompt-lookup:branches=4,order=longest",
+    "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
+    "prompt-lookup:order=first,adaptive=off",
+    "prompt-lookup:order=recent,max_ngram=2",
+    "jacobi:guesses=5",
+    "lookahead:window=5,ngram=4,guesses=2",
+    "lookahead:window=3,ngram=3,guesses=4,merge=on",
+    "lookahead:window=4,ngram=5,guesses=6,pool_from_prompt=on,window_from_prompt=on",
+    "lookahead:window=1,ngram=3,guesses=1",
+)
+
+
+def drafters_of(method: str, seed: int) -> list[Drafter]:
+    if method == "random-trees":
+        return [RandomTrees(seed)]
+    if method == "all-in-one-tree":
+        return [
+            RandomTrees(seed),
+            *parse_method("prompt-lookup:branches=3").drafters(),
+            *parse_method("jacobi:guesses=3").drafters(),
+        ]
+    return parse_method(method).drafters()
+
+
+def run(
+    method: str,
+    seed: int,
+    temperature: float = 0.0,
+    penalty: float = 0.0,
+    n_ctx: int = 400,
+    n_tokens: int = 32,
+) -> tuple[list[int], Stats, SequenceCache]:
+    """The text of ``method`` for the prompt and sampler that ``seed`` stands for."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(N_VOCAB) for _ in range(rng.randrange(1, 30))]
+    drafters = drafters_of(method, seed)
+    target = FakeTarget(n_ctx=n_ctx)
+    cache = SequenceCache(target)
+    cache.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+    cache.prefill(prompt[:-1])
+    sampler = FakeSampler(temperature, seed, penalty)
+    stats = Stats()
+    text: list[int] = []
+
+    def finish(token: int) -> str | None:
+        text.append(token)
+        return "length" if len(text) == n_tokens else "stop" if token == 0 else None
+
+    emitted = [
+        item
+        for step in decode(cache, prompt, drafters, Match(), sampler, finish, stats)
+        for item in step
+    ]
+    assert [item.token for item in emitted] == text
+    assert emitted[-1].finish_reason is not None
+    # Whatever was drafted, each sequence now holds exactly the text but for its last token.
+    assert cache.tokens == (prompt + text)[: cache.n_past]
+    assert cache.n_past == len(prompt) + len(text) - 1
+    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    return text, stats, cache
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_greedy_text_equals_plain_decoding(method: str) -> None:
+    for seed in range(50):
+        assert run(method, seed)[0] == run("ar", seed)[0], f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_seeded_text_with_penalties_equals_plain_decoding(method: str) -> None:
+    for seed in range(50):
+        ours, _, _ = run(method, seed, temperature=0.8, penalty=1.0)
+        assert ours == run("ar", seed, temperature=0.8, penalty=1.0)[0], f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_text_in_a_nearly_full_context_equals_plain_decoding(method: str) -> None:
+    for seed in range(30):
+        ours, _, _ = run(method, seed, n_ctx=40, n_tokens=100)
+        assert ours == run("ar", seed, n_ctx=40, n_tokens=100)[0], f"seed {seed}"
+
+
+def test_random_trees_are_often_right() -> None:
+    """Else the tests above would show nothing about accepted paths."""
+    steps = [run("random-trees", seed)[1] for seed in range(50)]
+    assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps)
+
+
+def test_counts_add_up() -> None:
+    text, stats, _ = run("random-trees", 1, n_tokens=30)
+    assert stats.n_tokens == len(text)
+    assert stats.n_steps <= stats.n_tokens <= stats.n_steps + stats.n_accepted
+    assert stats.n_accepted <= stats.n_drafted < stats.n_rows
+
+
+def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
+    target = FakeTarget()
+    cache = SequenceCache(target)
+    cache.reserve(31)
+    cache.prefill([1, 2])
+    steps = decode(
+        cache, [1, 2, 3], [RandomTrees(5)], Match(), FakeSampler(0, 0), lambda token: None, Stats()
+    )
+    text = [item.token for _ in range(4) for item in next(steps)]
+    steps.close()  # type: ignore[attr-defined]
+    assert cache.tokens == [1, 2, 3, *text[:-1]]
+    assert all(target.held(s) == cache.tokens for s in range(31))
+
+
+def test_a_text_that_ends_inside_an_accepted_path_shows_and_keeps_nothing_beyond() -> None:
+    for seed in range(40):
+        text, _, cache = run("random-trees", seed, n_tokens=7)
+        assert len(text) <= 7
+        assert cache.n_past == len(cache.tokens)
