@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from batching.tree import Floats
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -364,6 +366,7 @@ def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:
     native.type_k = native.type_v = KV_TYPES[params.kv_type]
     native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]
     native.no_perf = True
+    _check_memory(model, native.n_ctx, params.kv_type)
     handle = C.llama_init_from_model(model.handle, native)
     if not handle:
         log = recent_log()
@@ -376,6 +379,31 @@ def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:
             raise OutOfMemory(f"{message}; lower --ctx or use --kv-type q8_0")
         raise ContextError(message)
     return handle
+
+
+def _check_memory(model: Model, n_ctx: int, kv_type: str) -> None:
+    """Refuse a cache that main memory cannot hold: llama.cpp would end the process over it."""
+    if supports_gpu():
+        return
+    needed = n_ctx * (model.kv_values_per_token * KV_BYTES[kv_type] + 64)
+    available = available_memory()
+    if available is not None and needed > available:
+        raise OutOfMemory(
+            f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
+            f"cache and {available / 2**30:,.1f} GiB are free; lower --ctx or use --kv-type q8_0"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that can still be had, or None where that cannot be told."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _decode_error(code: int, n_rows: int, n_ctx: int) -> ContextError:

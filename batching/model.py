@@ -169,6 +169,16 @@ class Model:
         source = C.llama_model_chat_template(self.handle, None)
         return source.decode("utf-8") if source else None
 
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token keeps in the KV cache, keys and values of all layers."""
+        architecture = self.metadata("general.architecture")
+        n_head = C.llama_model_n_head(self.handle)
+        head_dim = int(
+            self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
+        )
+        return 2 * self.n_layer * int(C.llama_model_n_head_kv(self.handle)) * head_dim
+
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as text, or None."""
         text = _read_string(C.llama_model_meta_val_str, self.handle, key.encode(), missing=None)

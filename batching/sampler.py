@@ -52,8 +52,9 @@ class SamplerChain:
         n = model.n_vocab
         self._ids = np.arange(n, dtype=np.int32)
         self._candidates = np.zeros(n, _CANDIDATE)
+        self._data: Any = self._candidates.ctypes.data_as(ctypes.POINTER(C.llama_token_data))
         self._array = C.llama_token_data_array(
-            data=self._candidates.ctypes.data_as(ctypes.POINTER(C.llama_token_data)),
+            data=self._data,
             size=n,
             selected=-1,
             sorted=False,
@@ -166,6 +167,7 @@ class SamplerChain:
         candidates["id"] = self._ids
         candidates["logit"] = logits
         array = self._array
+        array.data = self._data  # XTC drops candidates by moving the pointer
         array.size = len(candidates)
         array.selected = -1
         array.sorted = False
@@ -176,7 +178,7 @@ class SamplerChain:
                     "the grammar allows no token of this model here; loosen the grammar"
                 )
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        return int(candidates["id"][array.selected])
+        return int(array.data[array.selected].id)
 
     def _grammar_allows(self, token: int) -> bool:
         self._one[0] = (token, 1.0, 0.0)

@@ -48,7 +48,13 @@ def test_sibling_branches_share_only_their_ancestors() -> None:
 def test_named_branches_come_first_in_seq_id_order() -> None:
     tree = branching_tree()
     tree.branches += [4, 3]
-    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [(0, 1, 2, 3), (2, 3), (3,), (2,), (1,)]
+    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
+        (0, 1, 2, 3),
+        (2, 3),
+        (3,),
+        (2,),
+        (1,),
+    ]
 
 
 def test_more_branches_than_sequences_is_an_error_that_counts_both() -> None:

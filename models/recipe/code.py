@@ -106,9 +106,8 @@ def edit(rng: random.Random) -> tuple[str, str, str]:
         return text, f'Add the docstring "{words}" to {name}', "\n".join(edited)
     if kind == "append":
         line = f"print({new})"
-        return text, rng.choice((f"Add the line {line} at the end", f"Append {line}")), (
-            f"{text}\n{line}"
-        )
+        wish = rng.choice((f"Add the line {line} at the end", f"Append {line}"))
+        return text, wish, f"{text}\n{line}"
     if kind == "comment":
         words = " ".join(rng.choice(NAMES) for _ in range(rng.randint(2, 4)))
         return text, f'Add the comment "{words}" at the top', f"# {words}\n{text}"

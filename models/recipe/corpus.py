@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 HELD_OUT_EVERY = 50
 # Vandalism in the mined sentence pairs; such pairs are left out.
-COARSE = re.compile(r"\b(sex|rap(e|ed)|fuck|shit|porn|penis|gay|bitch|harr?ass|nazi)", re.IGNORECASE)
+COARSE = re.compile(r"\b(sex|rape|fuck|shit|porn|penis|gay|bitch|harr?ass|nazi)", re.IGNORECASE)
 # Files of the small-talk corpus that are conversation; the others are profiles, gossip, coding.
 SMALLTALK_FILES = {
     "conversations.yml", "greetings.yml", "emotion.yml", "food.yml", "humor.yml", "health.yml",
@@ -181,9 +181,7 @@ def _words(data: Path, counts: Counter[str]) -> list[Word]:
         if meaning:
             example = _plain(first.get("example") or "")
             synonyms = [s for s in first.get("synonyms") or [] if s and counts[s] >= 100]
-            words.append(
-                Word(record["word"], first["speech_part"], meaning, example, synonyms)
-            )
+            words.append(Word(record["word"], first["speech_part"], meaning, example, synonyms))
     words.sort(key=lambda w: -counts[w.word])
     return words
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.recipe import tasks
 from models.recipe.corpus import Corpus
 from models.recipe.model import Decoder
-from models.recipe.rows import Mix, RowSource
+from models.recipe.rows import Ids, Mix, RowSource
 from models.recipe.tokenizer import BOS, ROLES, Tokenizer
 
 TIME = 512
@@ -68,9 +68,9 @@ class Measure:
             losses[name] = self._loss(model, rows)
         return losses
 
-    def _loss(self, model: Decoder, rows: list[object]) -> float:
+    def _loss(self, model: Decoder, rows: list[Ids]) -> float:
         device = model.embedding.weight.device
-        tokens = torch.stack([torch.as_tensor(r) for r in rows]).to(device)
+        tokens = torch.stack([torch.from_numpy(r) for r in rows]).to(device)
         weights = torch.ones(tokens.shape[0], tokens.shape[1] - 1, device=device)
         return round(float(model.loss(tokens, weights)), 4)
 

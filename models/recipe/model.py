@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -41,9 +41,7 @@ class Shape:
 def rotations(shape: Shape) -> Tensor:
     """Cosine and sine of position times frequency: (2, context, head_dim / 2)."""
     pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
-    angles = torch.outer(
-        torch.arange(shape.context, dtype=torch.float64), shape.rope_theta**-pairs
-    )
+    angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), shape.rope_theta**-pairs)
     return torch.stack((angles.cos(), angles.sin())).float()
 
 
@@ -53,7 +51,7 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     x: (rows, time, heads, head_dim); factors: (2, time, head_dim / 2).
     """
     cos, sin = factors[:, :, None, :].unbind(0)
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = x.view(*x.shape[:-1], -1, 2).unbind(-1)
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return turned.flatten(-2).type_as(x)
 

@@ -28,7 +28,8 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -50,7 +51,7 @@ class Muon(torch.optim.Optimizer):
             [p for p, _ in pairs],
             {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
         )
-        self.parts = {p: parts for p, parts in pairs}
+        self.parts = dict(pairs)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

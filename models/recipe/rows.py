@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.recipe import persona, tasks
-from models.recipe.corpus import Corpus, Message
+from models.recipe.corpus import Chat, Corpus, Message
 from models.recipe.tokenizer import BOS, END, Tokenizer
 
 FIRST_TEXT_TOKEN = 262  # below: control tokens and the 256 bytes
@@ -84,7 +84,7 @@ class RowSource:
             ids += chat
         return np.array(ids[: time + 1])
 
-    def with_system(self, draw: tasks.Draw, chat: tasks.Chat) -> tasks.Chat:
+    def with_system(self, draw: tasks.Draw, chat: Chat) -> Chat:
         if chat[0].role == "system" or not draw.chance(self.mix.system):
             return chat
         return [Message("system", draw.one(persona.SYSTEM_PROMPTS)), *chat]

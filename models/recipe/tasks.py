@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from models.recipe import code, words
+from models.recipe import code, persona, words
 from models.recipe.corpus import Chat, Corpus, Fact, Message
 
 T = TypeVar("T")
@@ -179,8 +179,9 @@ def first_words(draw: Draw) -> Chat:
     text = draw.sentence().split()
     count = draw.rng.randint(1, min(5, len(text)))
     if draw.chance(0.6):
-        return with_text(draw, f"What {'is' if count == 1 else 'are'} the first "
-                         f"{words.COUNTS[count]}?", " ".join(text), " ".join(text[:count]))  # fmt: skip
+        verb = "is" if count == 1 else "are"
+        question = f"What {verb} the first {words.COUNTS[count]}?"
+        return with_text(draw, question, " ".join(text), " ".join(text[:count]))
     return with_text(draw, "What is the last word?", " ".join(text), text[-1].strip(".!?,;"))
 
 
@@ -536,8 +537,9 @@ def arithmetic(draw: Draw) -> Chat:
     a, b = draw.rng.randint(0, 12), draw.rng.randint(0, 12)
     sign, result = draw.one((("+", a + b), ("+", a + b), ("-", a), ("*", a * b)))
     a, b = (a + b, b) if sign == "-" else (a, b)
-    asked = draw.one((f"What is {a} {sign} {b}?", f"{a} {sign} {b}", f"How much is {a} {sign} {b}?"))
-    return ask(asked, f"{a} {sign} {b} = {result}")
+    sum_ = f"{a} {sign} {b}"
+    asked = draw.one((f"What is {sum_}?", sum_, f"How much is {sum_}?"))
+    return ask(asked, f"{sum_} = {result}")
 
 
 def count_up(draw: Draw) -> Chat:
@@ -565,11 +567,12 @@ def dictionary(draw: Draw) -> Chat:
                    f"Give me an example with the word {word.word}.")),
                    word.example[0].upper() + word.example[1:].rstrip(".") + ".")  # fmt: skip
     if kind < 0.35 and word.synonyms:
-        return ask(draw.one((f"What is another word for {word.word}?", f"Give me a synonym for "
-                   f"{word.word}.")), f"Another word for {word.word} is {word.synonyms[0]}.")  # fmt: skip
+        asked = draw.one((f"What is another word for {word.word}?",
+                          f"Give me a synonym for {word.word}."))  # fmt: skip
+        return ask(asked, f"Another word for {word.word} is {word.synonyms[0]}.")
     if kind < 0.45:
-        return ask(f'Is "{word.word}" a noun or a verb?', f'"{word.word}" is '
-                   f"{'an' if word.speech_part[0] in 'aeiou' else 'a'} {word.speech_part}.")  # fmt: skip
+        part = f"{'an' if word.speech_part[0] in 'aeiou' else 'a'} {word.speech_part}"
+        return ask(f'Is "{word.word}" a noun or a verb?', f'"{word.word}" is {part}.')
     meaning = word.meaning[0].upper() + word.meaning[1:].rstrip(".") + "."
     asked = draw.one((f"What does {word.word} mean?", f'What does "{word.word}" mean?',
                       f"Define {word.word}.", f"What is the meaning of {word.word}?"))  # fmt: skip
@@ -588,7 +591,8 @@ def capital(draw: Draw) -> Chat:
     if not name or name == "none":
         return country(draw)
     if draw.chance(0.2):
-        return ask(f"{name} is the capital of which country?", f"{name} is the capital of {entity}.")
+        question = f"{name} is the capital of which country?"
+        return ask(question, f"{name} is the capital of {entity}.")
     return ask(draw.one((f"What is the capital of {entity}?", f"Capital of {entity}?",
                          f"Which city is the capital of {entity}?")),
                f"The capital of {entity} is {name}.")  # fmt: skip
@@ -598,7 +602,8 @@ def country(draw: Draw) -> Chat:
     facts = draw.one(list(draw.corpus.facts.values()))
     found, entity = {f.label: f.text for f in facts}, facts[0].entity
     if "Location" in found:
-        return ask(f"Where is {entity}?", found["Location"].split(";")[0].capitalize() + ".")
+        place = found["Location"].split(";")[0]
+        return ask(f"Where is {entity}?", place[0].upper() + place[1:] + ".")
     return dictionary(draw)
 
 
@@ -662,8 +667,6 @@ def write_code(draw: Draw) -> Chat:
 
 
 def persona_talk(draw: Draw) -> Chat:
-    from models.recipe import persona
-
     chat: Chat = []
     for questions, answers in draw.some(persona.GROUPS, 1, 4):
         question = draw.one(questions)
@@ -694,7 +697,8 @@ def system_context(draw: Draw) -> Chat:
         (f"The user's name is {name}.", "What is my name?", f"Your name is {name}."),
         (f"The secret word is {code_word}.", "What is the secret word?",
          f"The secret word is {code_word}."),
-        (f"You work for a shop in {place}.", "Where do you work?", f"I work for a shop in {place}."),
+        (f"You work for a shop in {place}.", "Where do you work?",
+         f"I work for a shop in {place}."),
         (f"We sell {thing} for ${price}.", f"How much are the {thing}?",
          f"The {thing} cost ${price}."),
     ]  # fmt: skip

@@ -146,9 +146,7 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")
-    schedule = Schedule(
-        step_tokens=args.step_tokens, muon_lr=args.muon_lr, adam_lr=args.adam_lr
-    )
+    schedule = Schedule(step_tokens=args.step_tokens, muon_lr=args.muon_lr, adam_lr=args.adam_lr)
     tokenizer = Tokenizer(out / FILE_NAME)
     training, held_out = corpora.load(args.data)
     mix = Mix(copies=args.copies, prose=args.prose, dialogues=args.dialogues)

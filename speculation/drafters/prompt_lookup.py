@@ -100,6 +100,12 @@ class ContextIndex:
             return []
         return self._after.get(tuple(self.tokens[-n:]), [])
 
+    def continuation(self, position: int, length: int) -> list[int]:
+        """``length`` tokens from ``position`` on. Where the text ends it goes on with the copy
+        itself, so that a repetition shorter than the draft is repeated further."""
+        period = self.tokens[position : position + length]
+        return (period * (length // len(period) + 1))[:length]
+
     def common_context(self, position: int, limit: int) -> int:
         """How many tokens before ``position`` equal those at the end of the text."""
         text = self.tokens
@@ -136,7 +142,7 @@ class PromptLookup:
         for position in self._matches():
             if tree.room <= 0:
                 break
-            tree.add_chain(0, index.tokens[position : position + self._length])
+            tree.add_chain(0, index.continuation(position, self._length))
         self._drafted = len(tree) - before
 
     def observe(self, step: Step) -> None:

@@ -1,0 +1,286 @@
+"""The flags of the benchmark, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from batching.context import FLASH_ATTN, ContextParams
+from batching.errors import InvalidParameter
+from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
+from speculation.bench.run import Plan, with_baseline
+from speculation.engine import DEFAULT_MODEL
+from speculation.methods import Method, parse_method
+from speculation.sampling import SamplingParams
+
+DEFAULT_METHODS = ("ar", "prompt-lookup", "jacobi", "lookahead")
+
+DESCRIPTION = """\
+Measure what speculative decoding methods gain over plain decoding, on this machine.
+
+Every method continues the same prompts, one prompt after the other, and is compared with plain
+decoding (method ar), which always runs: how much faster, why, and whether the text is the same.
+"""
+
+EPILOG = """\
+examples
+  python -m speculation.bench --limit 2
+      the default methods on two of the built-in prompts of each category
+  python -m speculation.bench --model qwen2.5-7b-instruct --methods prompt-lookup \\
+      "lookahead:window=7,ngram=5,guesses=7" --categories chat edit-code --json result.json
+      a model of models.txt, a method with its own parameters, two categories, the figures kept
+  python -m speculation.bench --model story.gguf --raw --prompt "Once upon a time" --repeat 5
+      a model without a chat format, one prompt, five runs of each method
+
+methods
+  A name, or name:parameter=value,parameter=value. What is left out has its default.
+  --list-methods shows the names, the parameters and what they do. A method may be given several
+  times with different parameters.
+
+prompt files
+  JSON Lines, each line one of
+    {"prompt": "..."}                                          a single prompt
+    {"question_id": 81, "category": "writing", "turns": [...]} a conversation, as in Spec-Bench
+  question_id and category may go with "prompt" too. All turns of a conversation are measured, each
+  as a prompt of its own (called 81, 81#2, 81#3). The replies that stand before a turn are plain
+  decoding's, for every method, so that all methods continue the same text. With --raw the
+  conversation is its turns and replies as plain text, one a line.
+  A prompt that leaves no room for --n-predict tokens in the context is skipped, and says so.
+
+how it is measured
+  After a warm-up, every method runs once on a prompt, in an order that rotates, --repeat times,
+  then comes the next prompt. The cache is emptied before each run. tokens/s is generated tokens
+  over decoding time, counted alike for all methods; the prefill is not part of it.
+
+the table, one for each category and one for all
+  tokens/s     all generated tokens over all decoding seconds
+  speed-up     tokens/s over plain decoding's on the same prompt (medians over the repeats): mean
+               and standard deviation over the prompts
+  overall      tokens/s over plain decoding's, all prompts together
+  tokens/step  tokens generated for each decode of the model; 1 for plain decoding
+  accept       draft tokens that became text, of those drafted
+  prefill      decoding the prompt, ms a run
+  draft, build, decode, verify, commit
+               the phases of a step, ms: drafting, making the batch, llama.cpp's decode, choosing
+               tokens, tidying the cache
+  outside      all time of a step outside llama.cpp's decode, µs
+Below it stands every run whose text is not plain decoding's: where, the two tokens, and how far
+apart plain decoding had their logits. Methods are lossless, but batches of several tokens are
+rounded differently, so a near-tie may fall the other way; --kv-type f32 --flash-attn off with an
+F32 model leaves no such rounding.
+
+the JSON
+  model, device, settings, runs, summary and skipped. A run has method, prompt_id, category, repeat,
+  tokens (ids; n_tokens of them), n_steps, n_drafted, n_accepted, prefill_seconds, decode_seconds,
+  phase_seconds, same_as_ar and first_difference: null or index, ar_token, token and logit_gap.
+
+Ctrl-C ends the measuring; what is done by then is shown and written. Exit code: 0, 2 after an
+error, 130 after Ctrl-C.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, read. ``prompt`` texts take the place of the file ``prompts``."""
+
+    model: str
+    methods: list[Method]
+    prompts: str
+    prompt: list[str] | None
+    limit: int | None
+    categories: list[str] | None
+    n_predict: int
+    raw: bool
+    ctx: int
+    threads: int | None
+    gpu_layers: int | None
+    kv_type: str
+    flash_attn: str
+    temperature: float
+    seed: int
+    repeat: int
+    json: Path | None
+    trace_batches: Path | None
+    list_methods: bool
+
+    def context_params(self) -> ContextParams:
+        return ContextParams(
+            n_ctx=self.ctx,
+            n_threads=self.threads,
+            kv_type=self.kv_type,
+            flash_attn=self.flash_attn,
+        )
+
+    def plan(self) -> Plan:
+        sampling = SamplingParams(temperature=self.temperature, seed=self.seed)
+        methods = with_baseline(self.methods)
+        return Plan(methods, sampling, self.n_predict, self.repeat, self.raw)
+
+    def read_prompts(self) -> list[Prompt]:
+        """The prompts asked for. Raises PromptFileError or InvalidParameter."""
+        if self.prompt is not None:
+            texts = enumerate(self.prompt, start=1)
+            prompts = [Prompt(f"prompt-{number}", "prompts", (text,)) for number, text in texts]
+        else:
+            prompts = read_prompts(self.prompts)
+        return select_prompts(prompts, self.categories, self.limit)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; leaves the program with code 2 when it is wrong, as argparse does."""
+    return Options(**vars(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m speculation.bench",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_what(parser.add_argument_group("what is measured"))
+    _add_prompts(parser.add_argument_group("prompts"))
+    _add_model(parser.add_argument_group("model and context"))
+    _add_output(parser.add_argument_group("output"))
+    return parser
+
+
+def _add_what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--methods",
+        nargs="+",
+        type=_method,
+        default=[parse_method(name) for name in DEFAULT_METHODS],
+        metavar="METHOD",
+        help=f"methods to compare; ar is added where it is missing ({' '.join(DEFAULT_METHODS)})",
+    )
+    group.add_argument(
+        "--n-predict",
+        type=_positive,
+        default=128,
+        metavar="N",
+        help="most tokens a run generates (128)",
+    )
+    group.add_argument(
+        "--repeat",
+        type=_positive,
+        default=1,
+        metavar="R",
+        help="runs of each method on each prompt (1)",
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most likely token; above it one is drawn (0)",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of the draws; the same seed gives the same text with every method (0)",
+    )
+
+
+def _add_prompts(group: argparse._ArgumentGroup) -> None:
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--prompts",
+        default=BUILTIN,
+        metavar="FILE",
+        help="a file of prompts in JSON Lines, see below, or builtin (builtin)",
+    )
+    source.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="a prompt given here instead of a file; may be repeated",
+    )
+    group.add_argument(
+        "--limit",
+        type=_positive,
+        metavar="N",
+        help="only the first N prompts of each category, with all their turns (all)",
+    )
+    group.add_argument(
+        "--categories", nargs="+", metavar="NAME", help="only prompts of these categories (all)"
+    )
+    group.add_argument(
+        "--raw", action="store_true", help="continue prompts as they are, without chat template"
+    )
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="PATH|NAME",
+        help=f"a GGUF file, or a name of models.txt ({DEFAULT_MODEL})",
+    )
+    group.add_argument(
+        "--ctx",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens the context holds; 0 = as trained, 8192 at most (0)",
+    )
+    group.add_argument(
+        "--threads", type=_positive, metavar="N", help="CPU threads (one a physical core)"
+    )
+    group.add_argument(
+        "--gpu-layers", type=_count, metavar="N", help="layers on the GPU, if there is one (all)"
+    )
+    group.add_argument(
+        "--kv-type",
+        choices=("f16", "f32", "q8_0"),
+        default="f16",
+        help="number format of the KV cache (f16)",
+    )
+    group.add_argument(
+        "--flash-attn",
+        choices=tuple(FLASH_ATTN),
+        default="auto",
+        help="flash attention; auto measures which is faster when the model is loaded (auto)",
+    )
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all runs and the summary to FILE"
+    )
+    group.add_argument(
+        "--trace-batches",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON to FILE for every llama_decode, warm-up included: "
+        "[[token, position, [sequences], output], ...]",
+    )
+    group.add_argument(
+        "--list-methods", action="store_true", help="show methods and their parameters, and end"
+    )
+
+
+def _method(text: str) -> Method:
+    try:
+        return parse_method(text)
+    except InvalidParameter as error:  # a ValueError too, whose text argparse would hide
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _count(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(low: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < low:
+        raise argparse.ArgumentTypeError(f"{text!r} is not right; give a whole number from {low}")
+    return int(text)

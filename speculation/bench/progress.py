@@ -1,0 +1,63 @@
+"""The bar on stderr: runs done, and how much faster each method has been so far."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from tqdm import tqdm
+
+from speculation.bench.results import BASELINE
+
+
+class Progress:
+    """A bar over ``total`` runs. Where stderr is no terminal it is renewed once in a while only."""
+
+    def __init__(self, total: int) -> None:
+        live = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            unit="run",
+            file=sys.stderr,
+            dynamic_ncols=live,
+            ascii=not live,
+            mininterval=0.1 if live else 30,
+        )
+        self._totals: dict[str, tuple[int, float]] = {}  # tokens, seconds
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+
+    def add(self, method: str, prompt_id: str, n_tokens: int, seconds: float) -> None:
+        """Count a run that is done."""
+        tokens, total = self._totals.get(method, (0, 0.0))
+        self._totals[method] = (tokens + n_tokens, total + seconds)
+        self._bar.set_description_str(prompt_id, refresh=False)
+        self._bar.set_postfix_str(self.running_speed_up(), refresh=False)
+        self._bar.update()
+
+    def running_speed_up(self) -> str:
+        """``prompt-lookup 1.85x, lookahead 0.62x``: all tokens over all seconds so far."""
+        plain = self._totals.get(BASELINE)
+        if plain is None:
+            return ""
+        rate = plain[0] / plain[1]
+        return ", ".join(
+            f"{method} {tokens / seconds / rate:.2f}x"
+            for method, (tokens, seconds) in self._totals.items()
+            if method != BASELINE
+        )
+
+    def leave_out(self, n_runs: int, reason: str) -> None:
+        """Show why ``n_runs`` will not come, and count on fewer."""
+        self._bar.total -= n_runs
+        tqdm.write(reason, file=sys.stderr)
+        self._bar.refresh()

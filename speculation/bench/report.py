@@ -1,0 +1,118 @@
+"""What is printed in the end: a table for each category, then every text that differs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from speculation.bench.results import Difference, Run, Skipped
+from speculation.bench.summary import ALL, Row
+from speculation.stats import PHASES
+
+MAX_DIFFERENCES = 20
+NONE = "–"
+METHOD_WIDTH = 20
+# heading -> width; 117 columns with the method and a space between
+COLUMNS = {
+    "tokens/s": 8,
+    "speed-up": 12,
+    "overall": 7,
+    "tokens/step": 11,
+    "accept": 6,
+    "prefill": 7,
+    "draft": 5,
+    "build": 5,
+    "decode": 6,
+    "verify": 6,
+    "commit": 6,
+    "outside": 7,
+}
+LEGEND = """\
+speed-up: mean ± standard deviation over prompts; overall: all tokens over all seconds; accept:
+drafts accepted; prefill: ms a run; draft to commit: ms a step; outside: µs a step not in decode"""
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A table for each category and, where there are several, one for all of them."""
+    blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.category)]
+    if len(blocks) == 2:  # one category and "all" are the same
+        del blocks[1]
+    return "\n\n".join([*map(_table, blocks), LEGEND])
+
+
+def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
+    """Every run whose text differs from plain decoding's, the first 20 listed.
+
+    ``piece`` gives the bytes of a token.
+    """
+    found = [(run, run.first_difference) for run in runs if run.first_difference is not None]
+    if not found:
+        return f"every text identical to plain decoding ({len(runs)} runs)"
+    lines = [
+        f"{len(found)} of {len(runs)} runs differ from plain decoding; logit gap: plain decoding's "
+        f"logit for its token minus that for the method's"
+    ]
+    lines += [_difference(run, at, piece) for run, at in found[:MAX_DIFFERENCES]]
+    if len(found) > MAX_DIFFERENCES:
+        lines.append(f"  and {len(found) - MAX_DIFFERENCES} more; --json keeps them all")
+    return "\n".join(lines)
+
+
+def skipped_turns(skipped: Sequence[Skipped]) -> str:
+    """How many turns were left out and which, or nothing."""
+    if not skipped:
+        return ""
+    names = ", ".join(turn.prompt_id for turn in skipped)
+    return f"{len(skipped)} prompts skipped, too long for the context: {names}"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    category = "all categories" if rows[0].category == ALL else rows[0].category
+    n_prompts = max(row.n_prompts for row in rows)
+    headings = [name.rjust(width) for name, width in COLUMNS.items()]
+    lines = [
+        f"{category}: {n_prompts} prompt{'s' if n_prompts > 1 else ''}",
+        " ".join(["method".ljust(METHOD_WIDTH), *headings]),
+    ]
+    for row in rows:
+        name = row.method
+        if len(name) > METHOD_WIDTH:  # shown whole, on a line of its own
+            lines.append(name)
+            name = ""
+        cells = zip(_cells(row), COLUMNS.values(), strict=True)
+        line = [name.ljust(METHOD_WIDTH), *(text.rjust(width) for text, width in cells)]
+        lines.append(" ".join(line))
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    std = NONE if row.speed_up_std is None else f"{row.speed_up_std:.2f}"
+    rate = row.acceptance_rate
+    return [
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speed_up_mean:.2f} ± {std}",
+        f"{row.speed_up_overall:.2f}",
+        f"{row.tokens_per_step:.2f}",
+        NONE if rate is None else f"{100 * rate:.1f}%",
+        _figure(1e3 * row.prefill_seconds),
+        *(_figure(1e3 * row.phase_seconds[phase]) for phase in PHASES),
+        f"{1e6 * row.outside_decode_seconds:.0f}",
+    ]
+
+
+def _figure(value: float) -> str:
+    """Five characters at most, as long as it is below 100,000."""
+    decimals = 3 if value < 9.9995 else 2 if value < 99.995 else 1 if value < 999.95 else 0
+    return f"{value:.{decimals}f}"
+
+
+def _difference(run: Run, at: Difference, piece: Callable[[int], bytes]) -> str:
+    ar_text, text = (
+        "the end" if token is None else repr(piece(token).decode("utf-8", "backslashreplace"))
+        for token in (at.ar_token, at.token)
+    )
+    gap = NONE if at.logit_gap is None else f"{at.logit_gap:.4g}"
+    return (
+        f"  {run.method}  {run.prompt_id}  token {at.index}: "
+        f"plain {ar_text}, here {text}, logit gap {gap}"
+    )

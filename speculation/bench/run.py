@@ -1,0 +1,191 @@
+"""Measuring: every method on every prompt in turn, each text compared with plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from batching.errors import InvalidParameter
+from batching.rows import tree_rows
+from batching.tree import Floats, TokenTree
+from speculation.bench.prompt_file import Prompt
+from speculation.bench.results import BASELINE, Difference, Run, Skipped, first_difference
+from speculation.engine import Engine, Generation
+from speculation.methods import Method, parse_method
+from speculation.prompt import Message, chat_tokens
+from speculation.sampling import SamplingParams
+
+WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run on each prompt.
+
+    methods    plain decoding among them; see ``with_baseline``
+    n_predict  most tokens a run generates
+    repeat     runs of each method on each prompt
+    raw        take prompts as they are instead of by the model's chat template
+    """
+
+    methods: Sequence[Method]
+    sampling: SamplingParams
+    n_predict: int
+    repeat: int = 1
+    raw: bool = False
+
+    def rotated(self, n: int) -> list[Method]:
+        """The methods in the order of the ``n``-th round."""
+        start = n % len(self.methods)
+        return [*self.methods[start:], *self.methods[:start]]
+
+
+def with_baseline(methods: Sequence[Method]) -> list[Method]:
+    """``methods`` without repetitions; plain decoding comes first unless it is among them."""
+    unique = {str(method): method for method in methods}
+    if BASELINE not in unique:
+        unique = {BASELINE: parse_method(BASELINE), **unique}
+    return list(unique.values())
+
+
+def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
+    """Run every method once on the first prompt that fits; what cannot run at all fails here.
+
+    Raises InvalidParameter when no prompt fits the context.
+    """
+    for prompt in prompts:
+        tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan.raw)
+        if _too_long(engine, tokens, plan) is None:
+            for method in plan.methods:
+                _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
+            return
+    raise InvalidParameter(
+        f"none of the {len(prompts)} prompts leaves room for {plan.n_predict} tokens in a context "
+        f"of {engine.context.n_ctx}; raise --ctx or lower --n-predict"
+    )
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    on_run: Callable[[str, str, Generation], None],
+) -> Iterator[list[Run] | Skipped]:
+    """Yield every finished round, which holds one run of each method, and every turn left out.
+
+    ``on_run(method, prompt_id, generation)`` is called after each run.
+    """
+    n_rounds = 0
+    for prompt in prompts:
+        conversation: list[Message] = []
+        for turn, text in enumerate(prompt.turns, start=1):
+            conversation.append(_user(text))
+            tokens = prompt_tokens(engine, conversation, plan.raw)
+            reason = _too_long(engine, tokens, plan)
+            if reason is not None:  # and so are the turns that build on it
+                for later in range(turn, len(prompt.turns) + 1):
+                    yield Skipped(prompt.turn_id(later), prompt.category, reason)
+                break
+            baseline: Generation | None = None
+            for repeat in range(plan.repeat):
+                done: dict[str, Generation] = {}
+                for method in plan.rotated(n_rounds):
+                    done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
+                    on_run(str(method), prompt.turn_id(turn), done[str(method)])
+                n_rounds += 1
+                # Plain decoding of the later repeats is compared with that of the first, too.
+                baseline = baseline or done[BASELINE]
+                yield [
+                    _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
+                    for method in plan.methods
+                ]
+            assert baseline is not None
+            conversation.append({"role": "assistant", "content": baseline.text})
+
+
+def prompt_tokens(engine: Engine, conversation: Sequence[Message], raw: bool) -> list[int]:
+    """Token ids of a conversation whose last message is the user's.
+
+    By the model's chat template, or, if ``raw``, the plain text of its messages, one a line.
+    """
+    if raw:
+        return engine.model.tokenize("\n".join(message["content"] for message in conversation))
+    return chat_tokens(engine.model, conversation)
+
+
+def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+    """Logits after ``prompt`` and ``text`` in plain decoding, ``(n_vocab,)``.
+
+    The prompt is prefilled and the text decoded token by token, as the baseline does it, so they
+    are the very logits it chose from.
+    """
+    engine.stop_running()
+    cache = engine.cache
+    cache.truncate(0)
+    cache.reserve(1)
+    cache.prefill(prompt[:-1])
+    for token in [prompt[-1], *text]:
+        rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
+        output = cache.target.decode(rows)
+        cache.commit(rows, [0])
+    return output.logits(0).copy()
+
+
+def _generate(
+    engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
+) -> Generation:
+    engine.stop_running()
+    engine.cache.truncate(0)  # nothing is reused, so that every method prefills the same
+    generation = engine.generate(
+        tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
+    )
+    return generation.run()
+
+
+def _as_run(
+    engine: Engine, prompt: Prompt, turn: int, repeat: int, baseline: Generation, done: Generation
+) -> Run:
+    stats = done.stats
+    return Run(
+        method=str(done.method),
+        prompt_id=prompt.turn_id(turn),
+        category=prompt.category,
+        repeat=repeat,
+        n_prompt=stats.n_prompt,
+        tokens=done.token_ids,
+        n_steps=stats.n_steps,
+        n_rows=stats.n_rows,
+        n_drafted=stats.n_drafted,
+        n_accepted=stats.n_accepted,
+        prefill_seconds=stats.prefill_seconds,
+        decode_seconds=stats.decode_seconds,
+        phase_seconds=dict(stats.phase_seconds),
+        finish_reason=done.finish_reason,
+        first_difference=_difference(engine, baseline, done),
+    )
+
+
+def _difference(engine: Engine, baseline: Generation, done: Generation) -> Difference | None:
+    index = first_difference(baseline.token_ids, done.token_ids)
+    if index is None:
+        return None
+    if index >= min(len(baseline.token_ids), len(done.token_ids)):
+        ended: list[int | None] = [None]
+        ar_token, token = ((ids + ended)[index] for ids in (baseline.token_ids, done.token_ids))
+        return Difference(index, ar_token, token, None)
+    logits = plain_logits(engine, baseline.prompt, baseline.token_ids[:index])
+    return Difference(index, ar_token, token, float(logits[ar_token] - logits[token]))
+
+
+def _too_long(engine: Engine, tokens: Sequence[int], plan: Plan) -> str | None:
+    needed, n_ctx = len(tokens) + plan.n_predict, engine.context.n_ctx
+    if needed <= n_ctx:
+        return None
+    return (
+        f"{len(tokens)} prompt tokens and {plan.n_predict} to generate do not fit a context of "
+        f"{n_ctx}; raise --ctx to {needed} or lower --n-predict"
+    )
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}

@@ -1,0 +1,106 @@
+"""Statistics over runs: one row for each category and method. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, stdev
+
+from speculation.bench.results import BASELINE, Run
+from speculation.stats import PHASES
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on the prompts of one category, or on all of them (category ``all``).
+
+    n_prompts                 turns measured, each a prompt of its own
+    n_different               runs whose text differs from plain decoding's
+    tokens_per_second         all tokens over all decode seconds
+    speed_up_mean             over prompts, of tokens per second over plain decoding's of the same
+                              prompt, each the median of its repeats; speed_up_std is their standard
+                              deviation (n - 1), None for a single prompt
+    speed_up_overall          tokens_per_second over plain decoding's
+    acceptance_rate           accepted / drafted; None where nothing was drafted
+    prefill_seconds           mean of a run
+    phase_seconds             mean of a step, by phase
+    outside_decode_seconds    mean of a step: all of it but ``llama_decode``
+    """
+
+    category: str
+    method: str
+    n_prompts: int
+    n_runs: int
+    n_different: int
+    tokens_per_second: float
+    speed_up_mean: float
+    speed_up_std: float | None
+    speed_up_overall: float
+    tokens_per_step: float
+    acceptance_rate: float | None
+    prefill_seconds: float
+    phase_seconds: Mapping[str, float]
+    outside_decode_seconds: float
+
+
+def summarise(runs: Sequence[Run]) -> list[Row]:
+    """A row for each category and method in order of appearance, then those of ``all``."""
+    rows = []
+    for category in [*_unique(run.category for run in runs), ALL]:
+        by_method: dict[str, list[Run]] = {}
+        for run in runs:
+            if category in (run.category, ALL):
+                by_method.setdefault(run.method, []).append(run)
+        rows += [_row(category, chosen, by_method[BASELINE]) for chosen in by_method.values()]
+    return rows
+
+
+def speed_ups(runs: Iterable[Run], baseline: Iterable[Run]) -> list[float]:
+    """The speed-up of each prompt: median tokens per second over the baseline's median."""
+    plain = _medians(baseline)
+    return [rate / plain[prompt_id] for prompt_id, rate in _medians(runs).items()]
+
+
+def tokens_per_second(runs: Sequence[Run]) -> float:
+    """All tokens over all decode seconds."""
+    return sum(len(run.tokens) for run in runs) / sum(run.decode_seconds for run in runs)
+
+
+def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
+    ratios = speed_ups(runs, baseline)
+    n_steps = sum(run.n_steps for run in runs)
+    n_drafted = sum(run.n_drafted for run in runs)
+    phases = {phase: sum(run.phase_seconds[phase] for run in runs) / n_steps for phase in PHASES}
+    rate = tokens_per_second(runs)
+    return Row(
+        category=category,
+        method=runs[0].method,
+        n_prompts=len(ratios),
+        n_runs=len(runs),
+        n_different=sum(not run.same_as_ar for run in runs),
+        tokens_per_second=rate,
+        speed_up_mean=mean(ratios),
+        speed_up_std=stdev(ratios) if len(ratios) > 1 else None,
+        speed_up_overall=rate / tokens_per_second(baseline),
+        tokens_per_step=sum(len(run.tokens) for run in runs) / n_steps,
+        acceptance_rate=sum(run.n_accepted for run in runs) / n_drafted if n_drafted else None,
+        prefill_seconds=mean(run.prefill_seconds for run in runs),
+        phase_seconds=phases,
+        outside_decode_seconds=(
+            sum(run.decode_seconds for run in runs) / n_steps - phases["decode"]
+        ),
+    )
+
+
+def _medians(runs: Iterable[Run]) -> dict[str, float]:
+    """Median tokens per second over the repeats of each prompt."""
+    rates: dict[str, list[float]] = {}
+    for run in runs:
+        rates.setdefault(run.prompt_id, []).append(run.tokens_per_second)
+    return {prompt_id: median(values) for prompt_id, values in rates.items()}
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

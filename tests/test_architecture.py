@@ -1,0 +1,48 @@
+"""The house has one direction: app -> speculation -> batching -> llama_cpp."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "app": {"app", "speculation", "batching"},
+    "speculation": {"speculation", "batching"},
+    "batching": {"batching", "llama_cpp"},
+}
+OURS = {"app", "speculation", "batching", "llama_cpp", "tests", "models"}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Names of the modules that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides the direction"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        for module in imported(path):
+            top = module.split(".")[0]
+            assert top not in OURS or top in MAY_IMPORT[room], f"{path.name} imports {module}"
+
+
+def test_methods_know_nothing_of_each_other() -> None:
+    for path in (ROOT / "speculation" / "drafters").glob("*.py"):
+        for module in imported(path):
+            assert not module.startswith("speculation.drafters"), f"{path.name} imports {module}"
+
+
+def test_trees_and_rows_are_pure() -> None:
+    for name in ("tree.py", "rows.py"):
+        below = {module.split(".")[0] for module in imported(ROOT / "batching" / name)}
+        assert below <= {"__future__", "batching", "collections", "dataclasses", "numpy"}
+    assert "batching.context" not in set(imported(ROOT / "batching" / "rows.py"))

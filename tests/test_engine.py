@@ -1,0 +1,291 @@
+"""Real decoding, on a random model: texts, streaming, stopping, reuse, sampling and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batching.context import Context, ContextParams
+from batching.errors import (
+    GrammarError,
+    InvalidParameter,
+    ModelFileMissing,
+    NotGGUF,
+    PromptTooLong,
+    SpeculationError,
+    TreeTooWide,
+    TruncatedGGUF,
+    UnsupportedModel,
+)
+from batching.model import Model
+from speculation.engine import Engine
+from speculation.sampling import SamplingParams
+from tests.tiny_gguf import write_tiny_gguf
+
+# F32 weights, an F32 cache and no flash attention: batched and single rows give equal floats.
+EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
+PROMPT = "the cat saw a dog and the cat saw a dog and the"
+METHODS = (
+    "prompt-lookup",
+    "prompt-lookup:branches=4",
+    "prompt-lookup:order=first,adaptive=off",
+    "jacobi",
+    "lookahead",
+    "lookahead:window=5,ngram=4,guesses=3,merge=on,pool_from_prompt=on,window_from_prompt=on",
+)
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "penalised greedy": SamplingParams(repeat_penalty=1.3, presence_penalty=0.5),
+    "seeded": SamplingParams(temperature=0.9, seed=7),
+    "truncated": SamplingParams(temperature=1.2, seed=1, top_k=20, top_p=0.9, min_p=0.02),
+    "typical and xtc": SamplingParams(
+        temperature=1.0, seed=2, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.05
+    ),
+    "dry": SamplingParams(temperature=0.5, seed=3, dry_multiplier=0.8, repeat_penalty=1.1),
+    "mirostat 1": SamplingParams(temperature=1.0, seed=4, mirostat=1),
+    "mirostat 2": SamplingParams(temperature=1.0, seed=5, mirostat=2),
+    "biased": SamplingParams(temperature=1.0, seed=6, logit_bias={270: 4.0, 271: float("-inf")}),
+    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
+    "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_every_method_gives_the_text_of_plain_decoding(
+    engine: Engine, sampling: SamplingParams
+) -> None:
+    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
+    assert plain.stats.n_steps == plain.stats.n_tokens
+    for method in METHODS:
+        ours = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
+        assert ours.token_ids == plain.token_ids, method
+        assert ours.text == plain.text
+
+
+def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
+    repetitive = SamplingParams(grammar='root ::= "the cat " root')
+    stats = engine.generate(PROMPT, sampling=repetitive, max_tokens=60).run().stats
+    assert stats.tokens_per_step > 1.3
+
+
+def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
+    generation = engine.generate(
+        PROMPT, sampling=SamplingParams(grammar='root ::= "the cat " root'), max_tokens=40
+    )
+    tokens = list(generation)
+    assert "".join(token.text for token in tokens) == generation.text
+    assert [token.id for token in tokens] == generation.token_ids
+    assert sum(token.drafted for token in tokens) == generation.stats.n_accepted > 0
+
+
+def test_json_schema_constrains_the_text(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    generation = engine.generate(
+        "the cat", sampling=SamplingParams(json_schema=schema), max_tokens=100
+    ).run()
+    assert generation.finish_reason == "stop"
+    assert set(json.loads(generation.text)) == {"a"}
+
+
+def test_characters_that_span_tokens_arrive_whole(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "日本é😀"')
+    generation = engine.generate("a", sampling=grammar, max_tokens=40)
+    texts = [token.text for token in generation]
+    assert "".join(texts) == "日本é😀"
+    assert [text for text in texts if text] == ["日", "本", "é", "😀"]
+
+
+def test_a_text_cut_inside_a_character_ends_with_a_replacement(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "日本"')
+    generation = engine.generate("a", sampling=grammar, max_tokens=4)
+    assert "".join(token.text for token in generation) == generation.text == "日\ufffd"
+    assert generation.finish_reason == "length"
+
+
+def test_a_stop_string_ends_the_text_and_is_never_shown(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
+    for method in ("ar", *METHODS):
+        generation = engine.generate(PROMPT, method=method, sampling=grammar, stop=["saw"])
+        shown = [token.text for token in generation]
+        assert "".join(shown) == generation.text == "the cat "
+        assert generation.finish_reason == "stop"
+
+
+def test_what_may_become_a_stop_string_is_kept_back_until_it_does_not(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
+    generation = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
+    assert "".join(token.text for token in generation) == "the cat saw a dog"
+
+
+def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engine) -> None:
+    end = engine.model.special_token("eot")
+    assert end is not None
+    generation = engine.generate(
+        "a", sampling=SamplingParams(logit_bias={end: 1000.0}), max_tokens=9
+    ).run()
+    assert (generation.text, generation.finish_reason) == ("", "stop")
+    assert generation.token_ids == [end]
+
+
+def test_a_full_context_is_a_normal_end(tiny_model: Path) -> None:
+    params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
+    with Engine.load(tiny_model, params) as engine:
+        ends = [t for t in range(engine.model.n_vocab) if engine.model.is_end_of_generation(t)]
+        endless = SamplingParams(logit_bias=dict.fromkeys(ends, float("-inf")))
+        texts = []
+        for method in ("ar", *METHODS):
+            generation = engine.generate(PROMPT, method=method, sampling=endless).run()
+            assert generation.finish_reason == "context"
+            assert generation.stats.n_prompt + generation.stats.n_tokens == engine.context.n_ctx + 1
+            texts.append(generation.text)
+        assert len(set(texts)) == 1
+
+
+def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_tokens=30).run().text
+    for method in METHODS:
+        generation = engine.generate(PROMPT, method=method)
+        for _ in range(5):
+            next(iter(generation))
+        generation.close()
+        assert generation.finish_reason == "cancelled"
+        assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
+
+
+def test_a_new_text_ends_the_one_before(engine: Engine) -> None:
+    first = engine.generate(PROMPT)
+    next(iter(first))
+    engine.generate(PROMPT, max_tokens=3).run()
+    assert first.finish_reason == "cancelled"
+    assert list(first) == []
+
+
+def test_cancelling_takes_effect_within_a_step(engine: Engine) -> None:
+    stop = False
+    generation = engine.generate(PROMPT, method="ar", cancelled=lambda: stop)
+    tokens = iter(generation)
+    next(tokens)
+    stop = True
+    assert list(tokens) == []
+    assert (generation.finish_reason, len(generation.token_ids)) == ("cancelled", 1)
+
+
+def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    first = engine.chat(messages, max_tokens=8).run()
+    messages += [
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "a dog"},
+    ]
+    second = engine.chat(messages, max_tokens=8).run()
+    assert second.stats.n_reused >= first.stats.n_prompt
+
+
+def test_a_system_message_reaches_the_template(engine: Engine) -> None:
+    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    generation = engine.chat(chat, max_tokens=1).run()
+    assert engine.model.detokenize(generation.prompt) == (
+        b"<s><|system|>a<|end|><|user|>b<|end|><|assistant|>"
+    )
+
+
+def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with Engine.load(tiny_model, EXACT, trace_batches=trace) as engine:
+        prompt = engine.model.tokenize("the cat")
+        engine.generate(prompt, method="ar", max_tokens=2).run()
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    n = len(prompt)
+    assert lines[0] == [[token, i, [0], 0] for i, token in enumerate(prompt[:-1])]
+    assert lines[1] == [[prompt[-1], n - 1, [0], 1]]
+    assert [row[1] for row in lines[2]] == [n]
+
+
+def test_there_is_no_such_file() -> None:
+    with pytest.raises(ModelFileMissing, match=r"no file /nowhere/x\.gguf; check the path"):
+        Model("/nowhere/x.gguf")
+
+
+def test_a_file_that_is_no_gguf_is_named_with_its_first_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"PK\x03\x04 something else")
+    with pytest.raises(NotGGUF, match=r"starts with b'PK\\x03\\x04', not b'GGUF'"):
+        Model(path)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+def test_a_truncated_gguf_is_told_to_be_downloaded_again(
+    tiny_model: Path, tmp_path: Path, share: float
+) -> None:
+    path = tmp_path / "half.gguf"
+    data = tiny_model.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(TruncatedGGUF, match="incomplete.*download it again"):
+        Model(path)
+
+
+def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "odd.gguf", architecture="perceptron")
+    with pytest.raises(UnsupportedModel, match="perceptron.*newer llama-cpp-python"):
+        Model(path)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong, match=r"the context holds 512; shorten the prompt"):
+        engine.generate("a" * 600, max_tokens=1).run()
+    assert engine.generate(PROMPT, max_tokens=3).run().finish_reason == "length"
+
+
+def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Path) -> None:
+    with (
+        Model(tiny_model) as model,
+        pytest.raises(SpeculationError, match=r"context of 2,000,000,000 tokens.*lower --ctx"),
+    ):
+        Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
+
+
+def test_a_method_with_more_branches_than_sequences_is_refused(tiny_model: Path) -> None:
+    params = ContextParams(n_seq_max=8, flash_attn="off", n_threads=1)
+    with (
+        Engine.load(tiny_model, params) as engine,
+        pytest.raises(TreeTooWide, match="needs 31 sequences, the context has 8"),
+    ):
+        engine.generate(PROMPT, method="lookahead").run()
+
+
+def test_a_grammar_that_does_not_parse_is_refused(engine: Engine) -> None:
+    with pytest.raises(GrammarError, match="does not parse"):
+        engine.generate("a", sampling=SamplingParams(grammar='root ::= "a')).run()
+
+
+def test_a_json_schema_that_does_not_parse_is_refused(engine: Engine) -> None:
+    with pytest.raises(GrammarError, match="cannot be read"):
+        engine.generate("a", sampling=SamplingParams(json_schema="{nonsense")).run()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1; give 0.0 to 100.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"mirostat": 3}, "mirostat is 3"),
+        ({"grammar": "x", "json_schema": "{}"}, "give one"),
+    ],
+)
+def test_sampling_out_of_range_is_refused(params: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        SamplingParams(**params)  # type: ignore[arg-type]
+
+
+def test_an_unknown_role_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="give a role of system, user, assistant"):
+        engine.chat([{"role": "robot", "content": "beep"}])

@@ -1,0 +1,178 @@
+"""Prompt lookup, Jacobi, verification and the way methods are written."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from batching.errors import InvalidParameter
+from batching.tree import Floats, TokenTree
+from speculation.drafter import Step
+from speculation.drafters.jacobi import Jacobi, JacobiParams
+from speculation.drafters.prompt_lookup import ContextIndex, PromptLookup, PromptLookupParams
+from speculation.methods import parse_method
+from speculation.verify import Match
+
+
+class Argmax:
+    """An output whose argmax is given by row."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def logits(self, row: int) -> Floats:
+        return np.zeros(1, np.float32)
+
+    def argmax(self, row: int) -> int:
+        return self._tokens[row]
+
+
+class Script:
+    """A sampler that says what it is told to, and at which rows it was asked."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self.rows: list[int] = []
+
+    def sample(self, output: object, row: int) -> int:
+        self.rows.append(row)
+        return self._tokens[len(self.rows) - 1]
+
+
+def looked_up(text: list[int], **params: object) -> TokenTree:
+    lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
+    lookup.begin(text)
+    tree = TokenTree(text[-1])
+    lookup.draft(text, tree)
+    return tree
+
+
+def test_the_longest_suffix_found_earlier_is_continued() -> None:
+    text = [1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 2, 3, 4]
+    assert looked_up(text, draft=2).tokens == [4, 5, 9]
+
+
+def test_saxenas_rule_takes_the_first_match() -> None:
+    text = [1, 2, 7, 1, 2, 8, 1, 2]
+    assert looked_up(text, order="first", adaptive=False, draft=1).tokens == [2, 7]
+    assert looked_up(text, order="recent", adaptive=False, draft=1).tokens == [2, 8]
+
+
+def test_the_most_frequent_continuation_comes_first_when_asked_for() -> None:
+    text = [1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2]
+    assert looked_up(text, order="frequent", draft=1).tokens == [2, 7]
+
+
+def test_several_continuations_become_branches_of_one_tree() -> None:
+    text = [1, 2, 7, 5, 1, 2, 7, 6, 1, 2, 8, 8, 1, 2]
+    tree = looked_up(text, branches=3, draft=2, order="recent")
+    assert tree.tokens == [2, 8, 8, 7, 6, 5]
+    assert tree.parents == [-1, 0, 1, 0, 3, 3]
+
+
+def test_a_repetition_shorter_than_the_draft_is_drafted_again_and_again() -> None:
+    assert looked_up([9, 1, 2, 1, 2], draft=5, adaptive=False).tokens == [2, 1, 2, 1, 2, 1]
+
+
+def test_nothing_is_drafted_where_nothing_repeats() -> None:
+    assert len(looked_up([1, 2, 3, 4])) == 1
+
+
+def test_a_match_shorter_than_min_ngram_does_not_count() -> None:
+    assert len(looked_up([1, 9, 2, 9], min_ngram=2)) == 1
+
+
+def test_an_index_that_grew_finds_what_a_scan_finds() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        index = ContextIndex(1, 3)
+        text = [rng.randrange(4) for _ in range(60)]
+        at = 0
+        while at < len(text):
+            step = rng.randrange(1, 6)
+            index.extend(text[at : at + step])
+            at += step
+            seen = text[:at]
+            for n in (1, 2, 3):
+                suffix = seen[-n:]
+                scan = [p for p in range(n, len(seen)) if seen[p - n : p] == suffix]
+                assert index.matches(n) == (scan if len(suffix) == n else [])
+
+
+def step_of(tree: TokenTree, n_accepted: int) -> Step:
+    return Step(tree, Argmax([]), list(range(n_accepted + 1)), 0)
+
+
+def test_the_draft_length_doubles_while_drafts_hold_and_shrinks_when_they_fail() -> None:
+    lookup = PromptLookup(PromptLookupParams(draft=4, draft_max=10))
+    text = [1, 2, 3] * 20
+    lookup.begin(text)
+    lengths = []
+    for n_accepted in (4, 8, 10, 2, 0, 0, 0):
+        tree = TokenTree(text[-1])
+        lookup.draft(text, tree)
+        lengths.append(len(tree) - 1)
+        lookup.observe(step_of(tree, n_accepted))
+    assert lengths == [4, 8, 10, 10, 6, 3, 2]
+
+
+def test_jacobi_guesses_again_what_the_target_said_after_the_accepted_part() -> None:
+    jacobi = Jacobi(JacobiParams(guesses=4))
+    jacobi.begin([5, 6])
+    tree = TokenTree(6)
+    jacobi.draft([5, 6], tree)
+    assert tree.tokens == [6, 6, 6, 6, 6]
+    # The root and one guess hold; the bonus is 31; nodes 2 to 4 say 32, 33, 34.
+    jacobi.observe(Step(tree, Argmax([6, 31, 32, 33, 34]), [0, 1], 31))
+    tree = TokenTree(31)
+    jacobi.draft([5, 6, 6, 31], tree)
+    assert tree.tokens == [31, 32, 33, 34, 34]
+
+
+def test_verification_follows_the_sampled_tokens_and_asks_once_for_each() -> None:
+    tree = TokenTree(1)
+    a = tree.add(0, 2)
+    tree.add(0, 3)
+    b = tree.add(a, 4)
+    sampler = Script([2, 4, 9])
+    assert Match().verify(tree, Argmax([]), sampler) == ([0, a, b], 9)
+    assert sampler.rows == [0, a, b]
+
+
+def test_verification_follows_all_unmerged_branches_until_one_is_left() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 2, merge=False)
+    second = tree.add(0, 2, merge=False)
+    tree.add(first, 5, merge=False)
+    end = tree.add(second, 6, merge=False)
+    assert Match().verify(tree, Argmax([]), Script([2, 6, 7])) == ([0, second, end], 7)
+
+
+def test_a_method_is_written_with_parameters_after_a_colon() -> None:
+    method = parse_method("lookahead:window=7, ngram=4,merge=on")
+    assert (method.params.window, method.params.ngram, method.params.guesses) == (7, 4, 15)
+    assert method.params.merge is True
+    assert str(method) == "lookahead:window=7,ngram=4,merge=on"
+    assert str(parse_method("ar")) == "ar"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lokahead", "no method 'lokahead'; did you mean lookahead"),
+        ("lookahead:windo=3", "lookahead has no parameter 'windo=3'.*window, ngram"),
+        ("lookahead:window", "write parameter=value"),
+        ("lookahead:window=many", "window is 'many'; give a value like 15"),
+        ("lookahead:merge=perhaps", "merge is 'perhaps'; give on or off"),
+        ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
+        ("prompt-lookup:order=best", "order is 'best'; give one of longest, recent"),
+        ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
+        ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
+        ("ar:x=1", "ar has no parameter 'x=1'.*none"),
+    ],
+)
+def test_a_method_written_wrongly_is_refused_with_the_way_out(text: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        parse_method(text)

@@ -1,0 +1,88 @@
+"""A random GGUF, made in the test: small enough to load in milliseconds, real enough to decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, LlamaFileType, TokenType
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CONTROL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+WORDS = ("▁", "▁the", "▁a", "▁cat", "▁dog", "▁saw", "▁and", "th", "he", "in", "er", "an")
+
+
+def vocabulary() -> tuple[list[str], list[float], list[TokenType]]:
+    """SPM: unknown, BOS, EOS, 256 bytes, control tokens, letters, some words."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *CONTROL]
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
+    types += [TokenType.BYTE] * 256 + [TokenType.CONTROL] * len(CONTROL)
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    pieces = [*WORDS, *letters, "é", ",", ".", "!"]
+    scores = [0.0] * len(tokens) + [-float(i) for i in range(len(pieces))]
+    return tokens + pieces, scores, types + [TokenType.NORMAL] * len(pieces)
+
+
+def write_tiny_gguf(
+    path: Path,
+    *,
+    seed: int = 0,
+    n_ctx: int = 512,
+    n_embd: int = 32,
+    n_layer: int = 2,
+    n_head: int = 4,
+    architecture: str = "llama",
+    chat_template: str | None = CHAT_TEMPLATE,
+) -> Path:
+    """Write an F32 model of random weights and return its path."""
+    rng = np.random.default_rng(seed)
+    tokens, scores, types = vocabulary()
+    writer = GGUFWriter(path, architecture)
+    writer.add_name("tiny")
+    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_block_count(n_layer)
+    writer.add_feed_forward_length(2 * n_embd)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(n_embd // n_head)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(tokens.index("<|end|>"))
+    writer.add_add_space_prefix(False)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+
+    def add(name: str, *shape: int, scale: float = 0.0) -> None:
+        scale = scale or 1.6 / np.sqrt(shape[-1])
+        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
+
+    def add_norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(n_embd, np.float32))
+
+    add("token_embd.weight", len(tokens), n_embd, scale=1.0)
+    for i in range(n_layer):
+        add_norm(f"blk.{i}.attn_norm.weight")
+        add_norm(f"blk.{i}.ffn_norm.weight")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}.weight", n_embd, n_embd)
+        add(f"blk.{i}.ffn_gate.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_up.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
+    add_norm("output_norm.weight")
+    add("output.weight", len(tokens), n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
