@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -134,6 +134,24 @@ class Engine:
             cancelled=cancelled,
         )
 
+    def reserve(self, n_seq: int) -> None:
+        """Have ``n_seq`` sequences in use; where the context has fewer, a new one takes its place.
+
+        Raises InvalidParameter above 256, llama.cpp's limit.
+        """
+        context = self.context
+        if n_seq > context.n_seq_max:
+            wider = replace(
+                context.params,
+                n_ctx=context.n_ctx,
+                n_seq_max=n_seq,
+                flash_attn="on" if context.flash_attn else "off",
+            )
+            context.close()
+            self.context = Context(self.model, wider, trace=context.trace_path)
+            self.cache = SequenceCache(self.context)
+        self.cache.reserve(n_seq)
+
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
         if self._running is not None:
@@ -209,10 +227,10 @@ class Generation:
         drafters = self.method.drafters()
         _require_rewind(engine, self.method, drafters)
         sampler = make_sampler(self._sampling, engine.model)
-        cache = engine.cache
         try:
             start = perf_counter()
-            cache.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+            engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+            cache = engine.cache
             try:
                 stats.n_reused = cache.prefill(
                     self.prompt[:-1], progress=self._progress, cancelled=self._cancelled

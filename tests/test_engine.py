@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from batching.errors import (
     NotGGUF,
     PromptTooLong,
     SpeculationError,
-    TreeTooWide,
     TruncatedGGUF,
     UnsupportedModel,
 )
@@ -253,13 +253,14 @@ def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Pat
         Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
 
 
-def test_a_method_with_more_branches_than_sequences_is_refused(tiny_model: Path) -> None:
-    params = ContextParams(n_seq_max=8, flash_attn="off", n_threads=1)
-    with (
-        Engine.load(tiny_model, params) as engine,
-        pytest.raises(TreeTooWide, match="needs 31 sequences, the context has 8"),
-    ):
-        engine.generate(PROMPT, method="lookahead").run()
+def test_a_method_that_needs_more_sequences_than_the_context_has_gets_them(
+    tiny_model: Path,
+) -> None:
+    with Engine.load(tiny_model, replace(EXACT, n_seq_max=2)) as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
+        wide = engine.generate(PROMPT, method="lookahead", max_tokens=20).run()
+        assert engine.context.n_seq_max == 31
+        assert wide.token_ids == plain.token_ids
 
 
 def test_a_grammar_that_does_not_parse_is_refused(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from speculation.bench.list_methods import list_methods
 from speculation.bench.options import Options, parse_options
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import differences, skipped_turns, tables
+from speculation.bench.report import counted, differences, skipped_turns, tables
 from speculation.bench.results import Run, Skipped
 from speculation.bench.run import Plan, measure, warm_up
 from speculation.bench.summary import summarise
@@ -116,9 +116,9 @@ def _heading(engine: Engine, plan: Plan, prompts: Sequence[Prompt]) -> str:
     return (
         f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
         f"KV cache {context.params.kv_type}, flash attention {_on(context.flash_attn)}, "
-        f"{context.n_threads} threads\n"
-        f"{len(prompts)} prompts with {n_turns} turns, up to {plan.n_predict} tokens each, "
-        f"{plan.repeat}x {', '.join(map(str, plan.methods))}"
+        f"{counted(context.n_threads, 'thread')}\n"
+        f"{counted(len(prompts), 'prompt')} with {counted(n_turns, 'turn')}, "
+        f"up to {plan.n_predict} tokens each, {plan.repeat}x {', '.join(map(str, plan.methods))}"
     )
 
 
@@ -138,6 +138,7 @@ def _settings(engine: Engine, options: Options, plan: Plan) -> dict[str, Any]:
         "seed": options.seed,
         "n_ctx": context.n_ctx,
         "n_batch": context.n_batch,
+        "n_seq_max": context.n_seq_max,
         "threads": context.n_threads,
         "gpu_layers": options.gpu_layers,
         "kv_type": context.params.kv_type,

@@ -10,7 +10,6 @@ from typing import Any
 
 from speculation.methods import METHODS, MethodKind
 
-
 WIDTH = 100
 
 

@@ -68,8 +68,8 @@ the table, one for each category and one for all
   outside      all time of a step outside llama.cpp's decode, µs
 Below it stands every run whose text is not plain decoding's: where, the two tokens, and how far
 apart plain decoding had their logits. Methods are lossless, but batches of several tokens are
-rounded differently, so a near-tie may fall the other way; --kv-type f32 --flash-attn off with an
-F32 model leaves no such rounding.
+rounded differently, so a near-tie may fall the other way. To see whether it is that, compare with
+--kv-type f32 --flash-attn off and an F32 model.
 
 the JSON
   model, device, settings, runs, summary and skipped. A run has method, prompt_id, category, repeat,
@@ -192,8 +192,8 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     source.add_argument(
         "--prompts",
         default=BUILTIN,
-        metavar="FILE",
-        help="a file of prompts in JSON Lines, see below, or builtin (builtin)",
+        metavar="FILE|builtin",
+        help="prompts in JSON Lines, see below, or the ones that come with the program (builtin)",
     )
     source.add_argument(
         "--prompt",

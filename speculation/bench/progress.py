@@ -14,7 +14,7 @@ class Progress:
     """A bar over ``total`` runs. Where stderr is no terminal it is renewed once in a while only."""
 
     def __init__(self, total: int) -> None:
-        live = sys.stderr.isatty()
+        self._live = live = sys.stderr.isatty()
         self._bar = tqdm(
             total=total,
             unit="run",
@@ -60,4 +60,5 @@ class Progress:
         """Show why ``n_runs`` will not come, and count on fewer."""
         self._bar.total -= n_runs
         tqdm.write(reason, file=sys.stderr)
-        self._bar.refresh()
+        if self._live:
+            self._bar.refresh()

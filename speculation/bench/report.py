@@ -63,7 +63,12 @@ def skipped_turns(skipped: Sequence[Skipped]) -> str:
     if not skipped:
         return ""
     names = ", ".join(turn.prompt_id for turn in skipped)
-    return f"{len(skipped)} prompts skipped, too long for the context: {names}"
+    return f"{counted(len(skipped), 'prompt')} skipped, too long for the context: {names}"
+
+
+def counted(n: int, noun: str) -> str:
+    """``1 prompt``, ``2 prompts``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -71,7 +76,7 @@ def _table(rows: Sequence[Row]) -> str:
     n_prompts = max(row.n_prompts for row in rows)
     headings = [name.rjust(width) for name, width in COLUMNS.items()]
     lines = [
-        f"{category}: {n_prompts} prompt{'s' if n_prompts > 1 else ''}",
+        f"{category}: {counted(n_prompts, 'prompt')}",
         " ".join(["method".ljust(METHOD_WIDTH), *headings]),
     ]
     for row in rows:

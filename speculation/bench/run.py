@@ -169,12 +169,13 @@ def _difference(engine: Engine, baseline: Generation, done: Generation) -> Diffe
     index = first_difference(baseline.token_ids, done.token_ids)
     if index is None:
         return None
-    if index >= min(len(baseline.token_ids), len(done.token_ids)):
-        ended: list[int | None] = [None]
-        ar_token, token = ((ids + ended)[index] for ids in (baseline.token_ids, done.token_ids))
-        return Difference(index, ar_token, token, None)
-    logits = plain_logits(engine, baseline.prompt, baseline.token_ids[:index])
-    return Difference(index, ar_token, token, float(logits[ar_token] - logits[token]))
+    ended: list[int | None] = [None]
+    ar_token, token = ((ids + ended)[index] for ids in (baseline.token_ids, done.token_ids))
+    gap = None
+    if ar_token is not None and token is not None:
+        logits = plain_logits(engine, baseline.prompt, baseline.token_ids[:index])
+        gap = float(logits[ar_token] - logits[token])
+    return Difference(index, ar_token, token, gap)
 
 
 def _too_long(engine: Engine, tokens: Sequence[int], plan: Plan) -> str | None:
