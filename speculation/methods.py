@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ from speculation.verify import Match, Verifier
 
 @dataclass(frozen=True)
 class NoParams:
-    """Plain decoding has nothing to set."""
+    """Plain decoding, one token a step: nothing to set."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,27 @@ def parse_method(text: str) -> Method:
             )
         values[field.name] = _parse(name, field.name, value.strip(), field.default)
     return Method(kind, kind.params(**values))
+
+
+def parameter_docs(params: type[Any]) -> dict[str, str]:
+    """What the docstring of a parameters dataclass says of each field, on one line.
+
+    The docstring has a line ``name  text`` or ``name: text`` for each, continued on lines that are
+    indented further.
+    """
+    names = [field.name for field in dataclasses.fields(params)]
+    docs = dict.fromkeys(names, "")
+    current = ""
+    for line in (inspect.getdoc(params) or "").splitlines():
+        head = re.match(r"(\w+)(?::| {2,}) *(.*)", line)
+        if head is not None and head[1] in docs:
+            current = head[1]
+            docs[current] = head[2].strip()
+        elif current and line.startswith("  "):
+            docs[current] += " " + line.strip()
+        else:
+            current = ""
+    return {name: text.rstrip(".") for name, text in docs.items()}
 
 
 def _parse(method: str, name: str, text: str, default: Any) -> Any:

@@ -16,7 +16,7 @@ from batching.errors import InvalidParameter
 from batching.sampler import Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
-from speculation.bench.list_methods import list_methods, parameter_docs
+from speculation.bench.list_methods import list_methods
 from speculation.bench.options import parse_options
 from speculation.bench.prompt_file import (
     Prompt,
@@ -30,7 +30,7 @@ from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.bench.run import Plan, measure, plain_logits, with_baseline
 from speculation.bench.summary import Row, summarise
 from speculation.engine import Engine
-from speculation.methods import METHODS, MethodKind, NoParams, parse_method
+from speculation.methods import METHODS, MethodKind, NoParams, parameter_docs, parse_method
 from speculation.sampling import SamplingParams
 
 PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import textwrap
 from typing import Any
 
-from speculation.methods import METHODS, MethodKind
+from speculation.methods import METHODS, MethodKind, parameter_docs
 
 WIDTH = 100
 
@@ -16,27 +15,6 @@ WIDTH = 100
 def list_methods() -> str:
     """Every method with what it does, its parameters and their defaults."""
     return "\n\n".join(_describe(kind) for kind in METHODS.values())
-
-
-def parameter_docs(params: type[Any]) -> dict[str, str]:
-    """What the docstring of a parameters dataclass says of each field, on one line.
-
-    The docstring has a line ``name  text`` or ``name: text`` for each, continued on lines that are
-    indented further.
-    """
-    names = [field.name for field in dataclasses.fields(params)]
-    docs = dict.fromkeys(names, "")
-    current = ""
-    for line in (inspect.getdoc(params) or "").splitlines():
-        head = re.match(r"(\w+)(?::| {2,}) *(.*)", line)
-        if head is not None and head[1] in docs:
-            current = head[1]
-            docs[current] = head[2].strip()
-        elif current and line.startswith("  "):
-            docs[current] += " " + line.strip()
-        else:
-            current = ""
-    return {name: text.rstrip(".") for name, text in docs.items()}
 
 
 def _describe(kind: MethodKind) -> str:
