@@ -176,7 +176,9 @@ class Context:
         return self._output
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if not C.llama_memory_seq_rm(self._memory, seq_id, p0, p1):
+        if seq_id < 0 and p0 == 0 and p1 < 0:
+            C.llama_memory_clear(self._memory, False)  # recurrent memory, too, can do this
+        elif not C.llama_memory_seq_rm(self._memory, seq_id, p0, p1):
             raise CannotRewind(
                 f"{self.model.path} ({self.model.description}) cannot remove positions from {p0}: "
                 f"its memory is recurrent, so drafts cannot be taken back; use method ar"

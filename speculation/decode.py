@@ -46,8 +46,10 @@ def decode(
     target = cache.target
     tokens = list(prompt)
     phases = stats.phase_seconds
+    start = perf_counter()
     for drafter in drafters:
         drafter.begin(prompt)
+    stats.prefill_seconds += perf_counter() - start
     try:
         while True:
             start = perf_counter()

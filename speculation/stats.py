@@ -16,6 +16,7 @@ class Stats:
     n_steps          target decodes after the prefill
     n_rows           rows those decodes held
     n_drafted        draft tokens offered; n_accepted of them became text
+    prefill_seconds  until the first step: the prompt's KV and the drafters' own preparations
     decode_seconds   from the first step to the end, the consumer's time between tokens left out
     phase_seconds    the same by phase; what is missing to the sum is the loop itself
     """

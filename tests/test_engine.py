@@ -11,6 +11,7 @@ import pytest
 
 from batching.context import Context, ContextParams
 from batching.errors import (
+    CannotRewind,
     GrammarError,
     InvalidParameter,
     ModelFileMissing,
@@ -23,7 +24,7 @@ from batching.errors import (
 from batching.model import Model
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
-from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 # F32 weights, an F32 cache and no flash attention: batched and single rows give equal floats.
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
@@ -237,6 +238,17 @@ def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "odd.gguf", architecture="perceptron")
     with pytest.raises(UnsupportedModel, match="perceptron.*newer llama-cpp-python"):
         Model(path)
+
+
+def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) -> None:
+    path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
+    with Engine.load(path, EXACT) as engine:
+        first = engine.generate(PROMPT, method="ar", max_tokens=10).run()
+        assert len(first.token_ids) == 10
+        again = engine.generate(PROMPT, method="ar", max_tokens=10).run()
+        assert again.token_ids == first.token_ids
+        with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
+            engine.generate(PROMPT, method="prompt-lookup").run()
 
 
 def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:

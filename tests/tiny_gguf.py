@@ -39,6 +39,69 @@ def write_tiny_gguf(
 ) -> Path:
     """Write an F32 model of random weights and return its path."""
     rng = np.random.default_rng(seed)
+    n_vocab = len(vocabulary()[0])
+    writer = _writer(path, architecture, n_ctx, n_embd, n_layer, chat_template)
+    writer.add_feed_forward_length(2 * n_embd)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(n_embd // n_head)
+    def add(name: str, *shape: int, scale: float = 0.0) -> None:
+        scale = scale or 1.6 / np.sqrt(shape[-1])
+        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
+
+    def add_norm(name: str) -> None:
+        writer.add_tensor(name, np.ones(n_embd, np.float32))
+
+    add("token_embd.weight", n_vocab, n_embd, scale=1.0)
+    for i in range(n_layer):
+        add_norm(f"blk.{i}.attn_norm.weight")
+        add_norm(f"blk.{i}.ffn_norm.weight")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}.weight", n_embd, n_embd)
+        add(f"blk.{i}.ffn_gate.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_up.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
+    add_norm("output_norm.weight")
+    add("output.weight", n_vocab, n_embd)
+    return _finished(writer, path)
+
+
+def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> Path:
+    """Write a Mamba model of random weights: its memory cannot drop part of a sequence."""
+    rng = np.random.default_rng(0)
+    d_inner, d_conv, d_state, dt_rank = 2 * n_embd, 4, 8, 4
+    writer = _writer(path, "mamba", 512, n_embd, n_layer, None)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_conv_kernel(d_conv)
+    writer.add_ssm_inner_size(d_inner)
+    writer.add_ssm_state_size(d_state)
+    writer.add_ssm_time_step_rank(dt_rank)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(name, (0.3 * rng.standard_normal(shape)).astype(np.float32))
+
+    add("token_embd.weight", len(vocabulary()[0]), n_embd)
+    add("output_norm.weight", n_embd)
+    for i in range(n_layer):
+        add(f"blk.{i}.attn_norm.weight", n_embd)
+        add(f"blk.{i}.ssm_in.weight", 2 * d_inner, n_embd)
+        add(f"blk.{i}.ssm_conv1d.weight", d_inner, d_conv)
+        add(f"blk.{i}.ssm_conv1d.bias", d_inner)
+        add(f"blk.{i}.ssm_x.weight", dt_rank + 2 * d_state, d_inner)
+        add(f"blk.{i}.ssm_dt.weight", d_inner, dt_rank)
+        add(f"blk.{i}.ssm_dt.bias", d_inner)
+        add(f"blk.{i}.ssm_a", d_inner, d_state)
+        add(f"blk.{i}.ssm_d", d_inner)
+        add(f"blk.{i}.ssm_out.weight", n_embd, d_inner)
+    return _finished(writer, path)
+
+
+def _writer(
+    path: Path, architecture: str, n_ctx: int, n_embd: int, n_layer: int, chat_template: str | None
+) -> GGUFWriter:
     tokens, scores, types = vocabulary()
     writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
@@ -46,11 +109,6 @@ def write_tiny_gguf(
     writer.add_context_length(n_ctx)
     writer.add_embedding_length(n_embd)
     writer.add_block_count(n_layer)
-    writer.add_feed_forward_length(2 * n_embd)
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(n_embd // n_head)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
@@ -62,25 +120,10 @@ def write_tiny_gguf(
     writer.add_add_space_prefix(False)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
+    return writer
 
-    def add(name: str, *shape: int, scale: float = 0.0) -> None:
-        scale = scale or 1.6 / np.sqrt(shape[-1])
-        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
 
-    def add_norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(n_embd, np.float32))
-
-    add("token_embd.weight", len(tokens), n_embd, scale=1.0)
-    for i in range(n_layer):
-        add_norm(f"blk.{i}.attn_norm.weight")
-        add_norm(f"blk.{i}.ffn_norm.weight")
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{i}.{name}.weight", n_embd, n_embd)
-        add(f"blk.{i}.ffn_gate.weight", 2 * n_embd, n_embd)
-        add(f"blk.{i}.ffn_up.weight", 2 * n_embd, n_embd)
-        add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
-    add_norm("output_norm.weight")
-    add("output.weight", len(tokens), n_embd)
+def _finished(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

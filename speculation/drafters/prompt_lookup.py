@@ -132,6 +132,7 @@ class PromptLookup:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
+        self._index.extend(prompt)
         self._length = self.params.draft
         self._drafted = 0
 
