@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from batching.context import Target
 from batching.errors import PromptTooLong, TreeTooWide
 from batching.rows import Rows
+from batching.target import Target
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"

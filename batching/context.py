@@ -8,19 +8,19 @@ module knows of trees or methods.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
+from batching.batch import BatchMemory, write_trace
 from batching.errors import (
     CacheFull,
     CannotRewind,
@@ -28,63 +28,16 @@ from batching.errors import (
     DecodeFailed,
     InvalidParameter,
     OutOfMemory,
-    TreeTooLarge,
-    TreeTooWide,
 )
 from batching.model import Model, physical_cores, recent_log, supports_gpu
 from batching.rows import Rows
+from batching.target import Output
 from batching.tree import Floats
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-
-
-class Output(Protocol):
-    """What one decode computed. Views, valid until the next decode: copy what you keep."""
-
-    def logits(self, row: int) -> Floats:
-        """Logits of a row whose output was asked for, ``(n_vocab,)``."""
-        ...
-
-    def argmax(self, row: int) -> int:
-        """The most likely token of a row whose output was asked for; the lowest id of equals."""
-        ...
-
-
-class Target(Protocol):
-    """A model with a KV cache: what the decode loop needs of ``Context``, and a fake offers too."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Cells of the KV cache."""
-        ...
-
-    @property
-    def n_batch(self) -> int:
-        """Rows that one decode can hold."""
-        ...
-
-    @property
-    def n_seq_max(self) -> int:
-        """Sequences the KV cache can tell apart."""
-        ...
-
-    @property
-    def can_rewind(self) -> bool:
-        """Whether part of a sequence can be removed."""
-        ...
-
-    def decode(self, rows: Rows) -> Output: ...
-
-    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end."""
-        ...
-
-    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
-        """Let ``dest`` share the cells of ``source`` at positions ``[p0, p1)``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +106,7 @@ class Context:
         self.n_threads: int = C.llama_n_threads(self._handle)
         self.can_rewind = model.can_rewind
         self._memory = C.llama_get_memory(self._handle)
-        self._batch = _BatchMemory(self.n_batch, self.n_seq_max)
+        self._batch = BatchMemory(self.n_batch, self.n_seq_max)
         self._output = _Output(self._handle, self.n_vocab)
         self.trace_path = trace
         self._trace: IO[str] | None = None
@@ -203,77 +156,6 @@ class Context:
         self.close()
 
 
-class _BatchMemory:
-    """NumPy arrays behind one ``llama_batch``."""
-
-    def __init__(self, n_batch: int, n_seq_max: int) -> None:
-        self.n_batch = n_batch
-        self.token = np.zeros(n_batch, np.int32)
-        self.pos = np.zeros(n_batch, np.int32)
-        self.n_seq_id = np.zeros(n_batch, np.int32)
-        self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
-        self.logits = np.zeros(n_batch, np.int8)
-        # Ids that rows share by range (the root's, a chain's) stand in ``everyone``; the rest are
-        # written one after the other into ``ids``, which a wider tree makes grow.
-        self.everyone = np.arange(n_seq_max, dtype=np.int32)
-        self._everyone_address: int = self.everyone.ctypes.data
-        self.ids = np.zeros(4 * n_batch, np.int32)
-        self.struct = C.llama_batch(
-            n_tokens=0,
-            token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),
-            embd=None,
-            pos=self.pos.ctypes.data_as(ctypes.POINTER(C.llama_pos)),
-            n_seq_id=self.n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq_id=self.seq_id.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(C.llama_seq_id))),
-            logits=self.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-
-    def fill(self, rows: Rows) -> None:
-        n = len(rows)
-        if n > self.n_batch:
-            raise TreeTooLarge(
-                f"{n} rows do not fit a batch of {self.n_batch}; "
-                f"lower the draft, window or guesses, or raise n_batch"
-            )
-        self.struct.n_tokens = n
-        if n == 1:  # plain decoding: single items cost a quarter of what slices do
-            self.token[0] = rows.tokens[0]
-            self.pos[0] = rows.positions[0]
-            self.logits[0] = rows.outputs[0]
-            self.n_seq_id[0] = len(rows.seq_ids[0])
-            self.seq_id[0] = self._everyone_from(rows.seq_ids[0])
-            return
-        self.token[:n] = rows.tokens
-        self.pos[:n] = rows.positions
-        self.logits[:n] = rows.outputs
-        first = rows.seq_ids[0]
-        if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
-            self.n_seq_id[:n] = len(first)
-            self.seq_id[:n] = self._everyone_from(first)
-            return
-        widths = [len(ids) for ids in rows.seq_ids]
-        self.n_seq_id[:n] = widths
-        flat = [seq_id for ids in rows.seq_ids[1:] for seq_id in ids]
-        if len(flat) > len(self.ids):
-            self.ids = np.zeros(2 * len(flat), np.int32)
-        self.ids[: len(flat)] = flat
-        self.seq_id[0] = self._everyone_from(first)
-        self.seq_id[1:n] = self.ids.ctypes.data + 4 * (
-            np.cumsum(self.n_seq_id[1:n]) - self.n_seq_id[1:n]
-        )
-
-    def _everyone_from(self, ids: Sequence[int]) -> int:
-        self._check_width(len(ids))
-        return self._everyone_address + 4 * ids[0]
-
-    def _check_width(self, n_seq: int) -> None:
-        if n_seq > len(self.everyone):
-            raise TreeTooWide(
-                f"{n_seq} sequences are wanted, the context has {len(self.everyone)}; "
-                f"lower the number of branches or guesses"
-            )
-
-
 class _Output:
     """The logits of the last decode, as views of llama.cpp's own buffer."""
 
@@ -314,20 +196,12 @@ class _Output:
         return int(self._logits[self._row(row)].argmax())
 
 
-def write_trace(file: IO[str], rows: Rows) -> None:
-    """Append one decode to a trace: ``[[token, position, [seq_ids], output], ...]``."""
-    line = [[row.token, row.position, list(row.seq_ids), int(row.output)] for row in rows]
-    file.write(json.dumps(line, separators=(",", ":")) + "\n")
-    file.flush()
-
-
 def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
     """Whether flash attention is to be on: as asked, or whichever decodes faster here.
 
     On a GPU it is on. On a CPU it depends on head size and batch size, so small contexts of both
-    kinds decode 1, 8 and 32 rows in turn until ``budget_seconds`` are spent; the smaller sum of
-    medians wins, and off where a single decode already takes long, since attention is then a small
-    part of it.
+    kinds decode 1, 8 and 32 rows in turn, and the smaller sum of medians wins. A large model, which
+    spends ``budget_seconds`` on single rows, is judged by those.
     """
     if params.kv_type == "q8_0":
         return True
@@ -335,36 +209,36 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
         return params.flash_attn == "on"
     if supports_gpu():
         return True
-    small = ContextParams(
-        n_ctx=512, n_batch=64, n_seq_max=1, n_threads=params.n_threads, kv_type=params.kv_type
-    )
-    start = time.perf_counter()
-    seconds: dict[bool, dict[int, list[float]]] = {
-        on: {1: [], 8: [], 32: []} for on in (False, True)
-    }
-    contexts = {on: _new_context(model, small, on) for on in seconds}
-    memory = _BatchMemory(64, 1)
+    small = replace(params, n_ctx=512, n_batch=64, n_seq_max=1)
+    contexts = {on: Context(model, replace(small, flash_attn=on)) for on in ("off", "on")}
     try:
-        while time.perf_counter() - start < budget_seconds:
-            for n in (1, 8, 32):
-                for on, handle in contexts.items():
-                    memory.fill(Rows([0] * n, range(n), [range(1)] * n, [True] * n))
-                    begin = time.perf_counter()
-                    if C.llama_decode(handle, memory.struct):
-                        return False
-                    C.llama_synchronize(handle)
-                    seconds[on][n].append(time.perf_counter() - begin)
-                    C.llama_memory_clear(C.llama_get_memory(handle), False)
-            if len(seconds[False][32]) >= 6:
-                break
+        medians = _median_seconds(contexts, (1, 8, 32), budget_seconds)
     finally:
-        for handle in contexts.values():
-            C.llama_free(handle)
-    off_seconds, on_seconds = (
-        sum(median(times[1:] or times) for times in seconds[kind].values())
-        for kind in (False, True)
-    )
-    return on_seconds < off_seconds
+        for context in contexts.values():
+            context.close()
+    return sum(medians["on"]) < sum(medians["off"])
+
+
+def _median_seconds(
+    contexts: Mapping[str, Context], sizes: Sequence[int], budget_seconds: float
+) -> dict[str, list[float]]:
+    """Median time of a decode of each size, measured in turn; the same sizes for all contexts."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name in contexts}
+    start = time.perf_counter()
+    for size in sizes:
+        rows = Rows([0] * size, range(size), [range(1)] * size, [True] * size)
+        for name in contexts:
+            seconds[name].append([])
+        for turn in range(7):
+            for name, context in contexts.items():
+                begin = time.perf_counter()
+                context.decode(rows)
+                if turn:  # the first one warms up
+                    seconds[name][-1].append(time.perf_counter() - begin)
+                context.seq_rm(-1, 0, -1)
+            if turn and time.perf_counter() - start > budget_seconds:
+                return {name: [median(times) for times in seconds[name]] for name in contexts}
+    return {name: [median(times) for times in seconds[name]] for name in contexts}
 
 
 def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:

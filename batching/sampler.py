@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import llama_cpp.llama_cpp as C
 import numpy as np
 
-from batching.context import Output
 from batching.errors import GrammarError
 from batching.model import Model, initialise, recent_log
+from batching.target import Output
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 

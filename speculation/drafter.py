@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from batching.context import Output
+from batching.target import Output
 from batching.tree import TokenTree
 
 

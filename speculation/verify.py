@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from batching.context import Output
 from batching.sampler import Sampler
+from batching.target import Output
 from batching.tree import TokenTree
 
 

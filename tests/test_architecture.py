@@ -41,8 +41,9 @@ def test_methods_know_nothing_of_each_other() -> None:
             assert not module.startswith("speculation.drafters"), f"{path.name} imports {module}"
 
 
-def test_trees_and_rows_are_pure() -> None:
-    for name in ("tree.py", "rows.py"):
-        below = {module.split(".")[0] for module in imported(ROOT / "batching" / name)}
-        assert below <= {"__future__", "batching", "collections", "dataclasses", "numpy"}
-    assert "batching.context" not in set(imported(ROOT / "batching" / "rows.py"))
+def test_trees_rows_and_the_cache_do_without_llama_cpp() -> None:
+    pure = ("tree", "rows", "target", "cache", "errors")
+    for name in pure:
+        for module in imported(ROOT / "batching" / f"{name}.py"):
+            if module.startswith(("batching", "llama_cpp")):
+                assert module in {f"batching.{other}" for other in pure}, f"{name}: {module}"

@@ -46,6 +46,7 @@ def write_tiny_gguf(
     writer.add_head_count_kv(n_head)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(n_embd // n_head)
+
     def add(name: str, *shape: int, scale: float = 0.0) -> None:
         scale = scale or 1.6 / np.sqrt(shape[-1])
         writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))

@@ -1,0 +1,92 @@
+"""The memory behind a ``llama_batch``, and the trace of what was put into it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from typing import IO
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+
+from batching.errors import TreeTooLarge, TreeTooWide
+from batching.rows import Rows
+
+
+class BatchMemory:
+    """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them."""
+
+    def __init__(self, n_batch: int, n_seq_max: int) -> None:
+        self.n_batch = n_batch
+        self.token = np.zeros(n_batch, np.int32)
+        self.pos = np.zeros(n_batch, np.int32)
+        self.n_seq_id = np.zeros(n_batch, np.int32)
+        self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
+        self.logits = np.zeros(n_batch, np.int8)
+        # Ids that rows share by range (the root's, a chain's) stand in ``everyone``; the rest are
+        # written one after the other into ``ids``, which a wider tree makes grow.
+        self.everyone = np.arange(n_seq_max, dtype=np.int32)
+        self._everyone_address: int = self.everyone.ctypes.data
+        self.ids = np.zeros(4 * n_batch, np.int32)
+        self.struct = C.llama_batch(
+            n_tokens=0,
+            token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),
+            embd=None,
+            pos=self.pos.ctypes.data_as(ctypes.POINTER(C.llama_pos)),
+            n_seq_id=self.n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self.seq_id.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(C.llama_seq_id))),
+            logits=self.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, rows: Rows) -> None:
+        n = len(rows)
+        if n > self.n_batch:
+            raise TreeTooLarge(
+                f"{n} rows do not fit a batch of {self.n_batch}; "
+                f"lower the draft, window or guesses, or raise n_batch"
+            )
+        self.struct.n_tokens = n
+        if n == 1:  # plain decoding: single items cost a quarter of what slices do
+            self.token[0] = rows.tokens[0]
+            self.pos[0] = rows.positions[0]
+            self.logits[0] = rows.outputs[0]
+            self.n_seq_id[0] = len(rows.seq_ids[0])
+            self.seq_id[0] = self._everyone_from(rows.seq_ids[0])
+            return
+        self.token[:n] = rows.tokens
+        self.pos[:n] = rows.positions
+        self.logits[:n] = rows.outputs
+        first = rows.seq_ids[0]
+        if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
+            self.n_seq_id[:n] = len(first)
+            self.seq_id[:n] = self._everyone_from(first)
+            return
+        widths = [len(ids) for ids in rows.seq_ids]
+        self.n_seq_id[:n] = widths
+        flat = [seq_id for ids in rows.seq_ids[1:] for seq_id in ids]
+        if len(flat) > len(self.ids):
+            self.ids = np.zeros(2 * len(flat), np.int32)
+        self.ids[: len(flat)] = flat
+        self.seq_id[0] = self._everyone_from(first)
+        self.seq_id[1:n] = self.ids.ctypes.data + 4 * (
+            np.cumsum(self.n_seq_id[1:n]) - self.n_seq_id[1:n]
+        )
+
+    def _everyone_from(self, ids: Sequence[int]) -> int:
+        self._check_width(len(ids))
+        return self._everyone_address + 4 * ids[0]
+
+    def _check_width(self, n_seq: int) -> None:
+        if n_seq > len(self.everyone):
+            raise TreeTooWide(
+                f"{n_seq} sequences are wanted, the context has {len(self.everyone)}; "
+                f"lower the number of branches or guesses"
+            )
+
+
+def write_trace(file: IO[str], rows: Rows) -> None:
+    """Append one decode to a trace: ``[[token, position, [seq_ids], output], ...]``."""
+    line = [[row.token, row.position, list(row.seq_ids), int(row.output)] for row in rows]
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    file.flush()

@@ -1,0 +1,57 @@
+"""Target and Output: what the decode loop needs of a model. Pure.
+
+``batching.context.Context`` is the real one; tests have a fake.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from batching.rows import Rows
+from batching.tree import Floats
+
+
+class Output(Protocol):
+    """What one decode computed. Views, valid until the next decode: copy what you keep."""
+
+    def logits(self, row: int) -> Floats:
+        """Logits of a row whose output was asked for, ``(n_vocab,)``."""
+        ...
+
+    def argmax(self, row: int) -> int:
+        """The most likely token of a row whose output was asked for; the lowest id of equals."""
+        ...
+
+
+class Target(Protocol):
+    """A model with a KV cache: what the decode loop needs of ``Context``, and a fake offers too."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells of the KV cache."""
+        ...
+
+    @property
+    def n_batch(self) -> int:
+        """Rows that one decode can hold."""
+        ...
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences the KV cache can tell apart."""
+        ...
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether part of a sequence can be removed."""
+        ...
+
+    def decode(self, rows: Rows) -> Output: ...
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end."""
+        ...
+
+    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
+        """Let ``dest`` share the cells of ``source`` at positions ``[p0, p1)``."""
+        ...
