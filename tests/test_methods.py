@@ -51,7 +51,7 @@ def looked_up(text: list[int], **params: object) -> TokenTree:
 
 def test_the_longest_suffix_found_earlier_is_continued() -> None:
     text = [1, 2, 3, 4, 5, 9, 3, 4, 6, 9, 2, 3, 4]
-    assert looked_up(text, draft=2).tokens == [4, 5, 9]
+    assert looked_up(text, draft=2, adaptive=False).tokens == [4, 5, 9]
 
 
 def test_saxenas_rule_takes_the_first_match() -> None:
@@ -62,12 +62,12 @@ def test_saxenas_rule_takes_the_first_match() -> None:
 
 def test_the_most_frequent_continuation_comes_first_when_asked_for() -> None:
     text = [1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2]
-    assert looked_up(text, order="frequent", draft=1).tokens == [2, 7]
+    assert looked_up(text, order="frequent", draft=1, adaptive=False).tokens == [2, 7]
 
 
 def test_several_continuations_become_branches_of_one_tree() -> None:
     text = [1, 2, 7, 5, 1, 2, 7, 6, 1, 2, 8, 8, 1, 2]
-    tree = looked_up(text, branches=3, draft=2, order="recent")
+    tree = looked_up(text, branches=3, draft=2, order="recent", adaptive=False)
     assert tree.tokens == [2, 8, 8, 7, 6, 5]
     assert tree.parents == [-1, 0, 1, 0, 3, 3]
 
@@ -101,21 +101,52 @@ def test_an_index_that_grew_finds_what_a_scan_finds() -> None:
                 assert index.matches(n) == (scan if len(suffix) == n else [])
 
 
-def step_of(tree: TokenTree, n_accepted: int) -> Step:
-    return Step(tree, Argmax([]), list(range(n_accepted + 1)), 0)
+def draft_and_observe(lookup: PromptLookup, text: list[int], became: list[int]) -> int:
+    """One step in which the text became ``became``; returns how long the draft was."""
+    tree = TokenTree(text[-1])
+    lookup.draft(text, tree)
+    path = [0]
+    for token in became[:-1]:
+        path += tree.children(path[-1], token)
+    lookup.observe(Step(tree, Argmax([]), path, became[-1]))
+    text += became
+    return len(tree) - 1
 
 
-def test_the_draft_length_doubles_while_drafts_hold_and_shrinks_when_they_fail() -> None:
-    lookup = PromptLookup(PromptLookupParams(draft=4, draft_max=10))
-    text = [1, 2, 3] * 20
+def test_a_draft_goes_on_while_it_is_likely_to_hold() -> None:
+    # By the priors: a context of 3 holds with 0.65 * 0.70 * 0.75 * 0.80 = 0.27 after 4 tokens.
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
+    assert len(looked_up(text)) - 1 == 3
+    assert len(looked_up(text, p_min=0.2)) - 1 == 5
+    assert len(looked_up(text, p_min=0.7)) - 1 == 0
+    assert len(looked_up(text, p_min=0.0, draft_max=6)) - 1 == 6
+
+
+def test_drafts_grow_while_they_hold_and_shrink_when_they_fail() -> None:
+    lookup = PromptLookup(PromptLookupParams())
+    passage = list(range(100, 160))
+    text = [*passage, 7, *passage[:3]]
     lookup.begin(text)
     lengths = []
-    for n_accepted in (4, 8, 10, 2, 0, 0, 0):
-        tree = TokenTree(text[-1])
-        lookup.draft(text, tree)
-        lengths.append(len(tree) - 1)
-        lookup.observe(step_of(tree, n_accepted))
-    assert lengths == [4, 8, 10, 10, 6, 3, 2]
+    while len(text) < 110:
+        at = len(text) - 61
+        lengths.append(draft_and_observe(lookup, text, passage[at : at + 4]))
+    assert lengths[0] == 3
+    assert lengths[-1] > 12
+    assert lengths == sorted(lengths)
+
+    novel = iter(range(1000, 2000))
+    lengths = []
+    for i in range(30):
+        lengths.append(draft_and_observe(lookup, text, [next(novel), passage[2 * i]]))
+    assert lengths[-1] == 0
+
+
+def test_a_second_branch_counts_only_where_the_first_is_wrong() -> None:
+    text = [1, 2, 7, 5, 1, 2, 8, 8, 1, 2]
+    # The first holds with 0.55, so the second with 0.45 * 0.55 = 0.25.
+    assert looked_up(text, branches=2, p_min=0.3).tokens == [2, 8, 8]
+    assert looked_up(text, branches=2, p_min=0.24).tokens == [2, 8, 8, 1, 7]
 
 
 def test_jacobi_guesses_again_what_the_target_said_after_the_accepted_part() -> None:

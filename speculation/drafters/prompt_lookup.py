@@ -2,13 +2,14 @@
 
 Saxena's rule (github.com/apoorvumang/prompt-lookup-decoding, 2023) looks for the last
 ``max_ngram`` tokens, then fewer, and copies the ``draft`` tokens after the first match. With
-``order=first,branches=1,adaptive=off`` this is that rule. The default goes further: an incremental
-index instead of a scan, the match with the longest common context first, several continuations as
-branches of one tree, and a draft length that follows what holds.
+``order=first,adaptive=off`` this is that rule. The default goes further: an incremental index
+instead of a scan, the match with the longest common context first, several continuations as
+branches of one tree, and a draft that is as long as it is likely to hold.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from batching.tree import TokenTree
 from speculation.drafter import Step
 
 ORDERS = ("longest", "recent", "frequent", "first")
+_LONGEST = 32  # common context is told apart up to this length
+# How often the next token of a match was right, by the length of the common context: counted on
+# 8,400 reply tokens of quoting, extraction, editing, dialogue and prose.
+_PRIOR = {1: 0.35, 2: 0.55, 3: 0.65, 4: 0.70, 5: 0.75, 6: 0.80, 8: 0.84, 12: 0.90, 17: 0.94}
+_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -25,22 +31,24 @@ class PromptLookupParams:
 
     max_ngram   tokens at the end of the text that are looked up, tried from the longest
     min_ngram   the shortest suffix that counts as a match
-    draft       tokens copied after a match; where a draft starts when adaptive
-    draft_max   most tokens of a draft when adaptive
+    draft       tokens copied after a match when not adaptive
+    adaptive    let a draft go on while its tokens are likely to hold, as learnt from this text
+    p_min       adaptive: the probability that all of a draft holds, below which it ends
+    draft_max   adaptive: most tokens of a draft
     branches    continuations drafted in one tree
     order       which matches come first: longest common context, most recent, most frequent
                 continuation, or first in the text (Saxena)
-    adaptive    let the draft length double while drafts hold and shrink while they fail
     candidates  matches that are ranked, latest first
     """
 
     max_ngram: int = 3
     min_ngram: int = 1
     draft: int = 10
+    adaptive: bool = True
+    p_min: float = 0.3
     draft_max: int = 40
     branches: int = 1
     order: str = "longest"
-    adaptive: bool = True
     candidates: int = 8
 
     def __post_init__(self) -> None:
@@ -48,6 +56,7 @@ class PromptLookupParams:
             ("max_ngram", 1, 16),
             ("min_ngram", 1, 16),
             ("draft", 1, 256),
+            ("p_min", 0.0, 1.0),
             ("draft_max", 1, 256),
             ("branches", 1, 64),
             ("candidates", 1, 256),
@@ -106,13 +115,13 @@ class ContextIndex:
         period = self.tokens[position : position + length]
         return (period * (length // len(period) + 1))[:length]
 
-    def common_context(self, position: int, limit: int) -> int:
-        """How many tokens before ``position`` equal those at the end of the text."""
+    def common_context(self, position: int) -> int:
+        """How many tokens before ``position`` equal those at the end of the text, 32 at most."""
         text = self.tokens
         end = len(text)
         length = 0
         while (
-            length < limit
+            length < _LONGEST
             and length < position
             and text[position - 1 - length] == (text[end - 1 - length])
         ):
@@ -120,65 +129,119 @@ class ContextIndex:
         return length
 
 
+class Confidence:
+    """How likely the next token of a match is right, by the length of its common context.
+
+    Starts from counted priors and follows the text at hand: every outcome moves the log-odds of its
+    length, and those of all lengths together, since a text that copies does so throughout.
+    """
+
+    def __init__(self) -> None:
+        self._shared = 0.0
+        self._log_odds = list(_PRIOR_LOG_ODDS)
+
+    def of(self, length: int) -> float:
+        """The probability for a common context of ``length`` tokens."""
+        log_odds = self._log_odds[min(length, _LONGEST)] + self._shared
+        return 1.0 / (1.0 + math.exp(-log_odds))
+
+    def learn(self, length: int, *, held: bool) -> None:
+        """Take in whether the token after such a context was right."""
+        length = min(length, _LONGEST)
+        change = _RATE * (held - self.of(length))
+        self._shared = max(-2.5, min(2.5, self._shared + change))
+        self._log_odds[length] += change
+
+
+def _prior_log_odds() -> list[float]:
+    odds = [0.0]
+    p = 0.0
+    for length in range(1, _LONGEST + 1):
+        p = _PRIOR.get(length, p)
+        odds.append(math.log(p / (1 - p)))
+    return odds
+
+
+_PRIOR_LOG_ODDS = _prior_log_odds()
+
+
 class PromptLookup:
-    """The index of one text and the draft length that follows from how drafts fared."""
+    """The index of one text, and what was learnt of how well its matches hold."""
 
     def __init__(self, params: PromptLookupParams) -> None:
         self.params = params
         self.n_branches = params.branches if params.branches > 1 else 0
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
-        self._length = params.draft
-        self._drafted = 0
+        self._confidence = Confidence()
+        self._best: tuple[int, int] | None = None  # this step's first match: position, context
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
         self._index.extend(prompt)
-        self._length = self.params.draft
-        self._drafted = 0
+        self._confidence = Confidence()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        index = self._index
+        index, params = self._index, self.params
         index.extend(tokens[len(index.tokens) :])
-        before = len(tree)
-        for position in self._matches():
+        self._best = None
+        left = 1.0  # probability that the branches so far are all wrong
+        for position, context in self._matches():
+            if self._best is None:
+                self._best = position, context
             if tree.room <= 0:
                 break
-            tree.add_chain(0, index.continuation(position, self._length))
-        self._drafted = len(tree) - before
+            if params.adaptive:
+                length = self._likely_length(context, left)
+                left *= 1.0 - self._confidence.of(context)
+            else:
+                length = params.draft
+            if length:
+                tree.add_chain(0, index.continuation(position, length))
 
     def observe(self, step: Step) -> None:
-        if not self.params.adaptive or not self._drafted:
+        """Compare the first match with what the text became, drafted or not."""
+        if self._best is None:
             return
-        accepted = len(step.path) - 1
-        if accepted >= self._length:
-            self._length = min(2 * self._length, self.params.draft_max)
-        else:
-            self._length = max(1, (self._length + accepted + 1) // 2)
+        position, context = self._best
+        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        copied = self._index.continuation(position, len(became))
+        for i, (token, copy) in enumerate(zip(became, copied, strict=True)):
+            self._confidence.learn(context + i, held=token == copy)
+            if token != copy:
+                break
 
-    def _matches(self) -> list[int]:
-        """Positions to copy from, best first, one a branch."""
+    def _likely_length(self, context: int, probability: float) -> int:
+        """Tokens to copy until the draft as a whole holds with less than ``p_min``."""
+        params, confidence = self.params, self._confidence
+        for length in range(params.draft_max):
+            probability *= confidence.of(context + length)
+            if probability < params.p_min:
+                return length
+        return params.draft_max
+
+    def _matches(self) -> list[tuple[int, int]]:
+        """Positions to copy from and their common context, best first, one a branch."""
         params, index = self.params, self._index
-        chosen: list[int] = []
+        chosen: list[tuple[int, int]] = []
         for n in range(params.max_ngram, params.min_ngram - 1, -1):
             positions = index.matches(n)
-            if not positions:
-                continue
-            chosen += self._ranked(positions)
-            if len(chosen) >= params.branches:
-                break
+            if positions:
+                chosen += self._ranked(positions, n)
+                if len(chosen) >= params.branches:
+                    break
         return chosen[: params.branches]
 
-    def _ranked(self, positions: list[int]) -> list[int]:
+    def _ranked(self, positions: list[int], n: int) -> list[tuple[int, int]]:
         params, index = self.params, self._index
         if params.order == "first":
-            return positions[: params.branches]
+            return [(p, n) for p in positions[: params.branches]]
         latest = positions[: -params.candidates - 1 : -1]
-        if len(latest) == 1 or params.order == "recent":
-            return latest
+        matches = [(p, index.common_context(p)) for p in latest]
+        if len(matches) == 1 or params.order == "recent":
+            return matches
         if params.order == "longest":
-            lengths = {p: index.common_context(p, 32) for p in latest}
-            return sorted(latest, key=lambda p: -lengths[p])
+            return sorted(matches, key=lambda match: -match[1])
         counts: dict[int, int] = {}
         for p in latest:
             counts[index.tokens[p]] = counts.get(index.tokens[p], 0) + 1
-        return sorted(latest, key=lambda p: -counts[index.tokens[p]])
+        return sorted(matches, key=lambda match: -counts[index.tokens[match[0]]])
