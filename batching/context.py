@@ -8,7 +8,6 @@ module knows of trees or methods.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,8 @@ from batching.errors import (
     InvalidParameter,
     OutOfMemory,
 )
-from batching.model import Model, physical_cores, recent_log, supports_gpu
+from batching.hardware import available_memory, physical_cores, supports_gpu
+from batching.model import Model, recent_log
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
@@ -277,18 +277,6 @@ def _check_memory(model: Model, n_ctx: int, kv_type: str) -> None:
             f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
             f"cache and {available / 2**30:,.1f} GiB are free; lower --ctx or use --kv-type q8_0"
         )
-
-
-def available_memory() -> int | None:
-    """Bytes of main memory that can still be had, or None where that cannot be told."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _decode_error(code: int, n_rows: int, n_ctx: int) -> ContextError:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -59,39 +57,6 @@ def initialise(verbose: bool | None = None) -> None:
 def recent_log() -> str:
     """The last lines of llama.cpp's log, for the text of an error."""
     return "".join(_log_lines).strip()
-
-
-def supports_gpu() -> bool:
-    """Whether the library was built with a GPU backend."""
-    return bool(C.llama_supports_gpu_offload())
-
-
-def build_info() -> str:
-    """The library's version and the CPU and GPU features it was built with."""
-    initialise()
-    version = getattr(sys.modules["llama_cpp"], "__version__", "?")
-    return f"llama-cpp-python {version}: {C.llama_print_system_info().decode().strip(' |')}"
-
-
-def physical_cores() -> int:
-    """Physical cores this process may run on; the number of threads that suits llama.cpp."""
-    system = platform.system()
-    if system == "Linux":
-        cores = set()
-        for cpu in os.sched_getaffinity(0):
-            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            cores.add(siblings.read_text() if siblings.exists() else str(cpu))
-        return max(1, len(cores))
-    if system == "Darwin":
-        answer = subprocess.run(
-            ["sysctl", "-n", "hw.perflevel0.physicalcpu"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if answer.stdout.strip().isdigit():
-            return int(answer.stdout)
-    return max(1, (os.cpu_count() or 2) // 2)
 
 
 class Model:

@@ -1,0 +1,88 @@
+"""What the machine offers: cores, memory, and the devices that llama.cpp was built for and sees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_cpp.llama_cpp as C
+
+_KINDS = ("cpu", "gpu", "integrated gpu", "accelerator")  # ggml_backend_dev_type
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that llama.cpp can compute on; ``kind`` is cpu, gpu, integrated gpu, accelerator."""
+
+    kind: str
+    name: str
+
+
+def devices() -> list[Device]:
+    """The devices that llama.cpp sees, by the names their makers gave them.
+
+    The functions belong to ggml, which llama-cpp-python does not bind; the loaded library has them.
+    """
+    ggml = C._lib
+    count, get = ggml.ggml_backend_dev_count, ggml.ggml_backend_dev_get
+    describe, kind = ggml.ggml_backend_dev_description, ggml.ggml_backend_dev_type
+    count.restype = ctypes.c_size_t
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    kind.argtypes = [ctypes.c_void_p]
+    found = []
+    for i in range(count()):
+        device = get(i)
+        number = kind(device)
+        name = describe(device).decode("utf-8", "replace")
+        found.append(Device(_KINDS[number] if number < len(_KINDS) else "other", name))
+    return found
+
+
+def supports_gpu() -> bool:
+    """Whether llama.cpp was built with a GPU backend and finds a GPU."""
+    return bool(C.llama_supports_gpu_offload())
+
+
+def build_info() -> str:
+    """The library's version and the CPU and GPU features it was built with."""
+    version = getattr(sys.modules["llama_cpp"], "__version__", "?")
+    return f"llama-cpp-python {version}: {C.llama_print_system_info().decode().strip(' |')}"
+
+
+def physical_cores() -> int:
+    """Physical cores this process may run on; the number of threads that suits llama.cpp."""
+    system = platform.system()
+    if system == "Linux":
+        cores = set()
+        for cpu in os.sched_getaffinity(0):
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+        return max(1, len(cores))
+    if system == "Darwin":
+        answer = subprocess.run(
+            ["sysctl", "-n", "hw.perflevel0.physicalcpu"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.stdout.strip().isdigit():
+            return int(answer.stdout)
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that can still be had, or None where that cannot be told."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
