@@ -1,0 +1,87 @@
+"""``python -m app``: flags, the backend with its model, the page in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.backend import Failed, LocalBackend, ModelSpec
+from app.ui import build, launch
+from batching.context import FLASH_ATTN, KV_TYPES
+from batching.errors import SpeculationError
+from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
+from speculation.methods import METHODS, parse_method
+
+
+def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m app", description="A chat in the browser that shows what speculation does."
+    )
+    add = parser.add_argument
+    add("--model", default=DEFAULT_MODEL, help="name in models.txt, path or hf:… (%(default)s)")
+    add(
+        "--method",
+        default=DEFAULT_METHOD,
+        help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be (%(default)s)",
+    )
+    add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, at most 8192")
+    add("--gpu-layers", type=int, help="layers on the GPU (all, where there is one)")
+    add("--threads", type=int, help="threads (the physical cores)")
+    add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
+    add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, help="port to listen on (the first free one from 7860)")
+    add("--no-browser", action="store_true", help="do not open the browser")
+    add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
+    flags = parser.parse_args(arguments)
+    try:
+        parse_method(flags.method)
+    except SpeculationError as error:
+        parser.error(str(error))
+    return flags
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    flags = parse_flags(arguments)
+    spec = ModelSpec(
+        model=flags.model,
+        n_ctx=flags.ctx,
+        n_gpu_layers=flags.gpu_layers,
+        n_threads=flags.threads,
+        kv_type=flags.kv_type,
+        flash_attn=flags.flash_attn,
+    )
+    backend = LocalBackend(trace_batches=flags.trace_batches)
+    # The page opens at once and follows the load; a load that fails is shown there.
+    loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
+    loading.start()
+    page = build(backend, spec, flags.method)
+    try:
+        url = launch(
+            page,
+            server_name=flags.host,
+            server_port=flags.port,
+            inbrowser=not flags.no_browser,
+            prevent_thread_lock=True,
+        )
+    except OSError:
+        where = f"{flags.host}, port {flags.port or '7860 to 7959'}"
+        sys.exit(f"{where}: taken, or no address of this machine; give another --port or --host")
+    print(f"Speculation is at {url} (Ctrl-C ends it)", flush=True)
+    with suppress(KeyboardInterrupt):
+        page.block_thread()
+    page.close(verbose=False)
+    backend.close()
+
+
+def _load(backend: LocalBackend, spec: ModelSpec) -> None:
+    for event in backend.load(spec):
+        if isinstance(event, Failed):
+            print(event.message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""A conversation: its turns, and what asking, stopping, retrying, undoing and editing do to it.
+
+Knows the backend's messages, and nothing of Gradio or of HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from app.backend import Backend, ChatRequest, Done, Event, Failed, Prefill, Text, Waiting
+
+INTERVAL = 0.06  # seconds between two updates of the display
+PLAIN = "ar"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user has set, for the next reply. ``compare`` runs plain decoding after it."""
+
+    method: str = "prompt-lookup"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    system: str = ""
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class PlainRun:
+    """Plain decoding of the same request: what a reply's speed is compared with."""
+
+    tokens_per_second: float
+    text: str
+
+
+@dataclass
+class Reply:
+    """A reply in the making or made.
+
+    pieces  for each token its characters, and whether it was a draft
+    notice  what is going on while there is nothing else to see
+    """
+
+    method: str
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
+    notice: str = ""
+    done: Done | None = None
+    error: str = ""
+    plain: PlainRun | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+    def apply(self, event: Event) -> None:
+        """Take in what the backend says."""
+        if isinstance(event, Text):
+            self.notice = ""
+            self.pieces.extend(event.pieces)
+        elif isinstance(event, Waiting):
+            self.notice = waiting_notice(event)
+        elif isinstance(event, Prefill):
+            self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
+        elif isinstance(event, Done):
+            self.notice = ""
+            self.done = event
+        elif isinstance(event, Failed):
+            self.notice = ""
+            self.error = event.message
+
+
+@dataclass
+class Turn:
+    """What the user said and the reply to it."""
+
+    user: str
+    reply: Reply | None = None
+
+
+class Conversation:
+    """Turns in order, and the plain runs made for them, by request."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.plain_runs: dict[str, PlainRun] = {}
+
+    def ask(self, text: str) -> None:
+        self.turns.append(Turn(text))
+
+    def retry(self, index: int) -> None:
+        """Drop the reply of a turn and everything after it."""
+        del self.turns[index + 1 :]
+        self.turns[index].reply = None
+
+    def edit(self, index: int, text: str) -> None:
+        """Say something else in a turn, and drop everything after it."""
+        self.retry(index)
+        self.turns[index].user = text
+
+    def undo(self) -> str:
+        """Drop the last turn; what the user had said in it."""
+        return self.turns.pop().user if self.turns else ""
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def messages(self, system: str = "") -> tuple[Mapping[str, str], ...]:
+        """The conversation for the model. Turns that got no reply are left out, but the last."""
+        messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
+        for turn in self.turns[:-1]:
+            if turn.reply is not None and turn.reply.text:
+                messages.append({"role": "user", "content": turn.user})
+                messages.append({"role": "assistant", "content": turn.reply.text})
+        if self.turns:
+            messages.append({"role": "user", "content": self.turns[-1].user})
+        return tuple(messages)
+
+    def answer(
+        self,
+        backend: Backend,
+        settings: Settings,
+        request_id: str,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> Iterator[None]:
+        """Let the last turn be replied to; yields whenever there is something new to show."""
+        turn = self.turns[-1]
+        turn.reply = reply = Reply(settings.method)
+        request = ChatRequest(
+            request_id,
+            self.messages(settings.system),
+            settings.method,
+            settings.sampling,
+            settings.max_tokens,
+        )
+        yield
+        yield from follow(backend.reply(request), reply.apply, clock)
+        done = reply.done
+        if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
+            return
+        key = _key(request, done)
+        if done.method == PLAIN:
+            self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
+            return
+        if settings.compare and key not in self.plain_runs:
+            plain = Reply(PLAIN)
+
+            def apply(event: Event) -> None:
+                plain.apply(event)
+                reply.notice = plain.notice or (
+                    f"Measuring plain decoding: {len(plain.pieces)} of {done.n_tokens} tokens"
+                )
+
+            again = ChatRequest(
+                request_id, request.messages, PLAIN, request.sampling, done.n_tokens
+            )
+            yield from follow(backend.reply(again), apply, clock)
+            reply.notice = ""
+            if plain.done is not None and plain.done.finish_reason != "cancelled":
+                self.plain_runs[key] = PlainRun(tokens_per_second(plain.done), plain.text)
+        reply.plain = self.plain_runs.get(key)
+
+
+def follow(
+    events: Iterator[Event], apply: Callable[[Event], None], clock: Callable[[], float]
+) -> Iterator[None]:
+    """Apply events as they come, and yield when the display should follow.
+
+    Text is gathered: the display gets at most a fifth of the time, and 16 updates a second.
+    """
+    due = clock()
+    for event in events:
+        apply(event)
+        now = clock()
+        if not isinstance(event, Text) or now >= due:
+            yield
+            shown = clock()
+            due = shown + max(INTERVAL, 4 * (shown - now))
+    yield
+
+
+def tokens_per_second(done: Done) -> float:
+    return done.n_tokens / done.decode_seconds if done.decode_seconds else 0.0
+
+
+def waiting_notice(event: Waiting) -> str:
+    if event.loading:
+        return "Waiting: a model is being loaded"
+    if event.n_ahead == 1:
+        return "Waiting: 1 reply before yours"
+    return f"Waiting: {event.n_ahead} replies before yours"
+
+
+def stats_line(reply: Reply) -> str:
+    """What the reply cost and yielded, for the line below it; before its end, what there is."""
+    done, parts = reply.done, []
+    if done is None:
+        if reply.pieces:
+            n_drafted = sum(drafted for _, drafted in reply.pieces)
+            parts = [f"{len(reply.pieces)} tokens", f"{n_drafted} drafted"]
+        return " · ".join(parts)
+    if done.n_tokens:
+        speed = tokens_per_second(done)
+        parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
+        if reply.plain is not None and reply.plain.tokens_per_second:
+            same = "same text" if reply.plain.text == reply.text else "other text"
+            parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
+        if done.n_steps:
+            parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
+        if done.n_drafted:
+            parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % of drafts accepted")
+    if done.model is not None:
+        # A full context is one token longer than its cells: the last one is never decoded.
+        n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)
+        parts.append(f"context {n_used} / {done.model.n_ctx}")
+    end = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
+    if done.finish_reason in end:
+        parts.append(end[done.finish_reason])
+    return " · ".join(parts)
+
+
+def markdown(conversation: Conversation) -> str:
+    """The conversation as a Markdown document, for export."""
+    parts = []
+    for turn in conversation.turns:
+        parts.append(f"## You\n\n{turn.user}\n")
+        if turn.reply is not None:
+            line = " · ".join(filter(None, (turn.reply.method, stats_line(turn.reply))))
+            parts.append(f"## Model\n\n{turn.reply.text}\n\n<sub>{line}</sub>\n")
+    return "\n".join(parts)
+
+
+def _key(request: ChatRequest, done: Done) -> str:
+    """What a plain run belongs to: the load of the model, and all of the request but its method."""
+    load = done.model.load if done.model is not None else 0
+    return json.dumps([load, request.messages, dict(request.sampling), request.max_tokens])

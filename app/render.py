@@ -1,0 +1,86 @@
+"""A turn of a conversation as HTML. Whatever a model or a user wrote shows as text, never as HTML.
+
+With colours a reply is the text as it is, drafted tokens in spans; without, it is rendered as
+Markdown, in which HTML stays text and images become links, so that no reply can load anything.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from itertools import groupby
+
+from markdown_it import MarkdownIt
+
+from app.chat import Reply, Turn, stats_line
+
+_THOUGHTS = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+
+_markdown = MarkdownIt("commonmark", {"html": False, "breaks": True})
+_markdown.enable(["table", "strikethrough"]).disable("image")
+
+
+def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
+    """One turn; ``live`` while its reply is in the making, ``last`` where it can be undone."""
+    edit = "" if live else _actions("edit")
+    parts = [f'<div class="user"><div class="said">{escape(turn.user)}</div>{edit}</div>']
+    if turn.reply is not None:
+        actions = ["copy", "retry", "undo"] if last else ["copy", "retry"]
+        foot = _foot(turn.reply) + ("" if live else _actions(*actions))
+        parts.append(
+            f'<div class="reply">{_body(turn.reply, coloured)}<div class="foot">{foot}</div></div>'
+        )
+    return f'<article class="turn{" live" if live else ""}">{"".join(parts)}</article>'
+
+
+def coloured_html(reply: Reply) -> str:
+    """The text with a span around each run of drafted tokens, which one step accepted."""
+    parts = []
+    for drafted, group in groupby(reply.pieces, key=lambda piece: piece[1]):
+        run = list(group)
+        text = escape("".join(text for text, _ in run))
+        if drafted:
+            title = f"{len(run)} drafted token{'' if len(run) == 1 else 's'} accepted in one step"
+            text = f'<span class="drafted" title="{title}">{text}</span>'
+        parts.append(text)
+    return "".join(parts)
+
+
+def markdown_html(text: str) -> str:
+    """The text as Markdown; what a model thinks before it answers is folded away."""
+    thoughts = _THOUGHTS.match(text)
+    if thoughts is None:
+        return str(_markdown.render(text))
+    return (
+        f"<details><summary>Thoughts</summary>{_markdown.render(thoughts[1])}</details>"
+        f"{_markdown.render(text[thoughts.end() :])}"
+    )
+
+
+def _body(reply: Reply, coloured: bool) -> str:
+    parts = []
+    if reply.pieces:
+        if coloured:
+            parts.append(f'<div class="text plain">{coloured_html(reply)}</div>')
+        else:
+            source = escape(reply.text)
+            html = markdown_html(reply.text)
+            parts.append(f'<div class="text markdown" data-source="{source}">{html}</div>')
+    if reply.notice:
+        parts.append(f'<div class="notice" role="status">{escape(reply.notice)}</div>')
+    if reply.error:
+        parts.append(f'<div class="error" role="alert">{escape(reply.error)}</div>')
+    return "".join(parts)
+
+
+def _foot(reply: Reply) -> str:
+    # Lines break between the parts of the stats, never within one.
+    parts = (f"<span>{escape(part)}</span>" for part in stats_line(reply).split(" · "))
+    return f'<code>{escape(reply.method)}</code><span class="stats">{" · ".join(parts)}</span>'
+
+
+def _actions(*names: str) -> str:
+    buttons = "".join(
+        f'<button type="button" data-action="{name}">{name.capitalize()}</button>' for name in names
+    )
+    return f'<span class="actions">{buttons}</span>'

@@ -1,0 +1,517 @@
+"""The page: Gradio blocks, and the wires between them and the conversation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is imported
+
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.backend import Backend, Failed, Loading, MethodInfo, ModelSpec, Parameter, Status, Waiting
+from app.chat import PLAIN, Conversation, Reply, Settings, Turn, markdown, waiting_notice
+from app.render import turn_html
+
+HERE = Path(__file__).parent
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
+MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+RANDOM = -1  # the seed that stands for another one each time
+N_SEEDS = 2**32
+
+# The browser itself refuses whatever would leave this machine.
+POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
+
+WELCOME = """
+<div class="turns" role="region" aria-label="Conversation"></div>
+<div class="welcome">
+  <h1>See what speculation does</h1>
+  <p>Say something. A method guesses several tokens ahead, the model checks the guesses in one step,
+  and what holds is kept: the same text as without, in fewer steps.</p>
+  <p><span class="drafted">Tokens like these</span> were guessed right; all others the model
+  added itself, one each step.</p>
+</div>
+"""
+
+DOWNLOAD = """(text) => {
+  if (!text) return;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], {type: "text/markdown"}));
+  link.download = "conversation.md";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}"""
+
+
+@dataclass
+class Session:
+    """What one tab has: its conversation, whether drafts are coloured, whether a reply is due."""
+
+    conversation: Conversation = field(default_factory=Conversation)
+    coloured: bool = True
+    busy: bool = False
+    _finished: list[tuple[Reply | None, tuple[str, bool, bool], str]] = field(default_factory=list)
+
+    def html(self) -> list[str]:
+        """The turns; those that are finished are rendered once, as a long chat has many."""
+        turns = self.conversation.turns
+        del self._finished[len(turns) :]
+        return [self._turn_html(index, turn) for index, turn in enumerate(turns)]
+
+    def _turn_html(self, index: int, turn: Turn) -> str:
+        last = index == len(self.conversation.turns) - 1
+        if self.busy and last:
+            del self._finished[index:]
+            return turn_html(turn, coloured=self.coloured, live=True, last=True)
+        key = (turn.user, self.coloured, last)
+        if index < len(self._finished):
+            reply, known, html = self._finished[index]
+            if reply is turn.reply and known == key:
+                return html
+        html = turn_html(turn, coloured=self.coloured, live=False, last=last)
+        self._finished[index : index + 1] = [(turn.reply, key, html)]
+        return html
+
+
+class Fields:
+    """Components by name; a handler takes their values and finds them by name again."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, Any] = {}
+
+    def add(self, name: str, component: Any) -> Any:
+        self.components[name] = component
+        return component
+
+    def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.components, values, strict=True))
+
+
+def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> gr.Blocks:
+    """The page. ``spec`` and ``method``, as on the command line, are what it starts with."""
+    fields = Fields()
+    page: gr.Blocks
+    with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:
+        session = gr.State(Session())
+        with gr.Sidebar(width=330, elem_id="settings"):
+            _method_fields(fields, backend.methods(), method)
+            colour = gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
+            fields.add(
+                "compare",
+                gr.Checkbox(
+                    False,
+                    label="Compare with plain decoding",
+                    info="Runs each reply once more without drafts and shows the speed-up.",
+                    elem_id="compare",
+                ),
+            )
+            with gr.Accordion("Model", open=False):
+                model, n_ctx, load, cancel, load_note = _model_fields(backend, spec)
+            with gr.Accordion("System prompt", open=False):
+                fields.add(
+                    "system",
+                    gr.Textbox(
+                        placeholder="You are a helpful assistant.",
+                        lines=3,
+                        max_lines=12,
+                        show_label=False,
+                        container=False,
+                        elem_id="system",
+                    ),
+                )
+            with gr.Accordion("Sampling", open=False):
+                _sampling_fields(fields)
+        with gr.Row(elem_id="top"):
+            header = gr.HTML(
+                _header(backend.status()), elem_id="header", apply_default_css=False, scale=1
+            )
+            new = gr.Button("New chat", size="sm", min_width=0, scale=0, elem_id="new")
+            export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
+            exported = gr.Textbox(visible=False)
+        transcript = gr.HTML(
+            value=[],
+            html_template=WELCOME,
+            js_on_load=(HERE / "page.js").read_text(encoding="utf-8"),
+            apply_default_css=False,
+            elem_id="transcript",
+        )
+        box = gr.Textbox(
+            placeholder="Say something",
+            show_label=False,
+            container=False,
+            lines=1,
+            max_lines=8,
+            autofocus=True,
+            submit_btn=True,
+            elem_id="box",
+        )
+
+    def answer(tab: Session, tab_id: str, values: tuple[Any, ...]) -> Iterator[dict[Any, Any]]:
+        tab.busy = True
+        try:
+            yield {
+                box: gr.update(value="", submit_btn=False, stop_btn=True),
+                transcript: tab.html(),
+            }
+            settings = read_settings(fields.read(values), backend.methods())
+            for _ in tab.conversation.answer(backend, settings, tab_id):
+                yield {transcript: tab.html()}
+        finally:
+            tab.busy = False
+        yield {
+            box: gr.update(submit_btn=True, stop_btn=False),
+            transcript: tab.html(),
+            header: _header(backend.status()),
+        }
+
+    def ask(text: str, tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        if text.strip() and not tab.busy:
+            tab.conversation.ask(text.strip("\n"))
+            yield from answer(tab, _tab_id(request), values)
+
+    def retry(
+        tab: Session, event: gr.EventData, request: gr.Request, *values: Any
+    ) -> Iterator[dict[Any, Any]]:
+        if not tab.busy:
+            tab.conversation.retry(event.index)
+            yield from answer(tab, _tab_id(request), values)
+
+    def edit(
+        tab: Session, event: gr.EventData, request: gr.Request, *values: Any
+    ) -> Iterator[dict[Any, Any]]:
+        if not tab.busy:
+            tab.conversation.edit(event.index, event.text)
+            yield from answer(tab, _tab_id(request), values)
+
+    def undo(tab: Session) -> dict[Any, Any]:
+        if tab.busy:
+            return {}
+        return {box: tab.conversation.undo(), transcript: tab.html()}
+
+    def clear(tab: Session, request: gr.Request) -> list[str]:
+        backend.stop(_tab_id(request))
+        if not tab.busy:
+            tab.conversation.clear()
+        return tab.html()
+
+    def set_colour(coloured: bool, tab: Session) -> list[str]:
+        tab.coloured = coloured
+        return tab.html()
+
+    def stop(request: gr.Request) -> None:
+        backend.stop(_tab_id(request))
+        backend.stop(_load_id(request))
+
+    def load_model(name: str, cells: float, request: gr.Request) -> Iterator[dict[Any, Any]]:
+        wanted = dataclasses.replace(spec, model=(name or "").strip(), n_ctx=int(cells or 0))
+        yield {load: gr.update(visible=False), cancel: gr.update(visible=True), load_note: ""}
+        note = ""
+        for event in backend.load(wanted, _load_id(request)):
+            if isinstance(event, Waiting):
+                note = _note(waiting_notice(event))
+            elif isinstance(event, Loading):
+                note = _note(_loading(event))
+            else:
+                note = _alarm(event.message) if isinstance(event, Failed) else ""
+            yield {load_note: note, header: _header(backend.status())}
+        yield {
+            load: gr.update(visible=True),
+            cancel: gr.update(visible=False),
+            header: _header(backend.status()),
+        }
+
+    def watch() -> Iterator[str]:
+        """The header, followed for as long as a model is being loaded."""
+        while (status := backend.status()).loading is not None:
+            yield _header(status)
+            sleep(0.3)
+        yield _header(status)
+
+    inputs = list(fields.components.values())
+    answers: dict[str, Any] = {
+        "outputs": [box, transcript, header],
+        "show_progress": "hidden",
+        "concurrency_limit": None,  # the backend has the queue, and tells who waits
+        "api_visibility": "private",
+    }
+    quick: dict[str, Any] = {
+        "queue": False,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
+    with page:
+        box.submit(ask, [box, session, *inputs], **answers)
+        transcript.retry(retry, [session, *inputs], **answers)
+        transcript.edit(edit, [session, *inputs], **answers)
+        transcript.undo(undo, [session], [box, transcript], **quick)
+        box.stop(stop, **quick)
+        new.click(clear, [session], [transcript], **quick)
+        colour.input(set_colour, [colour, session], [transcript], **quick)
+        export.click(lambda tab: markdown(tab.conversation), [session], [exported], **quick).then(
+            None, [exported], js=DOWNLOAD, api_visibility="private"
+        )
+        load.click(
+            load_model,
+            [model, n_ctx],
+            [load, cancel, load_note, header],
+            show_progress="hidden",
+            concurrency_limit=None,
+            api_visibility="private",
+        )
+        cancel.click(stop, **quick)
+        page.load(
+            watch,
+            outputs=[header],
+            show_progress="hidden",
+            concurrency_limit=None,
+            api_visibility="private",
+        )
+        page.unload(stop)
+    return page
+
+
+def launch(page: gr.Blocks, **options: Any) -> str:
+    """Serve the page, without anything that would leave this machine; the page's address.
+
+    Raises OSError when the port is taken.
+    """
+    # Gradio asks its own server whether it is up; a proxy must not come between the two.
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+    theme = gr.themes.Base(
+        primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
+    )
+    _, url, _ = page.launch(
+        theme=theme,
+        css=(HERE / "page.css").read_text(encoding="utf-8"),
+        footer_links=[],
+        share=False,
+        show_error=True,
+        quiet=True,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        app_kwargs={"middleware": [Middleware(_StayHere)]},
+        **options,
+    )
+    return str(url)
+
+
+def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
+    """The settings that the fields' values stand for; what is left empty keeps its default."""
+    sampling = {
+        name.removeprefix("sampling."): value
+        for name, value in values.items()
+        if name.startswith("sampling.") and value not in (None, "")
+    }
+    if sampling.get("seed", RANDOM) == RANDOM:
+        # Without chance a seed means nothing, and one request is to be known by what it means.
+        sampling["seed"] = random.randrange(N_SEEDS) if sampling.get("temperature") else 0
+    name = values["method"]
+    info = next(info for info in methods if info.name == name)
+    changed = []
+    for parameter in info.parameters:
+        value = values[f"{name}.{parameter.name}"]
+        if value not in (None, "") and value != parameter.default:
+            shown = ("off", "on")[value] if isinstance(value, bool) else value
+            changed.append(f"{parameter.name}={shown}")
+    return Settings(
+        method=f"{name}:{','.join(changed)}" if changed else name,
+        sampling=sampling,
+        max_tokens=int(values["max_tokens"] or 0) or None,
+        system=values["system"] or "",
+        compare=values["compare"],
+    )
+
+
+def _method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
+    """The choice of a method, and for each one its parameters, of which those of one are seen."""
+    name, _, rest = chosen.partition(":")
+    given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
+    choice = fields.add(
+        "method",
+        gr.Dropdown(
+            [(_title(info), info.name) for info in methods],
+            value=name,
+            label="Method",
+            filterable=False,
+            elem_id="method",
+        ),
+    )
+    groups = []
+    for info in methods:
+        shown = info.name == name
+        with gr.Accordion(
+            "Parameters", open=bool(shown and given), visible=shown and bool(info.parameters)
+        ) as group:
+            for parameter in info.parameters:
+                value = given.get(parameter.name) if shown else None
+                fields.add(f"{info.name}.{parameter.name}", _parameter_field(parameter, value))
+        groups.append(group)
+
+    def show(chosen: str) -> list[Any]:
+        return [
+            gr.update(visible=info.name == chosen and bool(info.parameters)) for info in methods
+        ]
+
+    choice.input(
+        show, [choice], groups, queue=False, show_progress="hidden", api_visibility="private"
+    )
+
+
+def _parameter_field(parameter: Parameter, given: str | None) -> Any:
+    label = parameter.name.replace("_", " ")
+    default, info = parameter.default, parameter.help or None
+    if isinstance(default, bool):
+        on = default if given is None else given.lower() in ("on", "true", "1")
+        return gr.Checkbox(on, label=label, info=info)
+    value = default if given is None else given
+    if isinstance(default, int):
+        return gr.Number(int(value), label=label, info=info, precision=0)
+    if isinstance(default, float):
+        return gr.Number(float(value), label=label, info=info)
+    return gr.Textbox(str(value), label=label, info=info, max_lines=1)
+
+
+def _model_fields(backend: Backend, spec: ModelSpec) -> tuple[Any, Any, Any, Any, Any]:
+    notes = {info.name: info.note for info in backend.models()}
+    model = gr.Dropdown(
+        list(notes),
+        value=spec.model,
+        allow_custom_value=True,
+        label="Model",
+        info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+        elem_id="model",
+    )
+    note = gr.HTML(_note(notes.get(spec.model, "")), apply_default_css=False)
+    n_ctx = gr.Number(
+        spec.n_ctx,
+        label="Context",
+        info="In tokens; 0 for the model's own, at most 8192",
+        precision=0,
+        minimum=0,
+        elem_id="ctx",
+    )
+    load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
+    cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
+    load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
+    model.change(
+        lambda name: _note(notes.get(name, "")),
+        [model],
+        [note],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    return model, n_ctx, load, cancel, load_note
+
+
+def _sampling_fields(fields: Fields) -> None:
+    """Names and defaults are those of SamplingParams, but for the length and the seed."""
+
+    def number(name: str, value: float, label: str, info: str | None = None) -> None:
+        precision = 0 if isinstance(value, int) else None
+        fields.add(
+            f"sampling.{name}", gr.Number(value, label=label, info=info, precision=precision)
+        )
+
+    def slider(
+        name: str, value: float, label: str, most: float = 1.0, info: str | None = None
+    ) -> None:
+        fields.add(f"sampling.{name}", gr.Slider(0, most, value, step=0.01, label=label, info=info))
+
+    slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
+    fields.add(
+        "max_tokens",
+        gr.Number(1024, label="Max tokens", info="0: to the end of the context", precision=0),
+    )
+    number("top_k", 0, "Top k", "0: off")
+    slider("top_p", 1.0, "Top p", info="1: off")
+    slider("min_p", 0.0, "Min p", info="0: off")
+    number("repeat_penalty", 1.0, "Repeat penalty", "1: off")
+    number("presence_penalty", 0.0, "Presence penalty", "0: off")
+    number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
+    with gr.Accordion("More", open=False):
+        number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
+        number("penalty_last_n", 64, "Penalties look back", "tokens")
+        slider("typical_p", 1.0, "Typical p", info="1: off")
+        slider("xtc_probability", 0.0, "XTC probability", info="0: off")
+        slider("xtc_threshold", 0.1, "XTC threshold")
+        number("dry_multiplier", 0.0, "DRY multiplier", "0: off")
+        number("dry_base", 1.75, "DRY base")
+        number("dry_allowed_length", 2, "DRY allowed length", "tokens")
+        fields.add(
+            "sampling.mirostat",
+            gr.Radio([("off", 0), ("1", 1), ("2", 2)], value=0, label="Mirostat"),
+        )
+        number("mirostat_tau", 5.0, "Mirostat tau")
+        number("mirostat_eta", 0.1, "Mirostat eta")
+        for name, label in (("grammar", "Grammar (GBNF)"), ("json_schema", "JSON schema")):
+            fields.add(f"sampling.{name}", gr.Textbox(label=label, lines=2, max_lines=12))
+
+
+def _title(info: MethodInfo) -> str:
+    return f"{info.title} (plain decoding)" if info.name == PLAIN else info.title
+
+
+def _header(status: Status) -> str:
+    """What is loaded or on its way, or why nothing is."""
+    parts = []
+    if status.model is not None:
+        name = Path(status.model.spec.model).name
+        details = f"{status.model.description} · context {status.model.n_ctx}"
+        if not status.model.has_chat_template:
+            details += " · no chat template: a plain transcript is continued"
+        parts.append(f"<b>{escape(name)}</b><span>{escape(details)}</span>")
+    if status.loading is not None:
+        parts.append(_note(_loading(status.loading)))
+    elif status.error is not None and status.model is None:
+        parts.append(_alarm(status.error))
+    return "".join(parts) or _note("No model is loaded")
+
+
+def _loading(event: Loading) -> str:
+    if event.stage == "download":
+        return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
+    return f"Loading {event.model}: {event.done} %"
+
+
+def _note(text: str) -> str:
+    return f'<div class="notice" role="status">{escape(text)}</div>' if text else ""
+
+
+def _alarm(text: str) -> str:
+    return f'<div class="error" role="alert">{escape(text)}</div>'
+
+
+def _tab_id(request: gr.Request) -> str:
+    return str(request.session_hash)
+
+
+def _load_id(request: gr.Request) -> str:
+    return f"{request.session_hash}/load"
+
+
+class _StayHere:
+    """Sends ``POLICY`` with every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"content-security-policy", POLICY.encode()))
+            await send(message)
+
+        await self._app(scope, receive, send_with_policy)

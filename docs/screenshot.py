@@ -1,0 +1,68 @@
+"""Takes ``docs/screenshot.png``: the app with the bundled model, after the given messages.
+
+python docs/screenshot.py [--model NAME] [--threads N] [--phone] [--dark] [message …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parent.parent
+MESSAGES = ("Write a Python function that reads a JSON file.", "Say that once more.")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Take docs/screenshot.png.")
+    parser.add_argument("messages", nargs="*", default=MESSAGES)
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--phone", action="store_true")
+    parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--out", default=str(ROOT / "docs" / "screenshot.png"))
+    flags = parser.parse_args()
+    command = [sys.executable, "-m", "app", "--no-browser", "--model", flags.model]
+    command += ["--threads", flags.threads]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as app:
+        try:
+            assert app.stdout is not None
+            address = re.search(r"http://\S+", app.stdout.readline())
+            assert address is not None
+            shoot(address[0], flags)
+        finally:
+            app.terminate()
+
+
+def shoot(address: str, flags: argparse.Namespace) -> None:
+    width, height = (390, 844) if flags.phone else (1280, 800)
+    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if flags.dark else "light",
+        )
+        page.goto(address)
+        page.wait_for_selector("#header b")
+        if not flags.phone:
+            page.check("#compare input")
+        for number, message in enumerate(flags.messages, 1):
+            page.fill("#box textarea", message)
+            page.press("#box textarea", "Enter")
+            done = f".turns:not(:has(.live)) > :nth-child({number}):last-child .stats"
+            page.wait_for_selector(done, timeout=120_000)
+        page.wait_for_timeout(500)  # for the last transitions
+        page.screenshot(path=flags.out)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

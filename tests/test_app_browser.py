@@ -1,0 +1,305 @@
+"""``python -m app`` in a real browser: Chromium, driven by Playwright, on a tiny model.
+
+CHROMIUM names the browser where it is not found under its usual names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.tiny_gguf import write_tiny_gguf
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+TIMEOUT = 60_000  # ms; machines under load are slow
+ENDLESS = "root ::= [a-z] root"
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no Chromium: none of {NAMES} is here")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "long.gguf", n_ctx=32768)
+
+
+@pytest.fixture(scope="module")
+def address(model: Path) -> Iterator[str]:
+    """Where the app is served, in a process of its own."""
+    command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
+    command += ["--ctx", "32768", "--threads", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield made
+        made.close()
+
+
+class Chat:
+    """A tab with the chat in it, and what its page asked for."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        options.setdefault("viewport", {"width": 1280, "height": 800})
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(TIMEOUT)
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(address)
+        self.page.wait_for_selector("#transcript .welcome", state="attached")
+        self.page.wait_for_selector("#header b")
+
+    def say(self, text: str) -> None:
+        self.page.fill("#box textarea", text)
+        self.page.press("#box textarea", "Enter")
+
+    def wait_for_reply(self, n_turns: int = 1) -> str:
+        """The stats line of the last reply, once there are ``n_turns`` and it is finished."""
+        last = f".turns:not(:has(.live)) > :nth-child({n_turns}):last-child"
+        return str(self.page.inner_text(f"{last} .stats"))
+
+    def ask(self, text: str, n_turns: int = 1) -> str:
+        self.say(text)
+        return self.wait_for_reply(n_turns)
+
+    def last(self, part: str) -> str:
+        return str(self.page.inner_text(f".turns > :last-child {part}"))
+
+    def unfold(self, label: str) -> None:
+        self.page.click(f"#settings .gr-accordion > button:has-text('{label}'):visible")
+
+    def set(self, label: str, value: str) -> None:
+        field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
+        field.first.fill(value)
+        field.first.blur()
+
+    def choose_method(self, title: str) -> None:
+        self.page.click("#method input")
+        self.page.click(f"[role=option]:has-text('{title}')")
+
+    def never_end(self) -> None:
+        """Let the replies to come go on for long."""
+        self.unfold("Sampling")
+        self.set("Max tokens", "0")
+        self.unfold("More")
+        self.set("Grammar (GBNF)", ENDLESS)
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.fixture
+def chat(browser: Any, address: str) -> Iterator[Chat]:
+    made = Chat(browser, address)
+    made.unfold("Sampling")
+    made.set("Max tokens", "60")
+    made.unfold("Sampling")
+    yield made
+    assert made.errors == []
+    made.close()
+
+
+def test_a_chat_streams_and_says_what_it_cost(chat: Chat) -> None:
+    assert re.fullmatch(
+        r"[\d.]+ tok/s · \d\.\d tokens per step · (\d+ % of drafts accepted · )?"
+        r"context \d+ / 32768( · length limit)?",
+        chat.ask("a cat"),
+    )
+    assert chat.last("code") == "prompt-lookup"
+    assert chat.last(".said") == "a cat"
+    assert chat.page.is_hidden(".welcome")
+
+
+def test_nothing_is_asked_for_outside_this_machine(chat: Chat, address: str) -> None:
+    chat.ask("a cat")
+    hosts = {urlsplit(url).netloc for url in chat.asked if not url.startswith(("data:", "blob:"))}
+    assert hosts == {urlsplit(address).netloc}
+
+
+def test_the_browser_refuses_to_leave_this_machine(chat: Chat) -> None:
+    refused = chat.page.evaluate(
+        "() => fetch('http://192.0.2.1/', {mode: 'no-cors'}).then(() => '', (e) => String(e))"
+    )
+    assert "TypeError" in refused
+
+
+def test_stop_ends_the_reply_and_the_next_one_comes(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.click("#box .stop-button")
+    assert chat.wait_for_reply().endswith(" · stopped")
+    chat.set("Max tokens", "5")
+    assert chat.ask("a dog", 2).endswith(" · length limit")
+
+
+def test_retry_undo_and_edit(chat: Chat) -> None:
+    chat.ask("one")
+    first = chat.last(".text")
+    chat.ask("two", 2)
+    chat.page.click("text=Undo")
+    chat.page.wait_for_selector(".turns > :only-child .stats")
+    assert chat.page.input_value("#box textarea") == "two"
+    chat.page.hover(".turns .reply")
+    chat.page.click("text=Retry")
+    chat.page.wait_for_selector(".live", state="detached")
+    chat.wait_for_reply()
+    assert chat.last(".text") == first
+    chat.page.click("text=Edit")
+    assert chat.page.input_value(".turn form textarea") == "one"
+    chat.page.fill(".turn form textarea", "three <i>")
+    chat.page.press(".turn form textarea", "Enter")
+    chat.page.wait_for_selector(".said:has-text('three <i>')")
+    chat.wait_for_reply()
+
+
+def test_the_method_changes_without_loading_again(chat: Chat) -> None:
+    assert "% of drafts accepted" not in chat.ask("a") or chat.last("code") == "prompt-lookup"
+    chat.choose_method("Lookahead")
+    chat.ask("b", 2)
+    assert chat.last("code") == "lookahead"
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    chat.ask("c", 3)
+    assert chat.last("code") == "lookahead:window=5"
+    chat.set("window", "500")
+    chat.say("d")
+    assert "window is 500; give 1 to 128" in chat.last(".error")
+
+
+def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat) -> None:
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
+    chat.ask("hi")
+    assert chat.last(".text") == "the cat saw the cat saw the cat saw **the** cat"
+    drafted = chat.page.locator(".turn .drafted")
+    assert drafted.count() > 0
+    colours = [
+        chat.page.locator(name).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for name in (".turn .drafted", ".turn .text")
+    ]
+    assert colours[0] != colours[1]
+    chat.page.uncheck("#colour input")
+    chat.page.wait_for_selector(".turn strong:has-text('the')")
+    assert chat.last(".text") == "the cat saw the cat saw the cat saw the cat"
+    assert drafted.count() == 0
+    chat.page.check("#colour input")
+    chat.page.wait_for_selector(".turn .drafted")
+
+
+def test_the_speed_up_is_shown_where_it_was_measured(chat: Chat) -> None:
+    assert "plain" not in chat.ask("a cat")
+    chat.page.check("#compare input")
+    assert re.search(r"\d× plain, (same|other) text", chat.ask("a dog", 2))
+
+
+def test_a_reply_can_be_copied_and_a_conversation_exported_and_ended(chat: Chat) -> None:
+    chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", 'root ::= "**a** <b>"')
+    chat.ask("hi")
+    for coloured in (True, False):
+        chat.page.set_checked("#colour input", coloured)
+        chat.page.wait_for_selector(".text.plain" if coloured else ".text.markdown")
+        chat.page.click("text=Copy")
+        chat.page.wait_for_selector("text=Copied")
+        assert chat.page.evaluate("navigator.clipboard.readText()") == "**a** <b>"
+    with chat.page.expect_download() as download:
+        chat.page.click("#export")
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    assert text.startswith("## You\n\nhi\n\n## Model\n\n**a** <b>\n")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    assert chat.page.locator(".turn").count() == 0
+
+
+def test_what_looks_like_html_or_a_template_shows_as_text(chat: Chat) -> None:
+    text = "<b>x</b> ${1+1} {{value}} &amp; <img src=x onerror=alert(1)>"
+    chat.ask(text)
+    assert chat.last(".said") == text
+    assert chat.page.locator(".said *").count() == 0
+
+
+def test_a_second_tab_waits_its_turn_and_is_told_so(chat: Chat, browser: Any, address: str) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    second = Chat(browser, address)
+    second.say("a dog")
+    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply before yours')")
+    chat.page.click("#box .stop-button")
+    second.page.wait_for_selector(".live .text, .stats")
+    second.close()
+    chat.wait_for_reply()
+
+
+def test_a_tab_that_is_closed_makes_way(chat: Chat, browser: Any, address: str) -> None:
+    second = Chat(browser, address)
+    second.never_end()
+    second.say("a dog")
+    second.page.wait_for_selector(".live .text")
+    second.close()
+    chat.ask("a cat")
+
+
+def test_a_model_that_does_not_load_leaves_the_old_one(chat: Chat, model: Path) -> None:
+    chat.unfold("Model")
+    chat.page.fill("#model input", "/nowhere/x.gguf")
+    chat.page.press("#model input", "Enter")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/x.gguf')")
+    chat.ask("a cat")
+    chat.page.fill("#model input", str(model))
+    chat.page.press("#model input", "Enter")
+    chat.page.fill("#ctx input", "1024")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#header:has-text('context 1024')")
+    assert "/ 1024" in chat.ask("a dog", 2)
+    chat.page.fill("#ctx input", "32768")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#header:has-text('context 32768')")
+
+
+def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
+    chat = Chat(browser, address, viewport={"width": 390, "height": 844}, color_scheme="dark")
+    chat.page.wait_for_timeout(1000)  # the settings open, and close again
+    assert chat.page.locator("#settings.open").count() == 0
+    chat.ask("a cat")
+    assert chat.page.evaluate("document.documentElement.scrollWidth") == 390
+    box = chat.page.locator("#box").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert box["y"] + box["height"] <= 844
+    chat.close()
