@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -67,21 +68,51 @@ def chat_tokens(model: Model, messages: Sequence[Message]) -> list[int]:
     """Token ids of a conversation in the model's own format.
 
     A template without room for a system message gets it at the head of the first user message.
+    Control tokens written out in a message stay plain text: nobody ends a turn by quoting one.
     """
     bos, eos = (_piece(model, name) for name in ("bos", "eos"))
     template = model.chat_template or TRANSCRIPT_TEMPLATE
-    try:
-        text = render_messages(template, messages, bos_token=bos, eos_token=eos)
-    except InvalidParameter:
-        if len(messages) < 2 or messages[0]["role"] != "system":
-            raise
-        first = {
-            "role": "user",
-            "content": f"{messages[0]['content']}\n\n{messages[1]['content']}",
-        }
-        text = render_messages(template, [first, *messages[2:]], bos_token=bos, eos_token=eos)
+
+    def render(messages: Sequence[Message]) -> str:
+        try:
+            return render_messages(template, messages, bos_token=bos, eos_token=eos)
+        except InvalidParameter:
+            if len(messages) < 2 or messages[0]["role"] != "system":
+                raise
+            first = {
+                "role": "user",
+                "content": f"{messages[0]['content']}\n\n{messages[1]['content']}",
+            }
+            return render_messages(template, [first, *messages[2:]], bos_token=bos, eos_token=eos)
+
+    text = render(messages)
     has_bos = bool(bos) and text.startswith(bos)
-    return model.tokenize(text, add_special=not has_bos, parse_special=True)
+    if not any(_holds_control_tokens(model, message["content"]) for message in messages):
+        return model.tokenize(text, add_special=not has_bos, parse_special=True)
+
+    # Render with a mark for each content, and tokenize contents and template apart.
+    marked = [{**message, "content": _mark(i)} for i, message in enumerate(messages)]
+    tokens: list[int] = []
+    for i, part in enumerate(_MARK.split(render(marked))):
+        is_content = i % 2 == 1
+        tokens += model.tokenize(
+            messages[int(part)]["content"] if is_content else part,
+            add_special=i == 0 and not has_bos,
+            parse_special=not is_content,
+        )
+    return tokens
+
+
+_MARK = re.compile("\ue000([0-9]+)\ue001")  # private use: no text has a reason to hold it
+
+
+def _mark(i: int) -> str:
+    return f"\ue000{i}\ue001"
+
+
+def _holds_control_tokens(model: Model, text: str) -> bool:
+    plain = model.tokenize(text, add_special=False, parse_special=False)
+    return plain != model.tokenize(text, add_special=False, parse_special=True)
 
 
 def _piece(model: Model, name: str) -> str:
