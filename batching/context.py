@@ -199,9 +199,9 @@ class _Output:
 def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
     """Whether flash attention is to be on: as asked, or whichever decodes faster here.
 
-    On a GPU it is on. On a CPU it depends on head size and batch size, so small contexts of both
-    kinds decode 1, 8 and 32 rows in turn, and the smaller sum of medians wins. A large model, which
-    spends ``budget_seconds`` on single rows, is judged by those.
+    On a GPU it is on. On a CPU it depends on heads, batch and context, so small contexts of both
+    kinds decode 1, 4 and 16 rows after some text in turn, and the smaller mean time a row wins.
+    After ``budget_seconds`` what was measured decides, for a large model the single rows.
     """
     if params.kv_type == "q8_0":
         return True
@@ -209,36 +209,46 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
         return params.flash_attn == "on"
     if supports_gpu():
         return True
-    small = replace(params, n_ctx=512, n_batch=64, n_seq_max=1)
+    small = replace(params, n_ctx=256, n_batch=128, n_seq_max=1)
     contexts = {on: Context(model, replace(small, flash_attn=on)) for on in ("off", "on")}
     try:
-        medians = _median_seconds(contexts, (1, 8, 32), budget_seconds)
+        n_past = 128 if model.n_bytes < 2**30 else 8
+        seconds = _seconds_per_row(contexts, (1, 4, 16), n_past, budget_seconds)
     finally:
         for context in contexts.values():
             context.close()
-    return sum(medians["on"]) < sum(medians["off"])
+    return seconds["on"] < seconds["off"]
 
 
-def _median_seconds(
-    contexts: Mapping[str, Context], sizes: Sequence[int], budget_seconds: float
-) -> dict[str, list[float]]:
-    """Median time of a decode of each size, measured in turn; the same sizes for all contexts."""
-    seconds: dict[str, list[list[float]]] = {name: [] for name in contexts}
+def _seconds_per_row(
+    contexts: Mapping[str, Context], sizes: Sequence[int], n_past: int, budget_seconds: float
+) -> dict[str, float]:
+    """Time a row after ``n_past``: mean over batches of ``sizes``, each a median of decodes."""
     start = time.perf_counter()
+    for context in contexts.values():
+        context.decode(_chain(0, n_past))  # warms up, and is the text that the rows attend to
+    medians: dict[str, list[float]] = {name: [] for name in contexts}
     for size in sizes:
-        rows = Rows([0] * size, range(size), [range(1)] * size, [True] * size)
-        for name in contexts:
-            seconds[name].append([])
+        seconds: dict[str, list[float]] = {name: [] for name in contexts}
         for turn in range(7):
             for name, context in contexts.items():
                 begin = time.perf_counter()
-                context.decode(rows)
-                if turn:  # the first one warms up
-                    seconds[name][-1].append(time.perf_counter() - begin)
-                context.seq_rm(-1, 0, -1)
+                context.decode(_chain(n_past, size))
+                if turn:  # the first of another shape makes a new compute graph
+                    seconds[name].append(time.perf_counter() - begin)
+                context.seq_rm(-1, n_past, -1)
             if turn and time.perf_counter() - start > budget_seconds:
-                return {name: [median(times) for times in seconds[name]] for name in contexts}
-    return {name: [median(times) for times in seconds[name]] for name in contexts}
+                break
+        for name in contexts:
+            medians[name].append(median(seconds[name]) / size)
+        if time.perf_counter() - start > budget_seconds:
+            break
+    return {name: sum(times) / len(times) for name, times in medians.items()}
+
+
+def _chain(position: int, n: int) -> Rows:
+    """Rows of one sequence, whatever their tokens; the last has output."""
+    return Rows([0] * n, range(position, position + n), [range(1)] * n, [False] * (n - 1) + [True])
 
 
 def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:

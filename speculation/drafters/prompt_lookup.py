@@ -34,7 +34,7 @@ class PromptLookupParams:
     draft       tokens copied after a match when not adaptive
     adaptive    let a draft go on while its tokens are likely to hold, as learnt from this text
     p_min       adaptive: the probability that all of a draft holds, below which it ends
-    draft_max   adaptive: most tokens of a draft
+    draft_max   adaptive: most tokens of a draft; its length is 1, 3, 7, 15, … up to this
     branches    continuations drafted in one tree
     order       which matches come first: longest common context, most recent, most frequent
                 continuation, or first in the text (Saxena)
@@ -46,7 +46,7 @@ class PromptLookupParams:
     draft: int = 10
     adaptive: bool = True
     p_min: float = 0.3
-    draft_max: int = 40
+    draft_max: int = 31
     branches: int = 1
     order: str = "longest"
     candidates: int = 8
@@ -211,13 +211,19 @@ class PromptLookup:
                 break
 
     def _likely_length(self, context: int, probability: float) -> int:
-        """Tokens to copy until the draft as a whole holds with less than ``p_min``."""
+        """Tokens to copy until the draft as a whole holds with less than ``p_min``.
+
+        Rounded down to 1, 3, 7, 15, …: with the root a power of two. llama.cpp keeps its compute
+        graph while batches have the same shape, and a change costs as much as a row or two.
+        """
         params, confidence = self.params, self._confidence
-        for length in range(params.draft_max):
+        length = 0
+        while length < params.draft_max:
             probability *= confidence.of(context + length)
             if probability < params.p_min:
-                return length
-        return params.draft_max
+                break
+            length += 1
+        return (1 << (length + 1).bit_length() - 1) - 1
 
     def _matches(self) -> list[tuple[int, int]]:
         """Positions to copy from and their common context, best first, one a branch."""
