@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import COMMIT, HubServer
 from huggingface_hub import close_session, constants
 
 from batching.errors import SpeculationError
@@ -30,6 +29,7 @@ from speculation.registry import (
     registry_file,
     resolve,
 )
+from tests.hub_server import COMMIT, HubServer
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes: three chunks
