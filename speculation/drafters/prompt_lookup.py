@@ -22,7 +22,7 @@ _LONGEST = 32  # common context is told apart up to this length
 # How often the next token of a match was right, by the length of the common context: counted on
 # 8,400 reply tokens of quoting, extraction, editing, dialogue and prose.
 _PRIOR = {1: 0.35, 2: 0.55, 3: 0.65, 4: 0.70, 5: 0.75, 6: 0.80, 8: 0.84, 12: 0.90, 17: 0.94}
-_RATE = 0.1
+_RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PromptLookupParams:
     min_ngram: int = 1
     draft: int = 10
     adaptive: bool = True
-    p_min: float = 0.3
+    p_min: float = 0.4
     draft_max: int = 31
     branches: int = 1
     order: str = "longest"
