@@ -8,6 +8,7 @@ module knows of trees or methods.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,7 +201,7 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
     """Whether flash attention is to be on: as asked, or whichever decodes faster here.
 
     On a GPU it is on. On a CPU it depends on heads, batch and context, so small contexts of both
-    kinds decode 1, 4 and 16 rows after some text in turn, and the smaller mean time a row wins.
+    kinds decode 1, 4, 16 and 64 rows after some text in turn, and the smaller geometric mean wins.
     After ``budget_seconds`` what was measured decides, for a large model the single rows.
     """
     if params.kv_type == "q8_0":
@@ -213,17 +214,20 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
     contexts = {on: Context(model, replace(small, flash_attn=on)) for on in ("off", "on")}
     try:
         n_past = 128 if model.n_bytes < 2**30 else 8
-        seconds = _seconds_per_row(contexts, (1, 4, 16), n_past, budget_seconds)
+        log_seconds = _log_seconds(contexts, (1, 4, 16, 64), n_past, budget_seconds)
     finally:
         for context in contexts.values():
             context.close()
-    return seconds["on"] < seconds["off"]
+    return log_seconds["on"] < log_seconds["off"]
 
 
-def _seconds_per_row(
+def _log_seconds(
     contexts: Mapping[str, Context], sizes: Sequence[int], n_past: int, budget_seconds: float
 ) -> dict[str, float]:
-    """Time a row after ``n_past``: mean over batches of ``sizes``, each a median of decodes."""
+    """Sum of the logarithms of the median times of decoding ``sizes`` rows after ``n_past``.
+
+    So each size counts alike: twice as fast on one outweighs a third slower on another.
+    """
     start = time.perf_counter()
     for context in contexts.values():
         context.decode(_chain(0, n_past))  # warms up, and is the text that the rows attend to
@@ -240,10 +244,10 @@ def _seconds_per_row(
             if turn and time.perf_counter() - start > budget_seconds:
                 break
         for name in contexts:
-            medians[name].append(median(seconds[name]) / size)
+            medians[name].append(median(seconds[name]))
         if time.perf_counter() - start > budget_seconds:
             break
-    return {name: sum(times) / len(times) for name, times in medians.items()}
+    return {name: sum(map(math.log, times)) for name, times in medians.items()}
 
 
 def _chain(position: int, n: int) -> Rows:

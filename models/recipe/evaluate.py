@@ -116,7 +116,9 @@ def main() -> None:
     if args.data:
         _, held_out = corpora.load(args.data)
         measure = Measure(held_out, tokenizer, args.rows, args.chats)
-        report |= measure.report(load_decoder(args.checkpoint))
+        decoder = load_decoder(args.checkpoint)
+        report |= measure.report(decoder)
+        report["copy_text_far"] = measure.segments(decoder, False, gap=1500).percent
     report["samples"] = samples(llama, tokenizer)
     print(json.dumps(report, indent=1, ensure_ascii=False))
 

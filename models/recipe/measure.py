@@ -75,13 +75,13 @@ class Measure:
         return round(float(model.loss(tokens, weights)), 4)
 
     @torch.no_grad()
-    def segments(self, model: Decoder, chance_tokens: bool) -> Share:
-        """Accuracy inside the second copy of 64 tokens, 30 tokens of text between the copies."""
+    def segments(self, model: Decoder, chance_tokens: bool, gap: int = 30) -> Share:
+        """Accuracy inside the second copy of 64 tokens, `gap` tokens of text between the copies."""
         draw = self.draw(f"segments{chance_tokens}")
         rows = []
         for _ in range(2 * self.rows):
             segment = self.source.segment(draw, 64, chance_tokens)
-            rows.append([BOS, *segment, *self.source.segment(draw, 30, False), *segment])
+            rows.append([BOS, *segment, *self.source.segment(draw, gap, False), *segment])
         tokens = torch.tensor(rows, device=model.embedding.weight.device)
         right = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]
         inside = right[:, -63:]  # its first token cannot be known

@@ -558,8 +558,8 @@ def problem(draw: Draw) -> Chat:
 
 def dictionary(draw: Draw) -> Chat:
     entries = draw.corpus.words
-    # Common words more often: the square of a uniform number leans to the front of the list.
-    word = entries[int(draw.rng.random() ** 2 * len(entries))]
+    # Common words more often: powers of a uniform number lean to the front of the list.
+    word = entries[int(draw.rng.random() ** 4 * len(entries))]
     article = "an" if word.word[0] in "aeiou" else "a"
     kind = draw.rng.random()
     if kind < 0.2 and word.example:
@@ -713,13 +713,13 @@ def system_context(draw: Draw) -> Chat:
 
 TASKS: dict[str, tuple[float, Task]] = {
     "repeat": (6, repeat),
-    "quote_sentence": (6, quote_sentence),
+    "quote_sentence": (8, quote_sentence),
     "quote_with_word": (3, quote_with_word),
     "longest_line": (1, longest_line),
     "first_words": (2, first_words),
     "say_again": (4, say_again),
-    "lines_from_list": (2, lines_from_list),
-    "record": (5, record),
+    "lines_from_list": (4, lines_from_list),
+    "record": (8, record),
     "told_facts": (7, told_facts),
     "story_facts": (6, story_facts),
     "extract": (5, extract),
@@ -727,7 +727,7 @@ TASKS: dict[str, tuple[float, Task]] = {
     "factbook": (4, factbook),
     "background": (2, background),
     "meeting": (1.5, meeting),
-    "replace_word": (4, replace_word),
+    "replace_word": (5, replace_word),
     "correct_typos": (4, correct_typos),
     "split_or_join": (3, split_or_join),
     "bullet_points": (3, bullet_points),
@@ -735,18 +735,18 @@ TASKS: dict[str, tuple[float, Task]] = {
     "change_case": (1, change_case),
     "small_edit": (3, small_edit),
     "continue_list": (3, continue_list),
-    "arithmetic": (1.5, arithmetic),
+    "arithmetic": (3, arithmetic),
     "count_up": (0.7, count_up),
     "problem": (3, problem),
-    "dictionary": (9, dictionary),
-    "capital": (3, capital),
+    "dictionary": (11, dictionary),
+    "capital": (9, capital),
     "country": (0.7, country),
     "abstract": (1, abstract),
     "continue_text": (2, continue_text),
     "story": (2, story),
     "edit_code": (7, edit_code),
     "write_code": (1.5, write_code),
-    "persona_talk": (12, persona_talk),
+    "persona_talk": (15, persona_talk),
     "chatter": (7, chatter),
     "system_context": (2, system_context),
 }

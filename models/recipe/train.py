@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.recipe import circuit
 from models.recipe import corpus as corpora
 from models.recipe.measure import Measure
 from models.recipe.model import Decoder, Shape
@@ -34,12 +35,12 @@ CHECKPOINT = "checkpoint.pt"
 class Schedule:
     """Rows and learning rates by step."""
 
-    step_tokens: int = 6144
-    short_steps: int = 200  # rows of 256 tokens first: copying emerges sooner
+    step_tokens: int = 8192
+    short_steps: int = 150  # rows of 256 tokens first
     warmup: int = 40
     decay_share: float = 0.2  # decay takes this share of the whole run
-    muon_lr: float = 0.02
-    adam_lr: float = 0.003
+    muon_lr: float = 0.015
+    adam_lr: float = 0.005
 
     def time(self, step: int) -> int:
         """Tokens in a row: 512, and in a tenth of the steps 1024 or 2048."""
@@ -96,7 +97,9 @@ class Run:
 
 def start(shape: Shape, schedule: Schedule, device: str) -> Run:
     """A fresh model with its two optimizers: Muon for the blocks' matrices, AdamW for the rest."""
-    model = Decoder(shape).to(device)
+    model = Decoder(shape)
+    circuit.plant(model)
+    model.to(device)
     stacked = {"qkv": 3, "gate_up": 2}
     matrices: list[tuple[Tensor, int]] = []
     rest: list[Tensor] = []
@@ -146,7 +149,12 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")
-    schedule = Schedule(step_tokens=args.step_tokens, muon_lr=args.muon_lr, adam_lr=args.adam_lr)
+    schedule = Schedule(
+        step_tokens=args.step_tokens,
+        short_steps=args.short_steps,
+        muon_lr=args.muon_lr,
+        adam_lr=args.adam_lr,
+    )
     tokenizer = Tokenizer(out / FILE_NAME)
     training, held_out = corpora.load(args.data)
     mix = Mix(copies=args.copies, prose=args.prose, dialogues=args.dialogues)
@@ -196,14 +204,15 @@ def main() -> None:
     parser.add_argument("--decay-at", type=int, help="step; or make a file `decay` in --out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--step-tokens", type=int, default=6144, help="a multiple of 2048")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--copies", type=float, default=0.3, help="share of rows")
-    parser.add_argument("--prose", type=float, default=0.12, help="share of rows")
-    parser.add_argument("--dialogues", type=float, default=0.16, help="share of rows")
-    parser.add_argument("--measure-every", type=int, default=40, help="steps")
-    parser.add_argument("--save-every", type=int, default=100, help="steps")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="a multiple of 2048")
+    parser.add_argument("--short-steps", type=int, default=150, help="steps of rows of 256")
+    parser.add_argument("--muon-lr", type=float, default=0.015)
+    parser.add_argument("--adam-lr", type=float, default=0.005)
+    parser.add_argument("--copies", type=float, default=0.2, help="share of rows")
+    parser.add_argument("--prose", type=float, default=0.14, help="share of rows")
+    parser.add_argument("--dialogues", type=float, default=0.13, help="share of rows")
+    parser.add_argument("--measure-every", type=int, default=50, help="steps")
+    parser.add_argument("--save-every", type=int, default=50, help="steps")
     train(parser.parse_args())
 
 
