@@ -8,6 +8,8 @@ row order of the batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -92,18 +94,36 @@ class TokenTree:
         self.draft_probs.append(draft_probs)
         return node
 
-    def add_chain(self, parent: int, tokens: list[int] | tuple[int, ...]) -> int:
-        """Hang ``tokens`` below ``parent`` as a chain, as far as there is room; return its end."""
-        for token in tokens:
-            siblings = self._children.get((parent, token))
-            if siblings:
-                parent = siblings[0]
-                self.outputs[parent] = True
-            elif self.room <= 0:
-                break
-            else:
-                parent = self.add(parent, token)
+    def add_chain(self, parent: int, tokens: Sequence[int]) -> int:
+        """Hang ``tokens`` below ``parent`` as a chain, as far as there is room; return its end.
+
+        The same as adding one after the other, for less: chains are what most drafts are.
+        """
+        children = self._children
+        for i, token in enumerate(tokens):
+            siblings = children.get((parent, token))
+            if not siblings:
+                return self._append_chain(parent, tokens[i : i + max(0, self.room)])
+            parent = siblings[0]
+            self.outputs[parent] = True
         return parent
+
+    def _append_chain(self, parent: int, tokens: Sequence[int]) -> int:
+        """New nodes for all of ``tokens``, whose first is no child of ``parent`` yet."""
+        first, n = len(self.tokens), len(tokens)
+        if not n:
+            return parent
+        parents = [parent, *range(first, first + n - 1)]
+        depth = self.depths[parent]
+        self.tokens += tokens
+        self.parents += parents
+        self.depths += range(depth + 1, depth + 1 + n)
+        self.outputs += [True] * n
+        self.draft_probs += [None] * n
+        self.n_drafted += n
+        for node, key in enumerate(zip(parents, tokens, strict=True), first):
+            self._children[key] = [node]
+        return first + n - 1
 
     def children(self, parent: int, token: int) -> list[int]:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""

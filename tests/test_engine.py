@@ -75,7 +75,7 @@ def test_every_method_gives_the_text_of_plain_decoding(
 def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
     repetitive = SamplingParams(grammar='root ::= "the cat " root')
     stats = engine.generate(PROMPT, sampling=repetitive, max_tokens=60).run().stats
-    assert stats.tokens_per_step > 1.3
+    assert stats.tokens_per_step > 1.15
 
 
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:

@@ -145,6 +145,15 @@ class Confidence:
         log_odds = self._log_odds[min(length, _LONGEST)] + self._shared
         return 1.0 / (1.0 + math.exp(-log_odds))
 
+    def run_length(self, length: int, probability: float, p_min: float, most: int) -> int:
+        """How many tokens in a row hold with at least ``p_min``, given ``probability`` so far."""
+        log_odds, shared, exp = self._log_odds, self._shared, math.exp
+        for n in range(most):
+            probability /= 1.0 + exp(-log_odds[min(length + n, _LONGEST)] - shared)
+            if probability < p_min:
+                return n
+        return most
+
     def learn(self, length: int, *, held: bool) -> None:
         """Take in whether the token after such a context was right."""
         length = min(length, _LONGEST)
@@ -216,13 +225,8 @@ class PromptLookup:
         Rounded down to 1, 3, 7, 15, …: with the root a power of two. llama.cpp keeps its compute
         graph while batches have the same shape, and a change costs as much as a row or two.
         """
-        params, confidence = self.params, self._confidence
-        length = 0
-        while length < params.draft_max:
-            probability *= confidence.of(context + length)
-            if probability < params.p_min:
-                break
-            length += 1
+        params = self.params
+        length = self._confidence.run_length(context, probability, params.p_min, params.draft_max)
         return (1 << (length + 1).bit_length() - 1) - 1
 
     def _matches(self) -> list[tuple[int, int]]:
@@ -242,12 +246,23 @@ class PromptLookup:
         if params.order == "first":
             return [(p, n) for p in positions[: params.branches]]
         latest = positions[: -params.candidates - 1 : -1]
-        matches = [(p, index.common_context(p)) for p in latest]
-        if len(matches) == 1 or params.order == "recent":
-            return matches
         if params.order == "longest":
-            return sorted(matches, key=lambda match: -match[1])
+            return self._longest_first(latest)
+        matches = [(p, index.common_context(p)) for p in latest]
+        if params.order == "recent":
+            return matches
         counts: dict[int, int] = {}
         for p in latest:
             counts[index.tokens[p]] = counts.get(index.tokens[p], 0) + 1
         return sorted(matches, key=lambda match: -counts[index.tokens[match[0]]])
+
+    def _longest_first(self, latest: list[int]) -> list[tuple[int, int]]:
+        matches = []
+        n_full = 0
+        for position in latest:
+            context = self._index.common_context(position)
+            matches.append((position, context))
+            n_full += context == _LONGEST
+            if n_full == self.params.branches:  # no other can be longer
+                break
+        return sorted(matches, key=lambda match: -match[1])
