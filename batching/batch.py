@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 
 from batching.errors import TreeTooLarge, TreeTooWide
-from batching.rows import Rows
+from batching.rows import Rows, SeqIds
 
 
 class BatchMemory:
@@ -24,11 +24,11 @@ class BatchMemory:
         self.n_seq_id = np.zeros(n_batch, np.int32)
         self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
         self.logits = np.zeros(n_batch, np.int8)
-        # Ids that rows share by range (the root's, a chain's) stand in ``everyone``; the rest are
-        # written one after the other into ``ids``, which a wider tree makes grow.
+        # Ids that rows share by range (a lone root's, a chain's) stand in ``everyone``; a tree
+        # brings its own arrays.
         self.everyone = np.arange(n_seq_max, dtype=np.int32)
         self._everyone_address: int = self.everyone.ctypes.data
-        self.ids = np.zeros(4 * n_batch, np.int32)
+        self._ids: SeqIds | None = None
         self.struct = C.llama_batch(
             n_tokens=0,
             token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),
@@ -62,16 +62,11 @@ class BatchMemory:
             self.n_seq_id[:n] = len(first)
             self.seq_id[:n] = self._everyone_from(first)
             return
-        widths = [len(ids) for ids in rows.seq_ids]
-        self.n_seq_id[:n] = widths
-        flat = [seq_id for ids in rows.seq_ids[1:] for seq_id in ids]
-        if len(flat) > len(self.ids):
-            self.ids = np.zeros(2 * len(flat), np.int32)
-        self.ids[: len(flat)] = flat
-        self.seq_id[0] = self._everyone_from(first)
-        self.seq_id[1:n] = self.ids.ctypes.data + 4 * (
-            np.cumsum(self.n_seq_id[1:n]) - self.n_seq_id[1:n]
-        )
+        ids = rows.seq_ids if isinstance(rows.seq_ids, SeqIds) else SeqIds(rows.seq_ids)
+        self._check_width(len(first))
+        self._ids = ids  # what the pointers point into lives until the next batch
+        self.n_seq_id[:n] = ids.counts
+        self.seq_id[:n] = ids.pointers
 
     def _everyone_from(self, ids: Sequence[int]) -> int:
         self._check_width(len(ids))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from batching.errors import TreeTooWide
 from batching.tree import TokenTree
@@ -55,30 +58,54 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
 
     Raises TreeTooWide when the tree has more branches than ``n_seq - 1``.
     """
-    everyone = range(n_seq)
     n = len(tree)
     if n == 1:
-        return Rows(tree.tokens, [n_past], [everyone], tree.outputs)
+        return Rows(tree.tokens, [n_past], [range(n_seq)], tree.outputs)
     positions = [n_past + depth for depth in tree.depths]
     parents = tree.parents
     if len(tree.branches) == 1 and parents == list(range(-1, n - 1)):
-        return Rows(tree.tokens, positions, [everyone] * n, tree.outputs)
+        return Rows(tree.tokens, positions, [range(n_seq)] * n, tree.outputs)
+    seq_ids = _seq_ids(tuple(parents), tuple(branch_ends(tree)), n_seq)
+    return Rows(tree.tokens, positions, seq_ids, tree.outputs)
 
-    seq_ids: list[Sequence[int]] = [[] for _ in range(n)]
-    seq_id = 0
-    for end in branch_ends(tree):
-        seq_id += 1
+
+class SeqIds(Sequence[Sequence[int]]):
+    """The seq_ids of every node of a tree, also as the arrays a ``llama_batch`` points into.
+
+    counts    ids of each node, (n_nodes,)
+    pointers  address of each node's first id, (n_nodes,); valid while this object lives
+    """
+
+    def __init__(self, ids: Sequence[Sequence[int]]) -> None:
+        self._ids = ids
+        self.counts = np.array([len(some) for some in ids], np.int32)
+        self._flat = np.array([seq_id for some in ids for seq_id in some], np.int32)
+        ends = np.cumsum(self.counts)
+        starts = (ends - self.counts).astype(np.uintp)
+        self.pointers = np.uintp(self._flat.ctypes.data) + np.uintp(self._flat.itemsize) * starts
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+        return self._ids[i]
+
+
+@lru_cache(maxsize=256)  # shapes recur: lookahead's changes with its number of n-grams alone
+def _seq_ids(parents: tuple[int, ...], ends: tuple[int, ...], n_seq: int) -> SeqIds:
+    if len(ends) >= n_seq:
+        raise TreeTooWide(
+            f"the tree has {len(ends)} branches and needs {len(ends) + 1} sequences, {n_seq} are "
+            f"in use; lower the number of branches or guesses, or reserve more sequences"
+        )
+    ids: list[list[int]] = [[] for _ in parents]
+    for seq_id, end in enumerate(ends, 1):
         node = end
         while node:
-            seq_ids[node].append(seq_id)  # type: ignore[attr-defined]
+            ids[node].append(seq_id)
             node = parents[node]
-    if seq_id >= n_seq:
-        raise TreeTooWide(
-            f"the tree has {seq_id} branches and needs {seq_id + 1} sequences, {n_seq} are in use; "
-            f"lower the number of branches or guesses, or reserve more sequences"
-        )
-    seq_ids[0] = everyone
-    return Rows(tree.tokens, positions, seq_ids, tree.outputs)
+    ids[0] = list(range(n_seq))
+    return SeqIds(ids)
 
 
 def branch_ends(tree: TokenTree) -> list[int]:

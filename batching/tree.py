@@ -108,6 +108,28 @@ class TokenTree:
             self.outputs[parent] = True
         return parent
 
+    def add_nodes(
+        self,
+        parents: Sequence[int],
+        tokens: Sequence[int],
+        outputs: Sequence[bool],
+        *,
+        draft: bool = True,
+    ) -> None:
+        """Add nodes, unmerged: the same as one after the other, for less. Parents may be new."""
+        first = len(self.tokens)
+        depths = self.depths
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+        self.tokens += tokens
+        self.parents += parents
+        self.outputs += outputs
+        self.draft_probs += [None] * len(tokens)
+        if draft:
+            self.n_drafted += len(tokens)
+            for node, key in enumerate(zip(parents, tokens, strict=True), first):
+                self._children.setdefault(key, []).append(node)
+
     def _append_chain(self, parent: int, tokens: Sequence[int]) -> int:
         """New nodes for all of ``tokens``, whose first is no child of ``parent`` yet."""
         first, n = len(self.tokens), len(tokens)

@@ -216,7 +216,7 @@ def test_batches_equal_those_of_llama_lookahead_row_for_row(
     """
     trace = tmp_path / "trace.jsonl"
     with Model(STORIES) as model:
-        params = ContextParams(n_ctx=512, n_threads=1)
+        params = ContextParams(n_ctx=512, n_threads=1, flash_attn="on")  # as recorded
         with Engine(model, Context(model, params, trace=trace)) as engine:
             prompt = "Once upon a time, there was a little girl named Lily."
             engine.generate(prompt, method=method, max_tokens=202).run()

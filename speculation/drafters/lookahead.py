@@ -112,22 +112,42 @@ class Lookahead:
             return
 
         # Every column's sequence first, then one a guess, used or not: the ids are the example's.
-        ends = [0] * len(ngrams)
-        for j in range(n - 1):
-            for g, ngram in enumerate(ngrams):
-                ends[g] = tree.add(ends[g], ngram[j], merge=self.params.merge)
-
-        column = [0] * w
-        for i in range(1, w):
-            column[i] = tree.add(column[i - 1], self._levels[0][i], output=False, draft=False)
-        for level in range(1, n - 1):
-            last = level == n - 2
-            for i in range(w):
-                token = self._levels[level][i]
-                column[i] = tree.add(column[i], token, output=last, draft=False)
-        self._last_level = column
-        tree.branches += column
+        ends = self._add_ngrams(tree, ngrams)
+        self._last_level = self._add_window(tree)
+        tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
+
+    def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
+        """Hang the n-grams below the root, level by level; return their last nodes."""
+        g, levels = len(ngrams), self.params.ngram - 1
+        if not g:
+            return []
+        if self.params.merge:
+            ends = [0] * g
+            for level in range(levels):
+                for i, ngram in enumerate(ngrams):
+                    ends[i] = tree.add(ends[i], ngram[level])
+            return ends
+        tokens = [token for level in zip(*ngrams, strict=True) for token in level]
+        first = len(tree)
+        parents = [0] * g + list(range(first, first + g * (levels - 1)))
+        tree.add_nodes(parents, tokens, [True] * len(tokens))
+        return range(first + g * (levels - 1), first + g * levels)
+
+    def _add_window(self, tree: TokenTree) -> list[int]:
+        """Hang the window below the root, level by level; return the last level's nodes.
+
+        Level 0 lacks column 0, which is the root: ``w - 1`` nodes, then ``w`` a level.
+        """
+        w, n = self.params.window, self.params.ngram
+        first = len(tree)
+        chain = [0, *range(first, first + w - 1)]  # the root and level 0
+        level_1 = first + w - 1
+        parents = chain[:-1] + chain + list(range(level_1, level_1 + (n - 3) * w))
+        tokens = self._levels[0][1:] + [t for level in self._levels[1 : n - 1] for t in level]
+        outputs = [False] * (len(tokens) - w) + [True] * w
+        tree.add_nodes(parents, tokens, outputs, draft=False)
+        return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
         if not self._levels:
