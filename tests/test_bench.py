@@ -505,7 +505,7 @@ def test_the_json_holds_every_run_of_every_method(
         assert set(one["phase_seconds"]) == {"draft", "build", "decode", "verify", "commit"}
         assert one["same_as_ar"] is True
         assert one["first_difference"] is None
-        assert (one["method"] == "ar") == (one["n_drafted"] == 0)
+        assert one["method"] != "ar" or one["n_drafted"] == 0
     assert {row["category"] for row in document["summary"]} == {"cats", "dogs", "all"}
     assert len(document["summary"]) == 9
 
