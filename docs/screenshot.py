@@ -16,7 +16,12 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parent.parent
-MESSAGES = ("Write a Python function that reads a JSON file.", "Say that once more.")
+MESSAGES = (
+    "Hello!",
+    "Repeat this text: The sun is hot. We like to play in the garden with Anna and Ben. In the "
+    "evening we go home and eat bread with cheese.",
+    "Say that once more.",
+)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
