@@ -166,6 +166,7 @@ class _Output:
         self._address = 0
         self._logits: Floats = np.zeros((0, n_vocab), np.float32)
         self._outputs: Sequence[bool] = ()
+        self._all = False  # every row has output: a row's logits are where the row is
         self._index: npt.NDArray[np.intp] | None = None
 
     def renew(self, outputs: Sequence[bool]) -> None:
@@ -176,9 +177,12 @@ class _Output:
             self._address = address
             self._logits = np.ctypeslib.as_array(pointer, shape=(n_outputs, self._n_vocab))
         self._outputs = outputs
+        self._all = n_outputs == len(outputs)
         self._index = None
 
     def _row(self, row: int) -> int:
+        if self._all:
+            return row
         if row == 0:
             if self._outputs[0]:
                 return 0

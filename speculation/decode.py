@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from batching.cache import SequenceCache
 from batching.rows import tree_rows
@@ -15,8 +15,7 @@ from speculation.stats import Stats
 from speculation.verify import Verifier
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """A token of the text, whether it came from a draft, and why the text ends with it if so."""
 
     token: int
@@ -73,9 +72,10 @@ def decode(
             # 4. Commit the path's KV; let the drafters learn from the step.
             cache.commit(rows, path)
             committed = perf_counter()
-            step = Step(tree, output, path, bonus)
-            for drafter in drafters:
-                drafter.observe(step)
+            if drafters:
+                step = Step(tree, output, path, bonus)
+                for drafter in drafters:
+                    drafter.observe(step)
 
             emitted = _emit(tree, path, bonus, finish)
             if emitted[-1].finish_reason is None and cache.n_past >= target.n_ctx:

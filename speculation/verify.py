@@ -29,7 +29,10 @@ class Match:
         nodes = [0]
         while True:
             token = sampler.sample(output, nodes[0])
-            below = [child for node in nodes for child in tree.children(node, token)]
+            if len(nodes) == 1:
+                below = tree.children(nodes[0], token)
+            else:
+                below = [child for node in nodes for child in tree.children(node, token)]
             if not below:
                 return tree.path_to(nodes[0]), token
             nodes = below
