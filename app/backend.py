@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from batching.context import ContextParams
 from batching.errors import ModelError, SpeculationError
 from speculation.engine import DEFAULT_MODEL, Engine, Generation
-from speculation.methods import METHODS, parse_method
+from speculation.methods import METHODS, parameter_docs, parse_method
 from speculation.registry import RegistryError, read_registry, resolve
 from speculation.sampling import SamplingParams
 
@@ -482,20 +482,10 @@ def _context_params(spec: ModelSpec) -> ContextParams:
 
 
 def _parameters(params: type[Any]) -> tuple[Parameter, ...]:
-    """The fields of a method's dataclass; their help is the table in its docstring."""
-    helps: dict[str, str] = {}
-    names = {item.name for item in dataclasses.fields(params)}
-    last = ""
-    for line in (params.__doc__ or "").splitlines():
-        name, _, text = line.strip().partition("  ")
-        if name in names:
-            last, helps[name] = name, text.strip()
-        elif last and line.startswith(" " * 8) and line.strip():
-            helps[last] += f" {line.strip()}"
-        else:
-            last = ""
+    """The fields of a method's dataclass, with what its docstring says of them."""
+    helps = parameter_docs(params)
     return tuple(
-        Parameter(item.name, cast("Value", item.default), helps.get(item.name, ""))
+        Parameter(item.name, cast("Value", item.default), helps[item.name])
         for item in dataclasses.fields(params)
     )
 
