@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from batching.batch import BatchMemory
 from batching.cache import Cancelled, SequenceCache, common_prefix
-from batching.errors import PromptTooLong, TreeTooWide
+from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.rows import Row, tree_rows
 from batching.tree import TokenTree
 from tests.fake_target import FakeTarget
@@ -55,6 +56,31 @@ def test_named_branches_come_first_in_seq_id_order() -> None:
         (2,),
         (1,),
     ]
+
+
+def test_the_batch_memory_holds_what_the_rows_say() -> None:
+    memory = BatchMemory(n_batch=8, n_seq_max=5)
+    chain = TokenTree(7)
+    chain.add_chain(0, [8, 9])
+    for tree in (branching_tree(), TokenTree(7), chain, branching_tree()):
+        rows = tree_rows(tree, n_past=100, n_seq=5)
+        memory.fill(rows)
+        batch = memory.struct
+        assert batch.n_tokens == len(rows)
+        assert list(rows) == [
+            Row(
+                batch.token[i],
+                batch.pos[i],
+                tuple(batch.seq_id[i][: batch.n_seq_id[i]]),
+                bool(batch.logits[i]),
+            )
+            for i in range(batch.n_tokens)
+        ]
+
+
+def test_more_rows_than_the_batch_holds_is_an_error_that_counts_both() -> None:
+    with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
+        BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
 
 
 def test_more_branches_than_sequences_is_an_error_that_counts_both() -> None:
