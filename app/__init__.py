@@ -1,6 +1,10 @@
 """The chat in the browser.
 
 ``backend`` is the one way to the engine, and could as well lead into another process; ``chat``
-holds a conversation and what happens to it; ``render`` turns it into HTML; ``ui`` has the Gradio
-blocks; ``page.css`` and ``page.js`` are what the browser gets besides.
+holds a conversation and what happens to it; ``render`` turns it into HTML; ``fields`` are what the
+user can set; ``ui`` is the page; ``page.css`` and ``page.js`` are what the browser gets besides.
 """
+
+import os
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is imported

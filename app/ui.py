@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read by gradio when it is imported
-
 import gradio as gr
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.backend import Backend, Failed, Loading, MethodInfo, ModelSpec, Parameter, Status, Waiting
-from app.chat import PLAIN, Conversation, Reply, Settings, Turn, markdown, waiting_notice
+from app.backend import Backend, Failed, Loading, ModelSpec, Status, Waiting
+from app.chat import Conversation, Reply, Turn, markdown, waiting_notice
+from app.fields import Fields, method_fields, read_settings, sampling_fields
 from app.render import turn_html
 
 HERE = Path(__file__).parent
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-RANDOM = -1  # the seed that stands for another one each time
-N_SEEDS = 2**32
 
 # The browser itself refuses whatever would leave this machine.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
@@ -82,20 +78,6 @@ class Session:
         return html
 
 
-class Fields:
-    """Components by name; a handler takes their values and finds them by name again."""
-
-    def __init__(self) -> None:
-        self.components: dict[str, Any] = {}
-
-    def add(self, name: str, component: Any) -> Any:
-        self.components[name] = component
-        return component
-
-    def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.components, values, strict=True))
-
-
 def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> gr.Blocks:
     """The page. ``spec`` and ``method``, as on the command line, are what it starts with."""
     fields = Fields()
@@ -103,7 +85,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> g
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:
         session = gr.State(Session())
         with gr.Sidebar(width=330, elem_id="settings"):
-            _method_fields(fields, backend.methods(), method)
+            method_fields(fields, backend.methods(), method)
             colour = gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
             fields.add(
                 "compare",
@@ -129,7 +111,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> g
                     ),
                 )
             with gr.Accordion("Sampling", open=False):
-                _sampling_fields(fields)
+                sampling_fields(fields)
         with gr.Row(elem_id="top"):
             header = gr.HTML(
                 _header(backend.status()), elem_id="header", apply_default_css=False, scale=1
@@ -307,82 +289,6 @@ def launch(page: gr.Blocks, **options: Any) -> str:
     return str(url)
 
 
-def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
-    """The settings that the fields' values stand for; what is left empty keeps its default."""
-    sampling = {
-        name.removeprefix("sampling."): value
-        for name, value in values.items()
-        if name.startswith("sampling.") and value not in (None, "")
-    }
-    if sampling.get("seed", RANDOM) == RANDOM:
-        # Without chance a seed means nothing, and one request is to be known by what it means.
-        sampling["seed"] = random.randrange(N_SEEDS) if sampling.get("temperature") else 0
-    name = values["method"]
-    info = next(info for info in methods if info.name == name)
-    changed = []
-    for parameter in info.parameters:
-        value = values[f"{name}.{parameter.name}"]
-        if value not in (None, "") and value != parameter.default:
-            shown = ("off", "on")[value] if isinstance(value, bool) else value
-            changed.append(f"{parameter.name}={shown}")
-    return Settings(
-        method=f"{name}:{','.join(changed)}" if changed else name,
-        sampling=sampling,
-        max_tokens=int(values["max_tokens"] or 0) or None,
-        system=values["system"] or "",
-        compare=values["compare"],
-    )
-
-
-def _method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
-    """The choice of a method, and for each one its parameters, of which those of one are seen."""
-    name, _, rest = chosen.partition(":")
-    given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
-    choice = fields.add(
-        "method",
-        gr.Dropdown(
-            [(_title(info), info.name) for info in methods],
-            value=name,
-            label="Method",
-            filterable=False,
-            elem_id="method",
-        ),
-    )
-    groups = []
-    for info in methods:
-        shown = info.name == name
-        with gr.Accordion(
-            "Parameters", open=bool(shown and given), visible=shown and bool(info.parameters)
-        ) as group:
-            for parameter in info.parameters:
-                value = given.get(parameter.name) if shown else None
-                fields.add(f"{info.name}.{parameter.name}", _parameter_field(parameter, value))
-        groups.append(group)
-
-    def show(chosen: str) -> list[Any]:
-        return [
-            gr.update(visible=info.name == chosen and bool(info.parameters)) for info in methods
-        ]
-
-    choice.input(
-        show, [choice], groups, queue=False, show_progress="hidden", api_visibility="private"
-    )
-
-
-def _parameter_field(parameter: Parameter, given: str | None) -> Any:
-    label = parameter.name.replace("_", " ")
-    default, info = parameter.default, parameter.help or None
-    if isinstance(default, bool):
-        on = default if given is None else given.lower() in ("on", "true", "1")
-        return gr.Checkbox(on, label=label, info=info)
-    value = default if given is None else given
-    if isinstance(default, int):
-        return gr.Number(int(value), label=label, info=info, precision=0)
-    if isinstance(default, float):
-        return gr.Number(float(value), label=label, info=info)
-    return gr.Textbox(str(value), label=label, info=info, max_lines=1)
-
-
 def _model_fields(backend: Backend, spec: ModelSpec) -> tuple[Any, Any, Any, Any, Any]:
     notes = {info.name: info.note for info in backend.models()}
     model = gr.Dropdown(
@@ -414,54 +320,6 @@ def _model_fields(backend: Backend, spec: ModelSpec) -> tuple[Any, Any, Any, Any
         api_visibility="private",
     )
     return model, n_ctx, load, cancel, load_note
-
-
-def _sampling_fields(fields: Fields) -> None:
-    """Names and defaults are those of SamplingParams, but for the length and the seed."""
-
-    def number(name: str, value: float, label: str, info: str | None = None) -> None:
-        precision = 0 if isinstance(value, int) else None
-        fields.add(
-            f"sampling.{name}", gr.Number(value, label=label, info=info, precision=precision)
-        )
-
-    def slider(
-        name: str, value: float, label: str, most: float = 1.0, info: str | None = None
-    ) -> None:
-        fields.add(f"sampling.{name}", gr.Slider(0, most, value, step=0.01, label=label, info=info))
-
-    slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
-    fields.add(
-        "max_tokens",
-        gr.Number(1024, label="Max tokens", info="0: to the end of the context", precision=0),
-    )
-    number("top_k", 0, "Top k", "0: off")
-    slider("top_p", 1.0, "Top p", info="1: off")
-    slider("min_p", 0.0, "Min p", info="0: off")
-    number("repeat_penalty", 1.0, "Repeat penalty", "1: off")
-    number("presence_penalty", 0.0, "Presence penalty", "0: off")
-    number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
-    with gr.Accordion("More", open=False):
-        number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
-        number("penalty_last_n", 64, "Penalties look back", "tokens")
-        slider("typical_p", 1.0, "Typical p", info="1: off")
-        slider("xtc_probability", 0.0, "XTC probability", info="0: off")
-        slider("xtc_threshold", 0.1, "XTC threshold")
-        number("dry_multiplier", 0.0, "DRY multiplier", "0: off")
-        number("dry_base", 1.75, "DRY base")
-        number("dry_allowed_length", 2, "DRY allowed length", "tokens")
-        fields.add(
-            "sampling.mirostat",
-            gr.Radio([("off", 0), ("1", 1), ("2", 2)], value=0, label="Mirostat"),
-        )
-        number("mirostat_tau", 5.0, "Mirostat tau")
-        number("mirostat_eta", 0.1, "Mirostat eta")
-        for name, label in (("grammar", "Grammar (GBNF)"), ("json_schema", "JSON schema")):
-            fields.add(f"sampling.{name}", gr.Textbox(label=label, lines=2, max_lines=12))
-
-
-def _title(info: MethodInfo) -> str:
-    return f"{info.title} (plain decoding)" if info.name == PLAIN else info.title
 
 
 def _header(status: Status) -> str:

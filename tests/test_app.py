@@ -43,6 +43,7 @@ from tests.tiny_gguf import write_tiny_gguf
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from app import fields as page_fields
     from app import ui
     from app.__main__ import parse_flags
 
@@ -108,14 +109,14 @@ def talk(*texts: str) -> Conversation:
     return conversation
 
 
-def method_fields(backend: Backend, chosen: str) -> ui.Fields:
+def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
     """The page's fields, made in a running event loop: else Gradio makes one and leaves it open."""
 
-    async def make() -> ui.Fields:
-        fields = ui.Fields()
+    async def make() -> page_fields.Fields:
+        fields = page_fields.Fields()
         with ui.gr.Blocks():
-            ui._method_fields(fields, backend.methods(), chosen)
-            ui._sampling_fields(fields)
+            page_fields.method_fields(fields, backend.methods(), chosen)
+            page_fields.sampling_fields(fields)
         return fields
 
     return asyncio.run(make())
@@ -306,10 +307,10 @@ def test_fields_left_as_they_are_keep_the_defaults() -> None:
     fields = method_fields(FakeBackend(), "guess:width=8")
     names = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
     for name, component in fields.components.items():
-        if name.startswith("sampling.") and component.value not in ("", None, ui.RANDOM):
+        if name.startswith("sampling.") and component.value not in ("", None, page_fields.RANDOM):
             assert component.value == names[name.removeprefix("sampling.")], name
     values = {name: component.value for name, component in fields.components.items()}
-    settings = ui.read_settings(
+    settings = page_fields.read_settings(
         values | {"system": None, "compare": False}, FakeBackend().methods()
     )
     assert settings.method == "guess:width=8"
@@ -330,7 +331,7 @@ def test_settings_read_what_was_changed() -> None:
         "system": "s",
         "compare": True,
     }
-    assert ui.read_settings(values, FakeBackend().methods()) == Settings(
+    assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
         "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True
     )
 
@@ -338,13 +339,13 @@ def test_settings_read_what_was_changed() -> None:
 def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
     values = {"method": "ar", "max_tokens": 0, "system": "", "compare": False}
     for temperature in (0.0, 1.0):
-        chosen = {"sampling.temperature": temperature, "sampling.seed": ui.RANDOM}
+        chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
         drawn = [
-            ui.read_settings(values | chosen, FakeBackend().methods()).sampling["seed"]
+            page_fields.read_settings(values | chosen, FakeBackend().methods()).sampling["seed"]
             for _ in range(2)
         ]
         assert (drawn[0] == drawn[1]) == (temperature == 0)
-        assert all(0 <= seed < ui.N_SEEDS for seed in drawn)
+        assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
 
 
 def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> None:
