@@ -25,6 +25,7 @@ class TokenTree:
     outputs      whether the node's logits are wanted
     draft_probs  q over the vocabulary, ``(n_vocab,)``, for a sampled draft; None = a certain one
     n_drafted    nodes that may be accepted: all but the root and lookahead's window
+    sources      node -> name of what drafted it, where a drafter combines several; else empty
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
@@ -39,6 +40,7 @@ class TokenTree:
         "n_drafted",
         "outputs",
         "parents",
+        "sources",
         "tokens",
     )
 
@@ -48,6 +50,7 @@ class TokenTree:
         self.depths: list[int] = [0]
         self.outputs: list[bool] = [True]
         self.draft_probs: list[Floats | None] = [None]
+        self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
         self.n_drafted = 0
         self.max_nodes = max_nodes

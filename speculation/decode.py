@@ -82,11 +82,7 @@ def decode(
                 emitted[-1] = Emitted(emitted[-1].token, emitted[-1].drafted, "context")
             tokens.extend([item.token for item in emitted])
             end = perf_counter()
-            stats.n_tokens += len(emitted)
-            stats.n_steps += 1
-            stats.n_rows += len(tree)
-            stats.n_drafted += tree.n_drafted
-            stats.n_accepted += sum([item.drafted for item in emitted])
+            stats.add_step(tree, path, len(emitted), sum([item.drafted for item in emitted]))
             stats.decode_seconds += end - start
             phases["draft"] += drafted - start + end - committed
             phases["build"] += built - drafted

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from batching.tree import TokenTree
 
 PHASES = ("draft", "build", "decode", "verify", "commit")
 
@@ -19,6 +22,10 @@ class Stats:
     prefill_seconds  until the first step: the prompt's KV and the drafters' own preparations
     decode_seconds   from the first step to the end, the consumer's time between tokens left out
     phase_seconds    the same by phase; what is missing to the sum is the loop itself
+    rows_histogram   rows of a step -> steps that had so many
+    tokens_histogram  tokens a step yielded -> steps that yielded so many
+    accepted_by_source  source of a draft token -> how many of its tokens became text; empty where a
+                     method has one source only
     """
 
     n_prompt: int = 0
@@ -31,6 +38,27 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    rows_histogram: dict[int, int] = field(default_factory=dict)
+    tokens_histogram: dict[int, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+
+    def add_step(
+        self, tree: TokenTree, path: Sequence[int], n_emitted: int, n_accepted: int
+    ) -> None:
+        """Count a step: its tree, the accepted path, and how much of that became text."""
+        n_rows = len(tree)
+        self.n_tokens += n_emitted
+        self.n_steps += 1
+        self.n_rows += n_rows
+        self.n_drafted += tree.n_drafted
+        self.n_accepted += n_accepted
+        self.rows_histogram[n_rows] = self.rows_histogram.get(n_rows, 0) + 1
+        self.tokens_histogram[n_emitted] = self.tokens_histogram.get(n_emitted, 0) + 1
+        if tree.sources:
+            counts = self.accepted_by_source
+            for node in path[1 : n_accepted + 1]:
+                source = tree.sources[node]
+                counts[source] = counts.get(source, 0) + 1
 
     @property
     def tokens_per_second(self) -> float:

@@ -48,16 +48,18 @@ class Schedule:
             return 256
         return {7: 2048, 17: 1024}.get(step % 20, 512)
 
-    def end(self, decay_from: int) -> int:
-        """The step after the last, once the decay has begun at a step."""
-        return decay_from + round(decay_from * self.decay_share / (1 - self.decay_share))
+    def end(self, warm_from: int, decay_from: int) -> int:
+        """The step after the last, of a run that warmed up and began its decay at these steps."""
+        level = decay_from - warm_from
+        return decay_from + round(level * self.decay_share / (1 - self.decay_share))
 
-    def factor(self, step: int, decay_from: int | None) -> float:
+    def factor(self, step: int, warm_from: int, decay_from: int | None) -> float:
         """What both learning rates are multiplied by."""
-        warm = min(1.0, (step + 1) / self.warmup)
+        warm = min(1.0, (step - warm_from + 1) / self.warmup)
         if decay_from is None or step < decay_from:
             return warm
-        return warm * max(0.0, 1 - (step - decay_from) / (self.end(decay_from) - decay_from))
+        end = self.end(warm_from, decay_from)
+        return warm * max(0.0, 1 - (step - decay_from) / (end - decay_from))
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Run:
     adam: torch.optim.AdamW
     step: int = 0
     tokens: int = 0
+    warm_from: int = 0
     decay_from: int | None = None
 
     def save(self, path: Path) -> None:
@@ -80,6 +83,7 @@ class Run:
             "adam": self.adam.state_dict(),
             "step": self.step,
             "tokens": self.tokens,
+            "warm_from": self.warm_from,
             "decay_from": self.decay_from,
         }
         partial = path.with_suffix(".partial")
@@ -92,7 +96,11 @@ class Run:
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.step, self.tokens = state["step"], state["tokens"]
-        self.decay_from = state["decay_from"]
+        self.warm_from, self.decay_from = state.get("warm_from", 0), state["decay_from"]
+
+    def extend(self) -> None:
+        """Go on after a finished run: a new warm-up from here, and a decay yet to come."""
+        self.warm_from, self.decay_from = self.step, None
 
 
 def start(shape: Shape, schedule: Schedule, device: str) -> Run:
@@ -120,7 +128,7 @@ def train_step(
 
     With `bf16` matrices are multiplied in bfloat16; the weights themselves stay in float32.
     """
-    factor = schedule.factor(run.step, run.decay_from)
+    factor = schedule.factor(run.step, run.warm_from, run.decay_from)
     for group in run.muon.param_groups:
         group["lr"] = schedule.muon_lr * factor
     for group in run.adam.param_groups:
@@ -161,17 +169,19 @@ def train(args: argparse.Namespace) -> None:
     source, measure = RowSource(training, tokenizer, mix, args.seed), Measure(held_out, tokenizer)
     shape = Shape(vocab=tokenizer.model.vocab_size(), layers=args.layers)
     run = start(shape, schedule, args.device)
-    if args.resume:
+    if args.resume or args.extend:
         run.load(out / CHECKPOINT)
+    if args.extend:
+        run.extend()
     loss_of = torch.compile(run.model.loss, dynamic=False) if args.compile else run.model.loss
     log(out, {"start": run.step, "bf16": args.bf16, "shape": asdict(shape), "mix": asdict(mix),
               "schedule": asdict(schedule)})  # fmt: skip
 
     since, losses = time.perf_counter(), []
-    while run.decay_from is None or run.step < schedule.end(run.decay_from):
+    while run.decay_from is None or run.step < schedule.end(run.warm_from, run.decay_from):
         if run.decay_from is None and (run.step == args.decay_at or (out / "decay").exists()):
             run.decay_from = run.step
-            log(out, {"decay_from": run.step, "end": schedule.end(run.step)})
+            log(out, {"decay_from": run.step, "end": schedule.end(run.warm_from, run.step)})
         length = schedule.time(run.step)
         batch = source.batch(run.step, schedule.step_tokens // length, length)
         tokens = torch.from_numpy(batch.tokens).to(args.device)
@@ -180,7 +190,7 @@ def train(args: argparse.Namespace) -> None:
         if run.step % 10 == 0:
             speed = len(losses) * schedule.step_tokens / (time.perf_counter() - since)
             log(out, {"step": run.step, "tokens": run.tokens, "tokens_per_s": round(speed),
-                      "lr": round(schedule.factor(run.step, run.decay_from), 3),
+                      "lr": round(schedule.factor(run.step, run.warm_from, run.decay_from), 3),
                       "loss": round(sum(losses) / len(losses), 4)})  # fmt: skip
             since, losses = time.perf_counter(), []
         if run.step % args.measure_every == 0:
@@ -199,6 +209,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--extend", action="store_true", help="train a finished run further")
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a compiler")
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--decay-at", type=int, help="step; or make a file `decay` in --out")
