@@ -1,0 +1,96 @@
+"""The sizes of a Llama model, and which larger ones can hold it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from batching.errors import SpeculationError
+
+BLOCK = 32  # weights that share a scale in the quantised types
+
+
+class EnlargeError(SpeculationError):
+    """The model cannot be enlarged, or not to that size."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama model.
+
+    width     of the hidden state (n_embd)
+    layers    transformer blocks
+    hidden    units of the feed-forward part of a block
+    heads     query heads; kv_heads of keys and values, each shared by heads / kv_heads of them
+    head_dim  width of a head
+    norm_eps  what RMSNorm adds to the mean square
+    """
+
+    width: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+    def size(self, axis: str) -> int:
+        """Length of a tensor's axis: width, hidden, heads or kv_heads (both times head_dim)."""
+        return {
+            "width": self.width,
+            "hidden": self.hidden,
+            "heads": self.heads * self.head_dim,
+            "kv_heads": self.kv_heads * self.head_dim,
+        }[axis]
+
+    def enlarged(
+        self, width: int | None = None, layers: int | None = None, hidden: int | None = None
+    ) -> Shape:
+        """The shape that holds this one; None keeps a size, but ``hidden`` grows with the width.
+
+        Head size and the number of query heads a key head serves stay as they are.
+        Raises EnlargeError for sizes below this one's, or a width that no whole heads make up.
+        """
+        width = self.width if width is None else width
+        layers = self.layers if layers is None else layers
+        if hidden is None:
+            hidden = max(self.hidden, BLOCK * round(self.hidden * width / self.width / BLOCK))
+        for name, new, old in (
+            ("width", width, self.width),
+            ("layers", layers, self.layers),
+            ("hidden", hidden, self.hidden),
+        ):
+            if new < old:
+                raise EnlargeError(f"--{name} is {new} and the model has {old}; give {old} or more")
+        group = self.heads // self.kv_heads
+        step = self.head_dim * group
+        if width % step:
+            shared = f" x {group} that share keys" if group > 1 else ""
+            raise EnlargeError(
+                f"--width {width} is no multiple of {step} (head size {self.head_dim}{shared}); "
+                f"give {width // step * step} or {width // step * step + step}"
+            )
+        heads = width // self.head_dim
+        if heads < self.heads:
+            raise EnlargeError(
+                f"--width {width} makes {heads} heads of {self.head_dim} and the model has "
+                f"{self.heads}; give {self.heads * self.head_dim} or more"
+            )
+        return replace(
+            self,
+            width=width,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads // group,
+            norm_eps=self.norm_eps * self.width / width,
+        )
+
+    def check_blocks(self, quantization: str) -> None:
+        """Raise EnlargeError unless rows of matrices are whole blocks of 32 weights."""
+        for axis in ("width", "hidden", "heads"):
+            if self.size(axis) % BLOCK:
+                raise EnlargeError(
+                    f"{quantization} packs {BLOCK} weights of a row at a time and {axis} is "
+                    f"{self.size(axis)}, here or in the source; give a multiple of {BLOCK}, "
+                    f"or --type f16"
+                )
