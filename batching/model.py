@@ -97,6 +97,7 @@ class Model:
             raise _load_error(self.path)
         self._handle: Any = handle
         self.vocab: Any = C.llama_model_get_vocab(handle)
+        self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_layer: int = C.llama_model_n_layer(handle)

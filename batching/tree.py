@@ -23,9 +23,12 @@ class TokenTree:
     parents      parent node; -1 for the root
     depths       distance from the root, so that a node's position is ``n_past + depth``
     outputs      whether the node's logits are wanted
+    probs        estimated probability that the node is accepted if its parent is; 1 = no estimate
     draft_probs  q over the vocabulary, ``(n_vocab,)``, for a sampled draft; None = a certain one
     n_drafted    nodes that may be accepted: all but the root and lookahead's window
     sources      node -> name of what drafted it, where a drafter combines several; else empty
+    floor        path probability below which a node cannot pay, 0 = not known: what drafters with
+                 estimates need not add
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
@@ -36,10 +39,12 @@ class TokenTree:
         "branches",
         "depths",
         "draft_probs",
+        "floor",
         "max_nodes",
         "n_drafted",
         "outputs",
         "parents",
+        "probs",
         "sources",
         "tokens",
     )
@@ -49,7 +54,9 @@ class TokenTree:
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
         self.outputs: list[bool] = [True]
+        self.probs: list[float] = [1.0]
         self.draft_probs: list[Floats | None] = [None]
+        self.floor = 0.0
         self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
         self.n_drafted = 0
@@ -72,20 +79,23 @@ class TokenTree:
         output: bool = True,
         draft: bool = True,
         merge: bool = True,
+        prob: float = 1.0,
         draft_probs: Floats | None = None,
     ) -> int:
         """Hang ``token`` below ``parent`` and return its node.
 
         With ``merge`` an equal child that is there already is returned instead (and gets output if
-        it is wanted now). Without it the node is always new, as in llama.cpp's lookahead, where
-        n-grams with a common prefix stay separate rows. ``draft=False`` adds a node that is only
-        looked at and never accepted, such as a token of lookahead's window.
+        it is wanted now, and ``prob`` if that is higher). Without it the node is always new, as in
+        llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
+        ``draft=False`` adds a node that is only looked at and never accepted, such as a token of
+        lookahead's window.
         """
         if draft:
             siblings = self._children.setdefault((parent, token), [])
             if merge and siblings:
                 node = siblings[0]
                 self.outputs[node] = self.outputs[node] or output
+                self.probs[node] = max(self.probs[node], prob)
                 return node
             siblings.append(len(self.tokens))
             self.n_drafted += 1
@@ -94,10 +104,13 @@ class TokenTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.outputs.append(output)
+        self.probs.append(prob)
         self.draft_probs.append(draft_probs)
         return node
 
-    def add_chain(self, parent: int, tokens: Sequence[int]) -> int:
+    def add_chain(
+        self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None = None
+    ) -> int:
         """Hang ``tokens`` below ``parent`` as a chain, as far as there is room; return its end.
 
         The same as adding one after the other, for less: chains are what most drafts are.
@@ -106,9 +119,11 @@ class TokenTree:
         for i, token in enumerate(tokens):
             siblings = children.get((parent, token))
             if not siblings:
-                return self._append_chain(parent, tokens[i : i + max(0, self.room)])
+                end = i + max(0, self.room)
+                return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
             parent = siblings[0]
             self.outputs[parent] = True
+            self.probs[parent] = max(self.probs[parent], probs[i] if probs else 1.0)
         return parent
 
     def add_nodes(
@@ -127,13 +142,16 @@ class TokenTree:
         self.tokens += tokens
         self.parents += parents
         self.outputs += outputs
+        self.probs += [1.0] * len(tokens)
         self.draft_probs += [None] * len(tokens)
         if draft:
             self.n_drafted += len(tokens)
             for node, key in enumerate(zip(parents, tokens, strict=True), first):
                 self._children.setdefault(key, []).append(node)
 
-    def _append_chain(self, parent: int, tokens: Sequence[int]) -> int:
+    def _append_chain(
+        self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
+    ) -> int:
         """New nodes for all of ``tokens``, whose first is no child of ``parent`` yet."""
         first, n = len(self.tokens), len(tokens)
         if not n:
@@ -144,6 +162,7 @@ class TokenTree:
         self.parents += parents
         self.depths += range(depth + 1, depth + 1 + n)
         self.outputs += [True] * n
+        self.probs += probs or [1.0] * n
         self.draft_probs += [None] * n
         self.n_drafted += n
         for node, key in enumerate(zip(parents, tokens, strict=True), first):

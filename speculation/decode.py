@@ -73,7 +73,7 @@ def decode(
             cache.commit(rows, path)
             committed = perf_counter()
             if drafters:
-                step = Step(tree, output, path, bonus)
+                step = Step(tree, output, path, bonus, decoded - built)
                 for drafter in drafters:
                     drafter.observe(step)
 

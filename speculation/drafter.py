@@ -16,12 +16,14 @@ class Step(NamedTuple):
     output  its logits, by node; valid until the next decode
     path    accepted nodes, the root first, so ``path[0] == 0``
     bonus   the token sampled after the path's last node: the root of the next tree
+    decode_seconds  what the decode of the tree took, wall-clock
     """
 
     tree: TokenTree
     output: Output
     path: list[int]
     bonus: int
+    decode_seconds: float = 0.0
 
 
 class Drafter(Protocol):

@@ -13,11 +13,13 @@ from batching.context import Context, ContextParams
 from batching.errors import CannotRewind, InvalidParameter
 from batching.model import Model
 from batching.sampler import SamplerChain
+from speculation.cost import load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import resolve
+from speculation.resources import Resources
 from speculation.sampling import SamplingParams, make_sampler
 from speculation.stats import Stats
 
@@ -45,6 +47,7 @@ class Engine:
         self.model = model
         self.context = context
         self.cache = SequenceCache(context)
+        self.resources = Resources(lambda: load_cost(self.context))
         self._running: Generation | None = None
 
     @classmethod
@@ -152,6 +155,13 @@ class Engine:
             self.cache = SequenceCache(self.context)
         self.cache.reserve(n_seq)
 
+    def method_drafters(self, method: Method) -> list[Drafter]:
+        """The drafters of a method here. What it costs to decode is measured if it asks for that,
+        once, which empties the cache."""
+        if self.resources.known_cost is None:
+            self.cache.truncate(0)
+        return method.drafters(self.resources)
+
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
         if self._running is not None:
@@ -161,6 +171,8 @@ class Engine:
     def close(self) -> None:
         """Free context and model. Idempotent."""
         self.stop_running()
+        if self.resources.known_cost is not None:
+            save_cost(self.context, self.resources.known_cost)
         self.context.close()
         self.model.close()
 
@@ -224,7 +236,7 @@ class Generation:
 
     def _run(self) -> Generator[Token, None, None]:
         engine, stats = self._engine, self.stats
-        drafters = self.method.drafters()
+        drafters = engine.method_drafters(self.method)
         _require_rewind(engine, self.method, drafters)
         sampler = make_sampler(self._sampling, engine.model)
         try:

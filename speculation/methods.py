@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.errors import InvalidParameter
+from speculation.auto import Auto, AutoParams, Source
 from speculation.drafter import Drafter
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.resources import Resources
 from speculation.verify import Match, Verifier
 
 
@@ -30,19 +32,30 @@ class MethodKind:
     name: str
     title: str
     params: type[Any]
-    drafters: Callable[[Any], list[Drafter]]
+    drafters: Callable[[Any, Resources], list[Drafter]]
     verifier: Callable[[], Verifier] = Match
+
+
+def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
+    """The same sources for every text, so that what they learnt is kept."""
+
+    def make() -> Auto:
+        sources = [Source("prompt-lookup", PromptLookup(PromptLookupParams(branches=2)))]
+        return Auto(params, sources, resources.cost)
+
+    return [resources.keep(params, make)]
 
 
 METHODS: dict[str, MethodKind] = {
     kind.name: kind
     for kind in (
-        MethodKind("ar", "Autoregressive", NoParams, lambda p: []),
+        MethodKind("auto", "Auto", AutoParams, _auto),
+        MethodKind("ar", "Autoregressive", NoParams, lambda p, r: []),
         MethodKind(
-            "prompt-lookup", "Prompt lookup", PromptLookupParams, lambda p: [PromptLookup(p)]
+            "prompt-lookup", "Prompt lookup", PromptLookupParams, lambda p, r: [PromptLookup(p)]
         ),
-        MethodKind("jacobi", "Jacobi", JacobiParams, lambda p: [Jacobi(p)]),
-        MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p: [Lookahead(p)]),
+        MethodKind("jacobi", "Jacobi", JacobiParams, lambda p, r: [Jacobi(p)]),
+        MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p, r: [Lookahead(p)]),
     )
 }
 
@@ -67,9 +80,9 @@ class Method:
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
-    def drafters(self) -> list[Drafter]:
-        """Fresh drafters for one text."""
-        return self.kind.drafters(self.params)
+    def drafters(self, resources: Resources | None = None) -> list[Drafter]:
+        """Drafters for one text; ``resources`` are the engine's, for methods that need them."""
+        return self.kind.drafters(self.params, resources or Resources())
 
     def verifier(self) -> Verifier:
         return self.kind.verifier()

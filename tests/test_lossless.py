@@ -13,9 +13,11 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.tree import TokenTree
+from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
 from speculation.drafter import Drafter, Step
 from speculation.methods import parse_method
+from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.verify import Match
 from tests.fake_target import N_VOCAB, FakeSampler, FakeTarget, fake_logits
@@ -56,6 +58,7 @@ class RandomTrees:
 
 
 METHODS = (
+    "auto",
     "prompt-lookup",
     "prompt-lookup:branches=4,order=longest",
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
@@ -69,6 +72,12 @@ METHODS = (
 )
 
 
+def resources() -> Resources:
+    """Rows that cost a twentieth of a step, so that auto drafts much."""
+    curve = CostCurve((1, 64), (1.0, 1.0 + 63 / 20))
+    return Resources(lambda: CostModel({0: curve}))
+
+
 def drafters_of(method: str, seed: int) -> list[Drafter]:
     if method == "random-trees":
         return [RandomTrees(seed)]
@@ -78,7 +87,7 @@ def drafters_of(method: str, seed: int) -> list[Drafter]:
             *parse_method("prompt-lookup:branches=3").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
-    return parse_method(method).drafters()
+    return parse_method(method).drafters(resources())
 
 
 def run(

@@ -9,21 +9,22 @@ branches of one tree, and a draft that is as long as it is likely to hold.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
+from speculation.estimates import Estimates
 
 ORDERS = ("longest", "recent", "frequent", "first")
 _LONGEST = 32  # common context is told apart up to this length
 # How often the next token of a match is right, by the length of the common context. Counted on
 # 8,400 reply tokens of quoting, extraction, editing, dialogue and prose (0.40, 0.59, 0.69, 0.73,
 # 0.81, 0.82, …), and set a little lower, since a failed draft costs more than a missed one.
-_PRIOR = {1: 0.35, 2: 0.55, 3: 0.65, 4: 0.70, 5: 0.75, 6: 0.80, 8: 0.84, 12: 0.90, 17: 0.94}
-_RATE = 0.05
+_PRIORS = (
+    0.5, 0.35, 0.55, 0.65, 0.70, 0.75, 0.80, 0.80, *[0.84] * 4, *[0.90] * 5, *[0.94] * 16
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class PromptLookupParams:
     min_ngram   the shortest suffix that counts as a match
     draft       tokens copied after a match when not adaptive
     adaptive    let a draft go on while its tokens are likely to hold, as learnt from this text
-    p_min       adaptive: the probability that all of a draft holds, below which it ends
+    p_min       adaptive: the probability that all of a draft holds, below which it ends; where
+                the tree has a floor of its own, that counts
     draft_max   adaptive: most tokens of a draft; its length is 1, 3, 7, 15, … up to this
     branches    continuations drafted in one tree
     order       which matches come first: longest common context, most recent, most frequent
@@ -130,51 +132,6 @@ class ContextIndex:
         return length
 
 
-class Confidence:
-    """How likely the next token of a match is right, by the length of its common context.
-
-    Starts from counted priors and follows the text at hand: every outcome moves the log-odds of its
-    length, and those of all lengths together, since a text that copies does so throughout.
-    """
-
-    def __init__(self) -> None:
-        self._shared = 0.0
-        self._log_odds = list(_PRIOR_LOG_ODDS)
-
-    def of(self, length: int) -> float:
-        """The probability for a common context of ``length`` tokens."""
-        log_odds = self._log_odds[min(length, _LONGEST)] + self._shared
-        return 1.0 / (1.0 + math.exp(-log_odds))
-
-    def run_length(self, length: int, probability: float, p_min: float, most: int) -> int:
-        """How many tokens in a row hold with at least ``p_min``, given ``probability`` so far."""
-        log_odds, shared, exp = self._log_odds, self._shared, math.exp
-        for n in range(most):
-            probability /= 1.0 + exp(-log_odds[min(length + n, _LONGEST)] - shared)
-            if probability < p_min:
-                return n
-        return most
-
-    def learn(self, length: int, *, held: bool) -> None:
-        """Take in whether the token after such a context was right."""
-        length = min(length, _LONGEST)
-        change = _RATE * (held - self.of(length))
-        self._shared = max(-2.5, min(2.5, self._shared + change))
-        self._log_odds[length] += change
-
-
-def _prior_log_odds() -> list[float]:
-    odds = [0.0]
-    p = 0.0
-    for length in range(1, _LONGEST + 1):
-        p = _PRIOR.get(length, p)
-        odds.append(math.log(p / (1 - p)))
-    return odds
-
-
-_PRIOR_LOG_ODDS = _prior_log_odds()
-
-
 class PromptLookup:
     """The index of one text, and what was learnt of how well its matches hold."""
 
@@ -182,13 +139,13 @@ class PromptLookup:
         self.params = params
         self.n_branches = params.branches if params.branches > 1 else 0
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
-        self._confidence = Confidence()
+        self._estimates = Estimates(_PRIORS)
         self._best: tuple[int, int] | None = None  # this step's first match: position, context
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
         self._index.extend(prompt)
-        self._confidence = Confidence()
+        self._estimates.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         index, params = self._index, self.params
@@ -201,12 +158,18 @@ class PromptLookup:
             if tree.room <= 0:
                 break
             if params.adaptive:
-                length = self._likely_length(context, left)
-                left *= 1.0 - self._confidence.of(context)
+                floor = tree.floor or params.p_min
+                probs = self._estimates.run(context, left, floor, params.draft_max)
+                if not tree.floor:
+                    del probs[_even_length(len(probs)) :]
+                if probs:
+                    copied = index.continuation(position, len(probs))
+                    p = self._estimates.of(context)
+                    probs[0] = left * p
+                    tree.add_chain(0, copied, probs)
+                    left *= 1.0 - p
             else:
-                length = params.draft
-            if length:
-                tree.add_chain(0, index.continuation(position, length))
+                tree.add_chain(0, index.continuation(position, params.draft))
 
     def observe(self, step: Step) -> None:
         """Compare the first match with what the text became, drafted or not."""
@@ -216,19 +179,9 @@ class PromptLookup:
         became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
         copied = self._index.continuation(position, len(became))
         for i, (token, copy) in enumerate(zip(became, copied, strict=True)):
-            self._confidence.learn(context + i, held=token == copy)
+            self._estimates.learn(context + i, held=token == copy)
             if token != copy:
                 break
-
-    def _likely_length(self, context: int, probability: float) -> int:
-        """Tokens to copy until the draft as a whole holds with less than ``p_min``.
-
-        Rounded down to 1, 3, 7, 15, …: with the root a power of two. llama.cpp keeps its compute
-        graph while batches have the same shape, and a change costs as much as a row or two.
-        """
-        params = self.params
-        length = self._confidence.run_length(context, probability, params.p_min, params.draft_max)
-        return (1 << (length + 1).bit_length() - 1) - 1
 
     def _matches(self) -> list[tuple[int, int]]:
         """Positions to copy from and their common context, best first, one a branch."""
@@ -267,3 +220,12 @@ class PromptLookup:
             if n_full == self.params.branches:  # no other can be longer
                 break
         return sorted(matches, key=lambda match: -match[1])
+
+
+def _even_length(length: int) -> int:
+    """Rounded down to 1, 3, 7, 15, …: with the root a power of two.
+
+    llama.cpp keeps its compute graph while batches have the same shape, and a change costs as much
+    as a row or two.
+    """
+    return (1 << (length + 1).bit_length() - 1) - 1

@@ -1,0 +1,266 @@
+"""What a decode costs: the curve c(n), seconds for a batch of n rows, measured and kept true.
+
+On a GPU or a large model the curve is nearly flat for the first dozens of rows, since the weights
+are read once for all of them; with a small model on a CPU every row is as dear as the arithmetic it
+takes. No rule of thumb covers both, so ``auto`` looks it up here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from batching.context import Context
+from batching.hardware import build_info, devices
+from batching.rows import Rows
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
+_STEPS = 32  # steps after which a curve is drawn anew
+_RATE = 0.05  # how fast the curve follows what a step took
+_DRIFT = 0.01  # and how much of that the other sizes follow
+
+
+class CostCurve:
+    """Seconds of decoding n rows: straight lines between the measured sizes, and beyond them.
+
+    sizes           row counts, ascending, the first 1
+    seconds         median time of each; never less than that of a smaller batch
+    switch_seconds  what a batch costs more when the one before had another number of rows
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], seconds: Sequence[float], switch_seconds: float = 0.0
+    ) -> None:
+        if not sizes or sizes[0] != 1 or any(b <= a for a, b in zip(sizes, sizes[1:])):  # noqa: B905, RUF007
+            raise ValueError(f"sizes are {list(sizes)}; give them ascending from 1")
+        if len(sizes) != len(seconds) or min(seconds) <= 0:
+            raise ValueError("seconds must be positive, one for each size")
+        self.sizes = tuple(sizes)
+        self.seconds = list(seconds)
+        self.switch_seconds = switch_seconds
+        self._table: list[float] = []
+        self._share = 0.0
+        self._steps: list[tuple[int, float]] = []  # rows and cost ratio, not yet followed
+
+    def at(self, n: int) -> float:
+        """Seconds for ``n`` rows; beyond the largest size as steep as before it."""
+        table = self.table()
+        if n < len(table):
+            return table[n]
+        return table[-1] + (table[-1] - table[-2]) * (n + 1 - len(table))
+
+    def table(self) -> list[float]:
+        """Seconds for 0, 1, 2, … 64 rows at least; shared, not to be changed."""
+        if not self._table:
+            most = max(SIZES[-1], self.sizes[-1])
+            seconds = np.maximum.accumulate(self.seconds)
+            inside = np.interp(np.arange(1, most + 1), self.sizes, seconds)
+            if len(seconds) > 1 and most > self.sizes[-1]:
+                slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+                inside[self.sizes[-1] :] += slope * np.arange(1, most + 1 - self.sizes[-1])
+            self._table = [0.0, *inside.tolist()]
+        return self._table
+
+    def follow(self, n: int, seconds: float) -> None:
+        """Move towards what a batch of ``n`` rows took just now.
+
+        The sizes around n follow it more, all others a little, as when the machine slows down. One
+        batch that was interrupted counts no more than twice its due. It takes effect after every
+        32nd call: a curve that is drawn anew costs more than a step may.
+        """
+        steps = self._steps
+        steps.append((n, seconds / self.at(n)))
+        if len(steps) < _STEPS:
+            return
+        for rows, found in steps:
+            ratio = min(2.0, max(0.5, found))
+            near, far = ratio**_RATE, ratio**_DRIFT
+            i = bisect_left(self.sizes, rows)
+            own = (i,) if i < len(self.sizes) and self.sizes[i] == rows else (i - 1, i)
+            for k in range(len(self.seconds)):
+                self.seconds[k] *= near if k in own else far
+        steps.clear()
+        self._table = []
+        self._share = 0.0
+
+    def row_share(self) -> float:
+        """What a further row costs at the cheapest, as a share of a batch of one."""
+        if not self._share:
+            table = self.table()
+            share = min((table[n] - table[1]) / (n - 1) for n in range(2, len(table))) / table[1]
+            self._share = max(share, 1e-9)
+        return self._share
+
+
+class CostModel:
+    """The curves of one model on one machine, one for each region of the context.
+
+    A region that was never decoded in borrows the curve of the nearest one that was.
+    """
+
+    def __init__(self, curves: Mapping[int, CostCurve]) -> None:
+        """``curves`` are by the first n_past of their region, one of REGIONS."""
+        self.curves = dict(curves)
+        self._last_rows = 0
+
+    def curve(self, n_past: int) -> CostCurve:
+        """The curve for batches after ``n_past`` tokens."""
+        region = REGIONS[bisect_right(REGIONS, n_past) - 1]
+        found = self.curves.get(region)
+        if found is None:
+            near = self.curves[min(self.curves, key=lambda other: abs(other - region))]
+            found = CostCurve(near.sizes, near.seconds, near.switch_seconds)
+            self.curves[region] = found
+        return found
+
+    def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
+        """Refine the curve by a step that was run."""
+        curve = self.curve(n_past)
+        if n_rows == self._last_rows:
+            curve.follow(n_rows, seconds)
+        else:
+            more = min(max(seconds - curve.at(n_rows), 0.0), curve.at(1))
+            curve.switch_seconds += _RATE * (more - curve.switch_seconds)
+        self._last_rows = n_rows
+
+    def switch_seconds(self, n_past: int) -> tuple[int, float]:
+        """The last step's rows, and what another number of them would cost on top."""
+        return self._last_rows, self.curve(n_past).switch_seconds
+
+
+def measure_cost(
+    context: Context,
+    sizes: Sequence[int] = SIZES,
+    n_past: int = 128,
+    budget_seconds: float = 1.0,
+    progress: Callable[[int], None] | None = None,
+) -> CostCurve:
+    """Measure c(n) after ``n_past`` tokens, every row with output, as a tree's rows have.
+
+    The context must be empty and is empty afterwards. Each size is decoded up to 7 times in a row,
+    the first of which makes a new compute graph: its extra time is ``switch_seconds``. After
+    ``budget_seconds`` sizes are decoded once or not at all; what was not measured is left out of
+    the curve. ``progress`` is told each size when it is done.
+    """
+    n_past = min(n_past, context.n_ctx - max(sizes) - 1)
+    start = perf_counter()
+    if n_past > 0:
+        context.decode(_chain(0, n_past, outputs=False))
+    measured: list[float] = []
+    switches: list[float] = []
+    for size in sizes:
+        spent = perf_counter() - start
+        if len(measured) >= 2 and spent > budget_seconds:
+            break
+        seconds = []
+        for _turn in range(7):
+            begin = perf_counter()
+            output = context.decode(_chain(max(n_past, 0), size, outputs=True))
+            output.argmax(0)
+            seconds.append(perf_counter() - begin)
+            context.seq_rm(-1, max(n_past, 0), -1)
+            if len(seconds) > 1 and perf_counter() - start > budget_seconds:
+                break
+        measured.append(median(seconds[1:]))
+        if size > 1:
+            switches.append(max(0.0, seconds[0] - measured[-1]))
+        if progress is not None:
+            progress(size)
+    context.seq_rm(-1, 0, -1)
+    # The first of a larger size may also have had to find memory: the cheapest change is taken.
+    return CostCurve(sizes[: len(measured)], measured, min(switches, default=0.0))
+
+
+def _chain(position: int, n: int, *, outputs: bool) -> Rows:
+    tokens = [(7 * i) % 100 for i in range(n)]
+    return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
+
+
+def load_cost(context: Context, *, refresh: bool = False) -> CostModel:
+    """The cost model of ``context``: from the user's cache, else measured now and put there.
+
+    It is kept for each model, build, device, number of threads, KV type and flash attention.
+    """
+    path = cache_folder() / "cost" / f"{_key(context)}.json"
+    if not refresh:
+        kept = _read(path)
+        if kept is not None:
+            return kept
+    cost = CostModel({0: measure_cost(context)})
+    save_cost(context, cost)
+    return cost
+
+
+def save_cost(context: Context, cost: CostModel) -> None:
+    """Keep ``cost``, refined by the steps since, for the next start. A full disk is no error."""
+    path = cache_folder() / "cost" / f"{_key(context)}.json"
+    regions = {
+        str(region): {
+            "sizes": curve.sizes,
+            "seconds": curve.seconds,
+            "switch_seconds": curve.switch_seconds,
+        }
+        for region, curve in cost.curves.items()
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".partial", delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(regions, file)
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def cache_folder() -> Path:
+    """Where this program keeps what it can make again: the user's cache directory."""
+    if "SPECULATION_CACHE" in os.environ:
+        return Path(os.environ["SPECULATION_CACHE"])
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "speculation"
+
+
+def _read(path: Path) -> CostModel | None:
+    try:
+        regions: Any = json.loads(path.read_text(encoding="utf-8"))
+        curves = {
+            int(region): CostCurve(kept["sizes"], kept["seconds"], kept["switch_seconds"])
+            for region, kept in regions.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there, or of another version: it is measured again
+    return CostModel(curves) if curves and set(curves) <= set(REGIONS) else None
+
+
+def _key(context: Context) -> str:
+    model = context.model
+    what = (
+        model.path.name,
+        model.n_bytes,
+        model.description,
+        build_info(),
+        [device.name for device in devices()],
+        context.n_threads,
+        context.params.kv_type,
+        context.flash_attn,
+        model.n_gpu_layers,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:24]

@@ -1,0 +1,69 @@
+"""Which drafts to decode: the set with the most expected tokens per second. Pure.
+
+A node is accepted with its path probability, the product of the estimates from the root down. So a
+step with the nodes S yields 1 + sum of their path probabilities in expectation, at c(1 + |S|).
+Path probabilities fall along every path. The n most probable nodes therefore form a tree, no set of
+n yields more, and only the numbers n have to be compared: what this finds is what exhaustive search
+finds. Plain decoding is n = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batching.tree import TokenTree
+
+
+def path_probs(tree: TokenTree) -> list[float]:
+    """Estimated probability that each node is accepted; 1 for the root."""
+    probs = tree.probs
+    found = [1.0]
+    for node in range(1, len(probs)):
+        found.append(found[tree.parents[node]] * min(1.0, probs[node]))
+    return found
+
+
+def choose(
+    tree: TokenTree,
+    cost: Sequence[float],
+    *,
+    last_rows: int = 0,
+    switch_seconds: float = 0.0,
+    overhead_seconds: float = 0.0,
+    max_nodes: int | None = None,
+) -> list[int]:
+    """The nodes beside the root that are worth decoding, ascending.
+
+    cost              seconds for a batch of 0, 1, 2, … rows; as many rows as it covers at most
+    last_rows         rows of the step before: another number costs ``switch_seconds`` more
+    overhead_seconds  what a step costs whatever its rows
+    max_nodes         most nodes beside the root
+    """
+    probs = path_probs(tree)
+    order = sorted(range(1, len(probs)), key=lambda node: -probs[node])  # stable: parents first
+    most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
+    n = best_count(
+        [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds
+    )
+    return sorted(order[:n])
+
+
+def best_count(
+    probs: Sequence[float],
+    cost: Sequence[float],
+    last_rows: int = 0,
+    switch_seconds: float = 0.0,
+    overhead_seconds: float = 0.0,
+) -> int:
+    """How many of the path probabilities ``probs``, which descend, to take."""
+    expected, best = 1.0, 0
+    best_rate = 1.0 / (cost[1] + overhead_seconds + (switch_seconds if last_rows > 1 else 0.0))
+    for n, p in enumerate(probs, 1):
+        expected += p
+        seconds = cost[n + 1] + overhead_seconds
+        if n + 1 != last_rows:
+            seconds += switch_seconds
+        rate = expected / seconds
+        if rate > best_rate:
+            best_rate, best = rate, n
+    return best

@@ -1,0 +1,150 @@
+"""What auto decides, without a model: which candidates to decode, given what a batch costs."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from batching.tree import TokenTree
+from speculation.auto import Auto, AutoParams, Source
+from speculation.cost import CostCurve, CostModel
+from speculation.drafter import Step
+from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.estimates import Estimates
+from speculation.policy import choose, path_probs
+
+FLAT = [0.0] + [1.0] * 64
+LINEAR = [float(n) for n in range(65)]
+
+
+def random_tree(rng: random.Random, n: int) -> TokenTree:
+    tree = TokenTree(0)
+    for token in range(1, n + 1):
+        tree.add(rng.randrange(len(tree)), token, prob=rng.random())
+    return tree
+
+
+def expected_rate(tree: TokenTree, nodes: tuple[int, ...], cost: list[float]) -> float:
+    probs = path_probs(tree)
+    return (1.0 + sum(probs[node] for node in nodes)) / cost[len(nodes) + 1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_choice_is_the_one_that_exhaustive_search_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = random_tree(rng, 8)
+    cost = [0.0, 1.0]
+    for _ in range(8):
+        cost.append(cost[-1] + rng.choice((0.0, 0.05, 0.3, 1.0)) * rng.random())
+    nodes = range(1, len(tree))
+    rooted = [
+        some
+        for n in range(len(tree))
+        for some in combinations(nodes, n)
+        if all(tree.parents[node] in (0, *some) for node in some)
+    ]
+    best = max(expected_rate(tree, some, cost) for some in rooted)
+    chosen = choose(tree, cost)
+    assert all(tree.parents[node] in (0, *chosen) for node in chosen)
+    assert expected_rate(tree, tuple(chosen), cost) == pytest.approx(best, abs=1e-12)
+
+
+def test_where_rows_are_free_the_batch_is_filled() -> None:
+    tree = random_tree(random.Random(1), 63)
+    assert choose(tree, FLAT) == list(range(1, 64))
+    assert len(choose(tree, FLAT, max_nodes=10)) == 10
+
+
+def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None:
+    tree = TokenTree(0)
+    node = tree.add(0, 1, prob=1.0)
+    node = tree.add(node, 2, prob=1.0)
+    tree.add(node, 3, prob=0.9)
+    tree.add(0, 4, prob=0.5)
+    assert choose(tree, LINEAR) == []
+    nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
+    assert choose(tree, nearly) == [1, 2]
+
+
+def test_a_change_of_batch_shape_has_to_pay_for_itself() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.6)
+    cost = [0.0, 1.0, 1.5]
+    assert choose(tree, cost) == [1]
+    assert choose(tree, cost, last_rows=1, switch_seconds=0.2) == []
+    assert choose(tree, cost, last_rows=2, switch_seconds=0.2) == [1]
+
+
+def test_time_that_every_step_takes_makes_longer_drafts_worth_it() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.4)
+    cost = [0.0, 1.0, 1.5]
+    assert choose(tree, cost) == []
+    assert choose(tree, cost, overhead_seconds=1.0) == [1]
+
+
+def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
+    curve = CostCurve((1, 2, 4), (1.0, 2.0, 1.5))
+    assert [curve.at(n) for n in (1, 2, 3, 4)] == [1.0, 2.0, 2.0, 2.0]
+    curve = CostCurve((1, 3), (1.0, 2.0))
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 1.5, 2, 2.5, 3, 50.5])
+    assert curve.row_share() == pytest.approx(0.5)
+
+
+def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
+    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))
+    for _ in range(320):
+        curve.follow(4, 4.0)
+    assert curve.at(4) == pytest.approx(4.0, rel=0.05)
+    assert curve.at(8) >= curve.at(4) >= curve.at(2) > 1.5
+
+
+def test_a_region_of_the_context_has_a_curve_of_its_own() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
+    for _ in range(640):
+        cost.follow(1, 3000, 2.0)
+    assert cost.curve(3000).at(1) == pytest.approx(2.0, rel=0.05)
+    assert cost.curve(100).at(1) == 1.0
+
+
+def test_estimates_follow_what_holds_and_what_does_not() -> None:
+    estimates = Estimates((0.5, 0.7))
+    assert estimates.run(0, 1.0, 0.2, 10) == pytest.approx([0.5, 0.7, 0.7])
+    for _ in range(200):
+        estimates.learn(1, held=False)
+    assert estimates.of(1) < 0.2
+    assert estimates.of(0) < 0.5  # a text that fails here is likelier to fail there
+
+
+def auto_on(row_seconds: float) -> Auto:
+    curve = CostCurve((1, 64), (1.0, 1.0 + 63 * row_seconds))
+    lookup = Source("prompt-lookup", PromptLookup(PromptLookupParams(branches=2)))
+    return Auto(AutoParams(), [lookup], CostModel({0: curve}))
+
+
+def test_auto_drafts_a_repetition_and_names_its_source() -> None:
+    auto = auto_on(0.01)
+    text = [5, 6, 7, 8, 9] * 4
+    auto.begin(text)
+    tree = TokenTree(text[-1])
+    auto.draft(text, tree)
+    assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
+    assert set(tree.sources.values()) == {"prompt-lookup"}
+
+
+def test_a_source_that_keeps_failing_rests_and_wakes_for_the_next_text() -> None:
+    auto = auto_on(0.01)
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    auto.begin(text)
+    awake = []
+    for _ in range(40):
+        tree = TokenTree(text[-1])
+        auto.draft(text, tree)
+        auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
+        awake.append(auto.sources[0].awake)
+    assert awake[0]
+    assert not all(awake)
+    auto.begin(text)
+    assert auto.sources[0].awake
