@@ -47,7 +47,7 @@ def logits(path: Path, n_tokens: int) -> Any:
 def test_an_enlarged_model_has_the_same_logits(tiny_model: Path, doubled: Path) -> None:
     before, after = logits(tiny_model, 20), logits(doubled, 20)
     assert before.std() > 0.1
-    assert np.abs(after - before).max() < 1e-4
+    assert np.abs(after - before).max() < 2e-5  # an eps left as it is: 9e-5
 
 
 def test_an_enlarged_model_writes_the_same_text(tiny_model: Path, doubled: Path) -> None:
