@@ -28,6 +28,7 @@ from speculation.bench.prompt_file import (
 from speculation.bench.report import differences, skipped_turns, tables
 from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.bench.run import Plan, measure, plain_logits, with_baseline
+from speculation.bench.suites import suite
 from speculation.bench.summary import Row, summarise
 from speculation.engine import Engine
 from speculation.methods import METHODS, MethodKind, NoParams, parameter_docs, parse_method
@@ -456,7 +457,7 @@ class Wrong:
 
 @pytest.fixture
 def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda p: [], Wrong))
+    monkeypatch.setitem(METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda *_: [], Wrong))
     return "wrong"
 
 
@@ -479,7 +480,11 @@ def test_the_json_holds_every_run_of_every_method(
             *("--methods", "prompt-lookup", "jacobi:guesses=4"),
         ],
     )
-    assert list(document) == ["model", "device", "settings", "runs", "summary", "skipped"]
+    assert list(document) == [
+        *("model", "device", "settings", "started", "complete"),
+        *("runs", "curves", "summary", "skipped"),
+    ]
+    assert document["complete"] is True
     assert document["model"]["file"] == tiny_model.name
     assert document["model"]["n_params"] > 0
     assert document["device"]["threads"] == 1
@@ -625,10 +630,11 @@ def test_ctrl_c_shows_and_keeps_what_was_done(
                 raise KeyboardInterrupt
             yield item
 
-    monkeypatch.setattr(bench, "measure", interrupted)
+    monkeypatch.setattr(suite, "measure", interrupted)
     arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "3"]
     document = bench_json(
         tmp_path / "out.json", [*arguments, "--methods", "ar"], code=bench.INTERRUPTED
     )
     assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
+    assert document["complete"] is False
     assert "cats: 2 prompts" in capsys.readouterr().out

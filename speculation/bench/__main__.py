@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from batching.errors import SpeculationError
 from speculation.bench.device import describe_device, describe_model
-from speculation.bench.json_file import check_writable, json_text
+from speculation.bench.json_file import JsonFile, check_writable
 from speculation.bench.list_methods import list_methods
 from speculation.bench.options import Options, parse_options
+from speculation.bench.page import check_folder, command_line, write_report
+from speculation.bench.plots import require_matplotlib
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import counted, differences, skipped_turns, tables
-from speculation.bench.results import Run, Skipped
-from speculation.bench.run import Plan, measure, warm_up
+from speculation.bench.report import choices, counted, differences, skipped_turns
+from speculation.bench.results import Curve, Results, Skipped
+from speculation.bench.resume import read_earlier, require_fit
+from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine, Generation
 
@@ -28,12 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a pipe may be ASCII, and prompts are anything
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_options(arguments)
     if options.list_methods:
         print(list_methods())
         return OK
     try:
-        return _bench(options)
+        return _bench(options, command_line(arguments))
     except (SpeculationError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:
@@ -41,11 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _bench(options: Options) -> int:
-    plan, params = options.plan(), options.context_params()
-    prompts = options.read_prompts()
+def _bench(options: Options, command: str) -> int:
+    suite, plan, params = options.suite, options.plan(), options.context_params()
+    given = options.read_prompts()
+    if options.report is not None:
+        require_matplotlib()
+        check_folder(options.report)
+    earlier = None
     if options.json is not None:
         check_writable(options.json)
+        earlier = read_earlier(options.json, resume=options.resume)
+    if earlier is not None and options.flash_attn == "auto":  # measured then; now it may differ
+        chosen = earlier.settings.get("flash_attn", "auto")
+        params = dataclasses.replace(params, flash_attn=chosen)
     print(f"loading {options.model}", file=sys.stderr)
     with Engine.load(
         options.model,
@@ -53,82 +69,113 @@ def _bench(options: Options) -> int:
         n_gpu_layers=options.gpu_layers,
         trace_batches=options.trace_batches,
     ) as engine:
-        print(_heading(engine, plan, prompts), flush=True)
-        warm_up(engine, prompts, plan)
-        runs: list[Run] = []
-        skipped: list[Skipped] = []
+        prompts = suite.prompts(given, engine, plan)
+        results = _begin(engine, options, plan, prompts)
+        if earlier is not None and options.json is not None:
+            require_fit(options.json, earlier, results)
+            results = earlier
+        notes = suite.notes(engine, plan)
+        print("\n".join([_heading(engine, suite.what(prompts, plan)), *notes]), flush=True)
+        if results.complete:
+            print(f"nothing is left to measure in {options.json}", file=sys.stderr)
+            _show(engine, options, results, notes, command)
+            return OK
+        suite.warm_up(engine, prompts, plan)
         try:
-            _measure(engine, prompts, plan, runs, skipped)
+            _measure(engine, prompts, plan, options, results)
         except KeyboardInterrupt:
             print("interrupted; what follows is what was done by then", file=sys.stderr)
             return INTERRUPTED
         finally:  # whatever ended it, what was measured is not lost
-            _report(engine, options, plan, runs, skipped)
+            _show(engine, options, results, notes, command)
     return OK
 
 
+def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]) -> Results:
+    """Results with nothing in them yet."""
+    return Results(
+        model=describe_model(engine.model),
+        device=describe_device(engine),
+        settings=_settings(engine, options, plan, prompts),
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
 def _measure(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    plan: Plan,
-    runs: list[Run],
-    skipped: list[Skipped],
+    engine: Engine, prompts: Sequence[Prompt], plan: Plan, options: Options, results: Results
 ) -> None:
-    """Fill ``runs`` and ``skipped`` as they come, so that they outlive an interruption."""
-    a_turn = plan.repeat * len(plan.methods)
-    with Progress(a_turn * sum(len(prompt.turns) for prompt in prompts)) as progress:
+    """Fill ``results`` as they come, and keep the file of ``--json`` up with them."""
+    suite = options.suite
+    file = JsonFile(options.json) if options.json is not None else None
+    results.skipped.clear()  # they are found again
+    n_all = suite.n_measurements(engine, prompts, plan)
+    with Progress(n_all, len(results.curves), results.runs) as progress:
 
         def on_run(method: str, prompt_id: str, done: Generation) -> None:
             progress.add(method, prompt_id, done.stats.n_tokens, done.stats.decode_seconds)
 
-        for item in measure(engine, prompts, plan, on_run):
+        for item in suite.measure(engine, prompts, plan, results, on_run):
+            results.add(item)
             if isinstance(item, Skipped):
-                skipped.append(item)
-                progress.leave_out(a_turn, f"{item.prompt_id} is skipped: {item.reason}")
-            else:
-                runs += item
+                left_out = plan.repeat * len(plan.methods)
+                progress.leave_out(left_out, f"{item.prompt_id} is skipped: {item.reason}")
+            elif isinstance(item, Curve):
+                progress.advance(f"n_past {item.n_past}")
+            if file is not None:
+                file.write(results)
+    results.complete = True
+    if file is not None:
+        file.write(results)
 
 
-def _report(
-    engine: Engine, options: Options, plan: Plan, runs: Sequence[Run], skipped: Sequence[Skipped]
+def _show(
+    engine: Engine, options: Options, results: Results, notes: Sequence[str], command: str
 ) -> None:
-    rows = summarise(runs)
-    if runs:
-        print(f"\n{tables(rows)}\n\n{differences(runs, engine.model.piece)}")
-    if skipped:
-        print(skipped_turns(skipped))
-    if options.json is not None:
-        text = json_text(
-            model=describe_model(engine.model),
-            device=describe_device(engine),
-            settings=_settings(engine, options, plan),
-            runs=runs,
-            summary=rows,
-            skipped=skipped,
-        )
-        Path(options.json).write_text(text, encoding="utf-8")
+    """Print the tables and write the report, of whatever there is."""
+    differing = ""
+    if results.runs or results.curves:
+        print(f"\n{options.suite.text(results)}")
+    if results.runs:
+        for table in choices(summarise(results.runs)):
+            print(f"\n{table.text()}")
+        differing = differences(results.runs, engine.model.piece)
+        print(f"\n{differing}")
+    if results.skipped:
+        print(skipped_turns(results.skipped))
+    if options.json is not None and options.json.exists():
         print(f"written to {options.json}")
+    if options.report is not None and (results.runs or results.curves):
+        page = write_report(
+            options.report,
+            options.suite,
+            results,
+            differences=differing,
+            notes=notes,
+            command=command,
+        )
+        print(f"report in {page}")
 
 
-def _heading(engine: Engine, plan: Plan, prompts: Sequence[Prompt]) -> str:
+def _heading(engine: Engine, what: str) -> str:
     context = engine.context
-    n_turns = sum(len(prompt.turns) for prompt in prompts)
     return (
         f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
         f"KV cache {context.params.kv_type}, flash attention {_on(context.flash_attn)}, "
-        f"{counted(context.n_threads, 'thread')}\n"
-        f"{counted(len(prompts), 'prompt')} with {counted(n_turns, 'turn')}, "
-        f"up to {plan.n_predict} tokens each, {plan.repeat}x {', '.join(map(str, plan.methods))}"
+        f"{counted(context.n_threads, 'thread')}\n{what}"
     )
 
 
-def _settings(engine: Engine, options: Options, plan: Plan) -> dict[str, Any]:
+def _settings(
+    engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     """What was asked for and, where that leaves a choice, what was chosen."""
     context = engine.context
     return {
         "model": engine.model.path.name,
+        "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,
+        "prompts_hash": _prompts_hash(prompts),
         "limit": options.limit,
         "categories": options.categories,
         "n_predict": plan.n_predict,
@@ -144,6 +191,12 @@ def _settings(engine: Engine, options: Options, plan: Plan) -> dict[str, Any]:
         "kv_type": context.params.kv_type,
         "flash_attn": _on(context.flash_attn),
     }
+
+
+def _prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Tells whether the prompts are word for word the same: 16 digits of their SHA-256."""
+    text = json.dumps([dataclasses.astuple(prompt) for prompt in prompts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _on(value: bool) -> str:

@@ -6,16 +6,20 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from batching.context import FLASH_ATTN, ContextParams
 from batching.errors import InvalidParameter
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
+from speculation.bench.suites import SUITES
+from speculation.bench.suites.suite import Suite
 from speculation.engine import DEFAULT_MODEL
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
 
-DEFAULT_METHODS = ("ar", "prompt-lookup", "jacobi", "lookahead")
+DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
+DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
 Measure what speculative decoding methods gain over plain decoding, on this machine.
@@ -33,11 +37,20 @@ examples
       a model of models.txt, a method with its own parameters, two categories, the figures kept
   python -m speculation.bench --model story.gguf --raw --prompt "Once upon a time" --repeat 5
       a model without a chat format, one prompt, five runs of each method
+  python -m speculation.bench --repeat 3 --json result.json --resume --report report
+      a long run that may be broken off and started again, with a page of figures in the end
+  python -m speculation.bench --suite lookup --report report
+      which rule of prompt lookup is best here
 
 methods
   A name, or name:parameter=value,parameter=value. What is left out has its default.
   --list-methods shows the names, the parameters and what they do. A method may be given several
   times with different parameters.
+
+suites
+  {suites}
+  All but builtin have their own methods; context and cost have their own prompts too, and scaling
+  and lookup take the first one or two of each category unless --limit says otherwise.
 
 prompt files
   JSON Lines, each line one of
@@ -71,10 +84,18 @@ apart plain decoding had their logits. Methods are lossless, but batches of seve
 rounded differently, so a near-tie may fall the other way. To see whether it is that, compare with
 --kv-type f32 --flash-attn off and an F32 model.
 
+For a method that drafts from several sources (auto) a table says how many rows it decoded in a step
+and whose drafts were accepted.
+
 the JSON
-  model, device, settings, runs, summary and skipped. A run has method, prompt_id, category, repeat,
-  tokens (ids; n_tokens of them), n_steps, n_drafted, n_accepted, prefill_seconds, decode_seconds,
-  phase_seconds, same_as_ar and first_difference: null or index, ar_token, token and logit_gap.
+  model, device, settings, started, complete, runs, curves, summary and skipped. A run has method,
+  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_steps, n_drafted, n_accepted,
+  prefill_seconds, decode_seconds, phase_seconds, rows_histogram (rows of a step: steps),
+  tokens_histogram (tokens of a step: steps), accepted_by_source, same_as_ar and first_difference:
+  null or index, ar_token, token and logit_gap. curves are those of the suite cost.
+  The file is renewed after every round of methods on a prompt and is whole at every moment.
+  --resume goes on with it, with the same flags, after Ctrl-C, an error or a power cut; when nothing
+  is left to measure it shows the tables again, and --report makes its page from it.
 
 Ctrl-C ends the measuring; what is done by then is shown and written. Exit code: 0, 2 after an
 error, 130 after Ctrl-C.
@@ -85,6 +106,7 @@ error, 130 after Ctrl-C.
 class Options:
     """The command line, read. ``prompt`` texts take the place of the file ``prompts``."""
 
+    suite: Suite
     model: str
     methods: list[Method]
     prompts: str
@@ -102,6 +124,8 @@ class Options:
     seed: int
     repeat: int
     json: Path | None
+    resume: bool
+    report: Path | None
     trace_batches: Path | None
     list_methods: bool
 
@@ -130,14 +154,36 @@ class Options:
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; leaves the program with code 2 when it is wrong, as argparse does."""
-    return Options(**vars(_parser().parse_args(arguments)))
+    parser = _parser()
+    values = vars(parser.parse_args(arguments))
+    suite = values["suite"] = SUITES[values["suite"]]
+    for name in _not_for(suite, values):
+        parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
+    if values["resume"] and values["json"] is None:
+        parser.error("--resume goes on with the file of --json; give --json FILE")
+    if values["methods"] is None:
+        values["methods"] = [parse_method(name) for name in suite.methods]
+    for name, default in {**DEFAULTS, **suite.defaults}.items():
+        if values[name] is None:
+            values[name] = default
+    return Options(**values)
+
+
+def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
+    """Flags that were given and that the suite decides itself."""
+    names = ["methods"] if suite.own_methods else []
+    if suite.own_prompts:
+        names += ["prompts", "prompt", "limit", "categories"]
+    return [name for name in names if values[name] not in (None, BUILTIN)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m speculation.bench",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=EPILOG.replace(
+            "{suites}", "\n  ".join(f"{name:8} {suite.title}" for name, suite in SUITES.items())
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -150,19 +196,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--suite",
+        choices=tuple(SUITES),
+        default="builtin",
+        help="what is asked, see below (builtin)",
+    )
+    group.add_argument(
         "--methods",
         nargs="+",
         type=_method,
-        default=[parse_method(name) for name in DEFAULT_METHODS],
         metavar="METHOD",
         help=f"methods to compare; ar is added where it is missing ({' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(
         "--n-predict",
         type=_positive,
-        default=128,
         metavar="N",
-        help="most tokens a run generates (128)",
+        help="most tokens a run generates (128; 64 in the suite context)",
     )
     group.add_argument(
         "--repeat",
@@ -211,7 +261,10 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         "--categories", nargs="+", metavar="NAME", help="only prompts of these categories (all)"
     )
     group.add_argument(
-        "--raw", action="store_true", help="continue prompts as they are, without chat template"
+        "--raw",
+        action="store_true",
+        default=None,
+        help="continue prompts as they are, without chat template",
     )
 
 
@@ -251,7 +304,23 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all runs and the summary to FILE"
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="keep all runs and the summary in FILE, up to date at every moment",
+    )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the runs that are in the file of --json and measure the rest; begins where "
+        "there is no file yet",
+    )
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write a page with figures and all tables to DIR/index.html, the figures as SVG "
+        "beside it (needs matplotlib)",
     )
     group.add_argument(
         "--trace-batches",

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from tqdm import tqdm
 
-from speculation.bench.results import BASELINE
+from speculation.bench.results import BASELINE, Run
+
+MAX_SHOWN = 4
 
 
 class Progress:
     """A bar over ``total`` runs. Where stderr is no terminal it is renewed once in a while only."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int = 0, runs: Sequence[Run] = ()) -> None:
+        """``done`` of them and ``runs`` were made before."""
         self._live = live = sys.stderr.isatty()
         self._bar = tqdm(
             total=total,
+            initial=done + len(runs),
             unit="run",
             file=sys.stderr,
             dynamic_ncols=live,
@@ -24,6 +29,8 @@ class Progress:
             mininterval=0.1 if live else 30,
         )
         self._totals: dict[str, tuple[int, float]] = {}  # tokens, seconds
+        for run in runs:
+            self._count(run.method, len(run.tokens), run.decode_seconds)
 
     def __enter__(self) -> Progress:
         return self
@@ -38,23 +45,34 @@ class Progress:
 
     def add(self, method: str, prompt_id: str, n_tokens: int, seconds: float) -> None:
         """Count a run that is done."""
-        tokens, total = self._totals.get(method, (0, 0.0))
-        self._totals[method] = (tokens + n_tokens, total + seconds)
+        self._count(method, n_tokens, seconds)
         self._bar.set_description_str(prompt_id, refresh=False)
         self._bar.set_postfix_str(self.running_speed_up(), refresh=False)
         self._bar.update()
 
+    def advance(self, what: str) -> None:
+        """Count something that is done and is no run of a method."""
+        self._bar.set_description_str(what, refresh=False)
+        self._bar.update()
+
     def running_speed_up(self) -> str:
-        """``prompt-lookup 1.85x, lookahead 0.62x``: all tokens over all seconds so far."""
+        """``prompt-lookup 1.85x, lookahead 0.62x``: all tokens over all seconds so far.
+
+        Of more than four methods, the one that is fastest.
+        """
         plain = self._totals.get(BASELINE)
         if plain is None:
             return ""
         rate = plain[0] / plain[1]
-        return ", ".join(
-            f"{method} {tokens / seconds / rate:.2f}x"
+        ratios = {
+            method: tokens / seconds / rate
             for method, (tokens, seconds) in self._totals.items()
             if method != BASELINE
-        )
+        }
+        if len(ratios) > MAX_SHOWN:
+            best = max(ratios, key=ratios.__getitem__)
+            return f"best {best} {ratios[best]:.2f}x"
+        return ", ".join(f"{method} {ratio:.2f}x" for method, ratio in ratios.items())
 
     def leave_out(self, n_runs: int, reason: str) -> None:
         """Show why ``n_runs`` will not come, and count on fewer."""
@@ -62,3 +80,7 @@ class Progress:
         tqdm.write(reason, file=sys.stderr)
         if self._live:
             self._bar.refresh()
+
+    def _count(self, method: str, n_tokens: int, seconds: float) -> None:
+        tokens, total = self._totals.get(method, (0, 0.0))
+        self._totals[method] = (tokens + n_tokens, total + seconds)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
+from speculation.bench.table import Table
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
+# rows of a step that are counted together: the root, and drafts up to powers of two
+BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
 METHOD_WIDTH = 20
 # heading -> width; 117 columns with the method and a space between
 COLUMNS = {
@@ -34,10 +37,70 @@ drafts accepted; prefill: ms a run; draft to commit: ms a step; outside: µs a s
 
 def tables(rows: Sequence[Row]) -> str:
     """A table for each category and, where there are several, one for all of them."""
+    return "\n\n".join([*map(_table, by_category(rows)), LEGEND])
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """The rows of one category as a table for the report, with the same figures."""
+    return Table(_title(rows), ["method", *COLUMNS], [[row.method, *_cells(row)] for row in rows])
+
+
+def by_category(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each category; those of ``all`` only where there are several categories."""
     blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.category)]
     if len(blocks) == 2:  # one category and "all" are the same
         del blocks[1]
-    return "\n\n".join([*map(_table, blocks), LEGEND])
+    return blocks
+
+
+def choices(rows: Sequence[Row]) -> list[Table]:
+    """For each method that draws on several sources: how many rows it took, and whose drafts held.
+
+    A line for each category, so that it shows what the choice followed.
+    """
+    found = []
+    for method in dict.fromkeys(row.method for row in rows if row.accepted_by_source):
+        of_method = [row for block in by_category(rows) for row in block if row.method == method]
+        sources = sorted({source for row in of_method for source in row.accepted_by_source})
+        headings = ["steps with rows:", *map(_bucket_name, BUCKETS), "accepted from:", *sources]
+        lines = [
+            [
+                "all categories" if row.category == ALL else row.category,
+                *(_share(count, row.rows_histogram) for count in bucketed(row.rows_histogram)),
+                "",
+                *(
+                    _share(row.accepted_by_source.get(source, 0), row.accepted_by_source)
+                    for source in sources
+                ),
+            ]
+            for row in of_method
+        ]
+        note = (
+            "steps with rows: share of the steps that decoded so many rows, the last token among "
+            "them;\naccepted from: share of the accepted draft tokens that a source had drafted"
+        )
+        found.append(Table(f"what {method} chose", headings, lines, note))
+    return found
+
+
+def bucketed(histogram: Mapping[int, int]) -> list[int]:
+    """The counts of a histogram, added up by the buckets of ``BUCKETS``."""
+    return [
+        sum(count for n, count in histogram.items() if n >= low and (high is None or n <= high))
+        for low, high in BUCKETS
+    ]
+
+
+def _bucket_name(bucket: tuple[int, int | None]) -> str:
+    low, high = bucket
+    if high is None:
+        return f"{low}+"
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _share(count: int, counts: Mapping[int, int] | Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return f"{100 * count / total:.0f}%" if total else NONE
 
 
 def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
@@ -71,12 +134,15 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _title(rows: Sequence[Row]) -> str:
     category = "all categories" if rows[0].category == ALL else rows[0].category
-    n_prompts = max(row.n_prompts for row in rows)
+    return f"{category}: {counted(max(row.n_prompts for row in rows), 'prompt')}"
+
+
+def _table(rows: Sequence[Row]) -> str:
     headings = [name.rjust(width) for name, width in COLUMNS.items()]
     lines = [
-        f"{category}: {counted(n_prompts, 'prompt')}",
+        _title(rows),
         " ".join(["method".ljust(METHOD_WIDTH), *headings]),
     ]
     for row in rows:

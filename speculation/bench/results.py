@@ -1,9 +1,10 @@
-"""What one run yielded, and how it compares with plain decoding. Pure."""
+"""What one run yielded, how it compares with plain decoding, and all of it together. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 BASELINE = "ar"
 
@@ -28,11 +29,15 @@ class Difference:
 class Run:
     """One method on one turn of one prompt, once. Seconds are wall-clock.
 
-    method         as it is written on the command line, defaults left out
-    prompt_id      ``chat-03``, or ``chat-03#2`` for the second turn
-    tokens         token ids generated, an end-of-generation token included
-    n_rows         rows that the steps decoded
-    phase_seconds  draft, build, decode, verify and commit over the whole run
+    method              as it is written on the command line, defaults left out
+    prompt_id           ``chat-03``, or ``chat-03#2`` for the second turn
+    tokens              token ids generated, an end-of-generation token included
+    n_rows              rows that the steps decoded
+    phase_seconds       draft, build, decode, verify and commit over the whole run
+    rows_histogram      rows of a step -> steps that had so many
+    tokens_histogram    tokens a step yielded -> steps that yielded so many
+    accepted_by_source  source of a draft -> its tokens that became text; empty where a method has
+                        one source only
     """
 
     method: str
@@ -50,6 +55,9 @@ class Run:
     phase_seconds: Mapping[str, float]
     finish_reason: str | None
     first_difference: Difference | None = None
+    rows_histogram: Mapping[int, int] = field(default_factory=dict)
+    tokens_histogram: Mapping[int, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def same_as_ar(self) -> bool:
@@ -67,6 +75,42 @@ class Skipped:
     prompt_id: str
     category: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a decode costs after ``n_past`` tokens: ``seconds[i]`` for ``sizes[i]`` rows, median."""
+
+    n_past: int
+    sizes: Sequence[int]
+    seconds: Sequence[float]
+
+
+@dataclass
+class Results:
+    """All that a benchmark has yielded so far, and on what.
+
+    started   date and time of the first measurement, ISO 8601
+    complete  nothing is left to measure
+    """
+
+    model: Mapping[str, Any]
+    device: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    started: str
+    runs: list[Run] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    complete: bool = False
+
+    def add(self, item: Sequence[Run] | Skipped | Curve) -> None:
+        """Take in a round of runs, a turn that was left out, or a curve."""
+        if isinstance(item, Skipped):
+            self.skipped.append(item)
+        elif isinstance(item, Curve):
+            self.curves.append(item)
+        else:
+            self.runs += item
 
 
 def first_difference(ar_tokens: Sequence[int], tokens: Sequence[int]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
@@ -70,11 +70,14 @@ def measure(
     prompts: Sequence[Prompt],
     plan: Plan,
     on_run: Callable[[str, str, Generation], None],
+    earlier: Mapping[tuple[str, int], Sequence[Run]] | None = None,
 ) -> Iterator[list[Run] | Skipped]:
     """Yield every finished round, which holds one run of each method, and every turn left out.
 
-    ``on_run(method, prompt_id, generation)`` is called after each run.
+    ``on_run(method, prompt_id, generation)`` is called after each run. ``earlier`` has the rounds
+    that are measured already, by prompt and repeat: they are neither run nor yielded again.
     """
+    earlier = earlier or {}
     n_rounds = 0
     for prompt in prompts:
         conversation: list[Message] = []
@@ -86,21 +89,33 @@ def measure(
                 for later in range(turn, len(prompt.turns) + 1):
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
-            baseline: Generation | None = None
+            baseline: Sequence[int] | None = None  # what plain decoding generated
             for repeat in range(plan.repeat):
+                known = earlier.get((prompt.turn_id(turn), repeat))
+                if known is not None:
+                    baseline = baseline or _tokens_of(BASELINE, known)
+                    n_rounds += 1
+                    continue
                 done: dict[str, Generation] = {}
                 for method in plan.rotated(n_rounds):
                     done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
                     on_run(str(method), prompt.turn_id(turn), done[str(method)])
                 n_rounds += 1
                 # Plain decoding of the later repeats is compared with that of the first, too.
-                baseline = baseline or done[BASELINE]
+                baseline = baseline or done[BASELINE].token_ids
                 yield [
                     _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
                     for method in plan.methods
                 ]
             assert baseline is not None
-            conversation.append({"role": "assistant", "content": baseline.text})
+            conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
+
+
+def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
+    """The text of a reply from its token ids, without the token that ends it."""
+    model = engine.model
+    text = [token for token in tokens if not model.is_end_of_generation(token)]
+    return model.detokenize(text).decode("utf-8", "replace")
 
 
 def prompt_tokens(engine: Engine, conversation: Sequence[Message], raw: bool) -> list[int]:
@@ -143,7 +158,12 @@ def _generate(
 
 
 def _as_run(
-    engine: Engine, prompt: Prompt, turn: int, repeat: int, baseline: Generation, done: Generation
+    engine: Engine,
+    prompt: Prompt,
+    turn: int,
+    repeat: int,
+    baseline: Sequence[int],
+    done: Generation,
 ) -> Run:
     stats = done.stats
     return Run(
@@ -162,18 +182,25 @@ def _as_run(
         phase_seconds=dict(stats.phase_seconds),
         finish_reason=done.finish_reason,
         first_difference=_difference(engine, baseline, done),
+        rows_histogram=dict(stats.rows_histogram),
+        tokens_histogram=dict(stats.tokens_histogram),
+        accepted_by_source=dict(stats.accepted_by_source),
     )
 
 
-def _difference(engine: Engine, baseline: Generation, done: Generation) -> Difference | None:
-    index = first_difference(baseline.token_ids, done.token_ids)
+def _tokens_of(method: str, runs: Sequence[Run]) -> Sequence[int]:
+    return next(run.tokens for run in runs if run.method == method)
+
+
+def _difference(engine: Engine, baseline: Sequence[int], done: Generation) -> Difference | None:
+    """Where the text leaves plain decoding's, which are the token ids ``baseline``."""
+    index = first_difference(baseline, done.token_ids)
     if index is None:
         return None
-    ended: list[int | None] = [None]
-    ar_token, token = ((ids + ended)[index] for ids in (baseline.token_ids, done.token_ids))
+    ar_token, token = ([*ids, None][index] for ids in (baseline, done.token_ids))
     gap = None
     if ar_token is not None and token is not None:
-        logits = plain_logits(engine, baseline.prompt, baseline.token_ids[:index])
+        logits = plain_logits(engine, done.prompt, baseline[:index])
         gap = float(logits[ar_token] - logits[token])
     return Difference(index, ar_token, token, gap)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, median, stdev
+from typing import TypeVar
 
 from speculation.bench.results import BASELINE, Run
 from speculation.stats import PHASES
 
 ALL = "all"
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Row:
     prefill_seconds           mean of a run
     phase_seconds             mean of a step, by phase
     outside_decode_seconds    mean of a step: all of it but ``llama_decode``
+    rows_histogram            rows of a step -> steps, over all runs; tokens_histogram likewise
+    accepted_by_source        source of a draft -> its accepted tokens, over all runs
     """
 
     category: str
@@ -43,6 +48,9 @@ class Row:
     prefill_seconds: float
     phase_seconds: Mapping[str, float]
     outside_decode_seconds: float
+    rows_histogram: Mapping[int, int] = field(default_factory=dict)
+    tokens_histogram: Mapping[int, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarise(runs: Sequence[Run]) -> list[Row]:
@@ -91,7 +99,18 @@ def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
         outside_decode_seconds=(
             sum(run.decode_seconds for run in runs) / n_steps - phases["decode"]
         ),
+        rows_histogram=dict(sorted(total(run.rows_histogram for run in runs).items())),
+        tokens_histogram=dict(sorted(total(run.tokens_histogram for run in runs).items())),
+        accepted_by_source=total(run.accepted_by_source for run in runs),
     )
+
+
+def total(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    """The sum of several counts, key by key."""
+    summed: Counter[Key] = Counter()
+    for count in counts:
+        summed.update(count)
+    return dict(summed)
 
 
 def _medians(runs: Iterable[Run]) -> dict[str, float]:

@@ -1,0 +1,210 @@
+"""The curve c(n): what a decode of n rows costs, and where further rows stop being nearly free.
+
+Speculation lives on rows being cheaper together than one after the other. The roof fitted here has
+two lines. On a GPU the first is nearly flat, because the weights are read once for all rows, and
+beyond the bend every row costs its arithmetic. On a CPU it is often the other way round: the second
+row is the dearest, because a single one has a faster kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from speculation.bench.prompt_file import Prompt
+from speculation.bench.report import counted
+from speculation.bench.results import Curve, Results
+from speculation.bench.run import Plan
+from speculation.bench.suites.suite import Suite
+from speculation.bench.table import Table
+from speculation.cost import measure_cost
+from speculation.engine import Engine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIZES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
+N_PAST = (0, 128, 512, 1024, 2048, 4096, 8192)
+BUDGET_SECONDS = 60.0  # for one curve; a size that comes after it is left out
+
+
+@dataclass(frozen=True)
+class Roof:
+    """c(n) as two lines that meet at ``bend`` rows. Seconds.
+
+    fixed       what a decode costs before its first row, where the first line begins
+    row         what each row costs up to the bend
+    row_beyond  what each row costs beyond it
+    error       root mean square of the relative error of the fit
+    """
+
+    fixed: float
+    row: float
+    row_beyond: float
+    bend: int
+    error: float
+
+    def at(self, n: int) -> float:
+        """Seconds for ``n`` rows."""
+        return self.fixed + self.row * min(n, self.bend) + self.row_beyond * max(0, n - self.bend)
+
+
+class Cost(Suite):
+    """Curves instead of runs: nothing is generated, batches of n rows are timed."""
+
+    name = "cost"
+    title = "the time of decoding 1 to 64 rows at several lengths of context"
+    own_prompts = True
+
+    def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
+        return []
+
+    def what(self, prompts: Sequence[Prompt], plan: Plan) -> str:
+        return f"batches of {SIZES[0]} to {SIZES[-1]} rows, {counted(len(SIZES), 'size')}"
+
+    def n_measurements(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> int:
+        return len(_reachable(engine))
+
+    def notes(self, engine: Engine, plan: Plan) -> list[str]:
+        left_out = sorted(set(N_PAST) - set(_reachable(engine)))
+        if not left_out:
+            return []
+        return [f"the context or the batch is too small for n_past {', '.join(map(str, left_out))}"]
+
+    def warm_up(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
+        engine.stop_running()
+        engine.cache.truncate(0)
+        measure_cost(engine.context, sizes=(1, 2), n_past=0)
+
+    def measure(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        plan: Plan,
+        earlier: Results,
+        on_run: Callable[..., None],
+    ) -> Iterator[Curve]:
+        known = {curve.n_past for curve in earlier.curves}
+        for n_past in _reachable(engine):
+            if n_past in known:
+                continue
+            curve = measure_cost(
+                engine.context, sizes=SIZES, n_past=n_past, budget_seconds=BUDGET_SECONDS
+            )
+            yield Curve(n_past, list(curve.sizes), list(curve.seconds))
+
+    def tables(self, results: Results) -> list[Table]:
+        curves = sorted(results.curves, key=lambda curve: curve.n_past)
+        sizes = list(dict.fromkeys(n for curve in curves for n in curve.sizes))
+        seconds = {
+            (curve.n_past, n): value
+            for curve in curves
+            for n, value in zip(curve.sizes, curve.seconds, strict=True)
+        }
+        tables = [
+            Table(
+                "median time of a decode, ms",
+                ["rows", *(f"n_past {curve.n_past}" for curve in curves)],
+                [
+                    [
+                        str(n),
+                        *(
+                            f"{1e3 * seconds[curve.n_past, n]:.3f}"
+                            if (curve.n_past, n) in seconds
+                            else "–"
+                            for curve in curves
+                        ),
+                    ]
+                    for n in sizes
+                ],
+            )
+        ]
+        fits = [(curve, roof) for curve in curves if (roof := fitted_roof(curve)) is not None]
+        rows = [
+            [
+                str(curve.n_past),
+                f"{1e3 * roof.fixed:.3f}",
+                f"{1e6 * roof.row:.1f}",
+                str(roof.bend) if roof.row_beyond != roof.row else "none",
+                f"{1e6 * roof.row_beyond:.1f}",
+                f"{100 * roof.row_beyond / curve.seconds[0]:.0f}%",
+                f"{100 * roof.error:.0f}%",
+            ]
+            for curve, roof in fits
+        ]
+        note = (
+            "c(n) = fixed + row · n up to the bend, then another line; share: a row beyond the "
+            "bend over a batch of\none; error: root mean square of the relative error of the fit"
+        )
+        headings = ["n_past", "fixed ms", "row µs", "bend", "beyond µs", "share", "error"]
+        return [*tables, Table("the roof", headings, rows, note)]
+
+    def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
+        from speculation.bench.plots import PALETTE, subplots
+
+        curves = sorted(results.curves, key=lambda curve: curve.n_past)
+        figure, axes = subplots(n_columns=2, height=3.5)
+        left, right = axes[0]
+        for i, curve in enumerate(curves):
+            colour = PALETTE[i % len(PALETTE)]
+            label = f"n_past {curve.n_past}"
+            milliseconds = [1e3 * value for value in curve.seconds]
+            left.plot(curve.sizes, milliseconds, "o", markersize=3.5, color=colour)
+            roof = fitted_roof(curve)
+            if roof is not None:
+                corners = sorted({curve.sizes[0], roof.bend, curve.sizes[-1]})
+                left.plot(corners, [1e3 * roof.at(n) for n in corners], color=colour, label=label)
+            else:
+                left.plot([], [], "o", color=colour, label=label)
+            relative = [value / curve.seconds[0] for value in curve.seconds]
+            right.plot(curve.sizes, relative, marker="o", markersize=3.5, color=colour)
+        left.set_ylabel("ms")
+        right.set_ylabel("times a batch of one row")
+        for ax in (left, right):
+            ax.set_xlabel("rows of a batch")
+            ax.set_xlim(left=0)
+            ax.set_ylim(bottom=0)
+        left.legend()
+        caption = (
+            "Left: median time of decoding n rows (points) and the fitted roof (lines). Right: the "
+            "same over the time of a single row: a step of n rows pays once it yields more tokens "
+            "than that."
+        )
+        return [("cost", caption, figure)]
+
+
+def _reachable(engine: Engine) -> list[int]:
+    """The lengths that leave room for the largest batch and can be prefilled in one."""
+    most = min(engine.context.n_ctx - SIZES[-1] - 1, engine.context.n_batch)
+    return [n_past for n_past in N_PAST if n_past <= most]
+
+
+def fitted_roof(curve: Curve) -> Roof | None:
+    """The two lines that fit a curve best; a single one where a second gains little.
+
+    Least squares of the relative error, for a bend at each of the sizes. None below four sizes.
+    """
+    if len(curve.sizes) < 4:
+        return None
+    whole = _fit(curve, curve.sizes[-1])
+    bent = [_fit(curve, bend) for bend in curve.sizes[1:-2]]
+    rising = [roof for roof in bent if min(roof.row, roof.row_beyond) >= 0]
+    best = min(rising, key=lambda roof: roof.error, default=whole)
+    return best if best.error < 0.8 * whole.error else whole
+
+
+def _fit(curve: Curve, bend: int) -> Roof:
+    """Least squares of the relative error with the bend given; the last size means no bend."""
+    sizes = np.asarray(curve.sizes, dtype=float)
+    seconds = np.asarray(curve.seconds, dtype=float)
+    parts = [np.ones_like(sizes), np.minimum(sizes, bend)]
+    if bend < curve.sizes[-1]:
+        parts.append(np.maximum(0.0, sizes - bend))
+    design = np.stack(parts, axis=1) / seconds[:, None]
+    solution = np.linalg.lstsq(design, np.ones_like(sizes))[0]
+    error = float(np.sqrt(np.mean((design @ solution - 1.0) ** 2)))
+    fixed, row, *beyond = map(float, solution)
+    return Roof(fixed, row, beyond[0] if beyond else row, bend, error)
