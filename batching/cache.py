@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from batching.errors import PromptTooLong, TreeTooWide
 from batching.rows import Rows
-from batching.target import Target
+from batching.target import Output, Target
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
@@ -84,16 +84,22 @@ class SequenceCache:
                 progress(self.n_past, len(tokens))
         return n_reused
 
-    def _append(self, chunk: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> Output:
+        """Commit ``tokens`` in one decode, with output on the last: ``len(tokens) - 1``."""
+        return self._append(tokens, output_last=True)
+
+    def _append(self, chunk: Sequence[int], *, output_last: bool = False) -> Output:
         n_past, n = self.n_past, len(chunk)
         everyone = range(self.n_seq)
-        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, [False] * n)
+        outputs = [False] * (n - 1) + [output_last]
+        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs)
         try:
-            self.target.decode(rows)
+            output = self.target.decode(rows)
         except BaseException:
             self.target.seq_rm(ALL, n_past, END)
             raise
         self.tokens.extend(chunk)
+        return output
 
     def commit(self, rows: Rows, path: Sequence[int]) -> None:
         """Keep the KV of the accepted ``path`` (row indexes, the root first) and drop the rest.

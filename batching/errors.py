@@ -6,7 +6,8 @@
     │   ├── NotGGUF             the file is no GGUF
     │   ├── TruncatedGGUF       the file ends before its tensors do
     │   ├── UnsupportedModel    this build of llama.cpp cannot load it
-    │   └── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
+    │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
+    │   └── VocabularyMismatch  a draft model whose tokens are not the target's
     ├── ContextError            the context cannot hold what was asked for
     │   ├── OutOfMemory         no memory for the model or a context of that size
     │   ├── PromptTooLong       more prompt than context
@@ -50,6 +51,10 @@ class UnsupportedModel(ModelError):
 
 class CannotRewind(ModelError):
     """The model's memory cannot drop part of a sequence, so drafts cannot be rejected."""
+
+
+class VocabularyMismatch(ModelError):
+    """A draft model whose tokens are not the target's."""
 
 
 class ContextError(SpeculationError):

@@ -173,6 +173,15 @@ class TokenTree:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
         return self._children.get((parent, token), [])
 
+    def drafts(self) -> dict[int, list[int]]:
+        """Draft nodes by parent, in the order they were added."""
+        found: dict[int, list[int]] = {}
+        for (parent, _), nodes in self._children.items():
+            found.setdefault(parent, []).extend(nodes)
+        for nodes in found.values():
+            nodes.sort()
+        return found
+
     def path_to(self, node: int) -> list[int]:
         """Nodes from the root to ``node``, both included."""
         path = [node]

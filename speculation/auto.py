@@ -19,60 +19,99 @@ from speculation.cost import SIZES, CostModel
 from speculation.drafter import Drafter, Step
 from speculation.policy import choose
 
+SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft")
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
-_FIRST_REST, _LONGEST_REST = 8, 64  # steps
-_BALANCE_RATE = 1 / 16
+_ALLOWANCE = 0.5  # steps' worth of time that a source may lose before it rests
+_UPKEEP = 0.02  # share of the time that a source which does not pay may take
+_RATE = 1 / 16  # of the average overhead
+_LOOP_SECONDS = 20e-6  # what a step takes besides drafting and decoding
+_RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
 
 
 @dataclass(frozen=True)
 class AutoParams:
     """What auto may do.
 
-    rows_max   most rows of a batch
+    rows_max  most rows of a batch
+    sources   which may propose: all that are at hand, or names joined by +, such as
+              prompt-lookup+recycling
     """
 
     rows_max: int = SIZES[-1]
+    sources: str = "all"
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_max <= SIZES[-1]:
             raise InvalidParameter(f"rows_max is {self.rows_max}; give 1 to {SIZES[-1]}")
+        for name in self.sources.split("+"):
+            if name not in ("all", *SOURCES):
+                raise InvalidParameter(
+                    f"sources has {name!r}; give all, or some of {', '.join(SOURCES)} joined by +"
+                )
+
+    def allows(self, source: str) -> bool:
+        return self.sources == "all" or source in self.sources.split("+")
 
 
 class Source:
-    """A drafter among others: its name, and whether it has been worth its time.
+    """A drafter among others, and whether it has been worth its time.
 
-    balance  seconds it saved less seconds it took, a step, on average of late
+    Its account is in plain steps: a draft that held saves one less its row, and every microsecond
+    of drafting costs a part of one. In debt it rests, for as long as makes the loss a fiftieth of
+    the time; then it may try again. Rows that did not hold are not its debt: which rows to decode
+    is the policy's decision, and the estimates learn from them.
     """
 
     def __init__(self, name: str, drafter: Drafter) -> None:
         self.name = name
         self.drafter = drafter
-        self.awake = True
-        self.balance = 0.0
+        self.account = 0.0
         self.seconds = 0.0  # spent in this step
-        self._rest = _FIRST_REST
-        self._left = 0
-        self._fresh = 0
+        self._usual = 0.0  # spent in a step, on average
+        self._rest = 0.0  # steps left
+        self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
+
+    @property
+    def awake(self) -> bool:
+        return self._rest <= 0
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self.drafter.begin(prompt)
-        self.awake, self.balance, self._rest, self._fresh = True, 0.0, _FIRST_REST, 0
+        """Another text: a new chance, unless the last one was dear."""
+        if self._rest < 1 / _UPKEEP:
+            self._rest = self.account = 0.0
+        self._prompt = prompt
+        if self.awake:
+            self._catch_up()
 
-    def settle(self, gain: float) -> None:
-        """Book what a step gained by this source, in seconds; send it to rest when in debt."""
-        self.balance += _BALANCE_RATE * (gain - self.seconds - self.balance)
-        self._fresh += 1
-        if self._fresh >= 8 and self.balance < 0:
-            self.awake, self._left = False, self._rest
-            self._rest = min(2 * self._rest, _LONGEST_REST)
-        elif self.balance > 0 and gain > 0:
-            self._rest = _FIRST_REST
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        start = perf_counter()
+        if self._prompt is not None:
+            self._catch_up()
+        self.drafter.draft(tokens, tree)
+        self.seconds = perf_counter() - start
+
+    def observe(self, step: Step, gain: float, plain: float) -> None:
+        """``gain`` is what its drafts saved, ``plain`` a plain step's cost, both in seconds."""
+        start = perf_counter()
+        self.drafter.observe(step)
+        self.seconds += perf_counter() - start
+        # A step in which the system did something else is not the source's fault.
+        usual = self._usual or self.seconds
+        spent = min(self.seconds, 3 * usual)
+        self._usual = usual + _RATE * (spent - usual)
+        account = self.account + (gain - spent) / plain
+        if account < -_ALLOWANCE:
+            self._rest, account = -account / _UPKEEP, 0.0
+        self.account = min(account, _RESERVE)
 
     def rest(self) -> None:
         """Another step without it."""
-        self._left -= 1
-        if self._left <= 0:
-            self.awake, self.balance, self._fresh = True, 0.0, 4
+        self._rest -= 1
+
+    def _catch_up(self) -> None:
+        if self._prompt is not None:
+            self.drafter.begin(self._prompt)
+            self._prompt = None
 
 
 class Auto:
@@ -87,12 +126,19 @@ class Auto:
         self.n_branches = max(2, min(48, math.ceil(1 / share)))
         self._offered: dict[int, Source] = {}
         self._n_past = 0
+        self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
+        self._thought = 0.0  # time spent in this step
 
     def begin(self, prompt: Sequence[int]) -> None:
         for source in self.sources:
             source.begin(prompt)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        start = perf_counter()
+        self._draft(tokens, tree)
+        self._thought = perf_counter() - start
+
+    def _draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
         self._offered = {}
         curve = self.cost.curve(self._n_past)
@@ -102,9 +148,7 @@ class Auto:
         for source in self.sources:
             if not source.awake:
                 continue
-            start = perf_counter()
-            source.drafter.draft(tokens, wide)
-            source.seconds = perf_counter() - start
+            source.draft(tokens, wide)
             owners.append((len(wide), source))
         if len(wide) == 1:
             return
@@ -114,6 +158,7 @@ class Auto:
             curve.table(),
             last_rows=last_rows,
             switch_seconds=switch_seconds,
+            overhead_seconds=self._overhead,
             max_nodes=min(tree.room, self.params.rows_max - 1),
         )
         self._take(wide, chosen, owners, tree)
@@ -135,6 +180,12 @@ class Auto:
             tree.sources[taken] = source.name
 
     def observe(self, step: Step) -> None:
+        start = perf_counter()
+        self._observe(step)
+        spent = self._thought + perf_counter() - start + _LOOP_SECONDS
+        self._overhead += _RATE * (spent - self._overhead)
+
+    def _observe(self, step: Step) -> None:
         n_rows = len(step.tree)
         self.cost.follow(n_rows, self._n_past, step.decode_seconds)
         table = self.cost.curve(self._n_past).table()
@@ -145,12 +196,6 @@ class Auto:
             if not source.awake:
                 source.rest()
                 continue
-            start = perf_counter()
-            source.drafter.observe(step)
-            gain = 0.0
-            if offered:
-                mine = sum([owner is source for owner in offered.values()])
-                held = sum([offered[node] is source for node in step.path[1:]])
-                gain = held * plain - mine * row
-            source.seconds += perf_counter() - start
-            source.settle(gain)
+            held = sum([offered[node] is source for node in step.path[1:]]) if offered else 0
+            gain = held * max(0.0, plain - row)
+            source.observe(step, gain, plain)

@@ -13,18 +13,20 @@ from batching.context import Context, ContextParams
 from batching.errors import CannotRewind, InvalidParameter
 from batching.model import Model
 from batching.sampler import SamplerChain
+from batching.vocabulary import check_same_vocabulary
 from speculation.cost import load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
+from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
 from speculation.registry import resolve
 from speculation.resources import Resources
-from speculation.sampling import SamplingParams, make_sampler
+from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
+from speculation.successors import load_successors
 
 DEFAULT_METHOD = "prompt-lookup"
-DEFAULT_MODEL = "bundled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,23 @@ class Token:
 class Engine:
     """One model, one context, one text at a time. Close it or use it as a context manager."""
 
-    def __init__(self, model: Model, context: Context) -> None:
+    def __init__(self, model: Model, context: Context, draft: Context | None = None) -> None:
+        """``draft`` is the context of a draft model, whose vocabulary must be the model's.
+
+        Raises VocabularyMismatch where it is not.
+        """
+        if draft is not None:
+            check_same_vocabulary(model, draft.model)
         self.model = model
         self.context = context
+        self.draft = draft
         self.cache = SequenceCache(context)
-        self.resources = Resources(lambda: load_cost(self.context))
+        self.resources = Resources(
+            lambda: load_cost(self.context),
+            draft=draft,
+            successors=lambda: load_successors(model),
+            draft_sampler=self._draft_sampler,
+        )
         self._running: Generation | None = None
 
     @classmethod
@@ -56,20 +70,33 @@ class Engine:
         model: str | Path = DEFAULT_MODEL,
         params: ContextParams | None = None,
         *,
+        draft_model: str | Path | None = None,
         n_gpu_layers: int | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
         """Load a GGUF by path, or by its name in models.txt.
 
+        ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto.
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
         loaded = Model(resolve(model), n_gpu_layers=n_gpu_layers, progress=progress)
+        opened: list[Model | Context] = [loaded]
         try:
-            return cls(loaded, Context(loaded, params, trace=trace_batches))
+            context = Context(loaded, params, trace=trace_batches)
+            opened.append(context)
+            if draft_model is None:
+                return cls(loaded, context)
+            small = Model(resolve(draft_model), n_gpu_layers=n_gpu_layers)
+            opened.append(small)
+            check_same_vocabulary(loaded, small)
+            draft = Context(small, _draft_params(context))
+            opened.append(draft)
+            return cls(loaded, context, draft)
         except BaseException:
-            loaded.close()
+            for item in reversed(opened):
+                item.close()
             raise
 
     def generate(
@@ -162,6 +189,10 @@ class Engine:
             self.cache.truncate(0)
         return method.drafters(self.resources)
 
+    def _draft_sampler(self) -> DraftDistribution:
+        sampling = self.resources.sampling
+        return DraftDistribution(make_sampler(sampling, self.model), sampling.seed)
+
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
         if self._running is not None:
@@ -175,6 +206,9 @@ class Engine:
             save_cost(self.context, self.resources.known_cost)
         self.context.close()
         self.model.close()
+        if self.draft is not None:
+            self.draft.close()
+            self.draft.model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -236,6 +270,7 @@ class Generation:
 
     def _run(self) -> Generator[Token, None, None]:
         engine, stats = self._engine, self.stats
+        engine.resources.sampling = self._sampling
         drafters = engine.method_drafters(self.method)
         _require_rewind(engine, self.method, drafters)
         sampler = make_sampler(self._sampling, engine.model)
@@ -253,7 +288,7 @@ class Generation:
             if isinstance(sampler, SamplerChain):
                 sampler.accept_prompt(self.prompt)
             stats.prefill_seconds = perf_counter() - start
-            verifier = self.method.verifier()
+            verifier = self.method.verifier(engine.resources)
             for emitted in decode(
                 cache, self.prompt, drafters, verifier, sampler, self._finish, stats
             ):
@@ -363,6 +398,12 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:n]):
             return n
     return 0
+
+
+def _draft_params(context: Context) -> ContextParams:
+    """A draft context holds the same text as the target's, and a few leaves of a tree."""
+    n_batch = min(context.n_batch, context.n_ctx)
+    return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=16)
 
 
 def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:

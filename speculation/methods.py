@@ -13,11 +13,16 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.auto import Auto, AutoParams, Source
 from speculation.drafter import Drafter
+from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
+from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
+from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
+from speculation.estimates import Estimates
 from speculation.resources import Resources
-from speculation.verify import Match, Verifier
+from speculation.verify import Match, Rejection, Verifier
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,53 @@ class MethodKind:
     title: str
     params: type[Any]
     drafters: Callable[[Any, Resources], list[Drafter]]
-    verifier: Callable[[], Verifier] = Match
+    verifier: Callable[[Any, Resources], Verifier] = lambda p, r: Match()
+
+
+def _recycling(params: RecyclingParams, resources: Resources) -> Recycling:
+    table = resources.successors if params.warm else resources.keep("cold", SuccessorTable)
+    return Recycling(params, table, resources.keep("recycled", lambda: Estimates(RECYCLING_PRIORS)))
+
+
+def _draft_model(params: DraftModelParams, resources: Resources) -> DraftModel:
+    make = resources.draft_sampler
+    sampler = make() if make is not None and _rejects(params, resources) else None
+    return DraftModel(
+        params,
+        resources.levels,
+        estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
+        sampler=sampler,
+    )
+
+
+def _draft_verifier(params: DraftModelParams, resources: Resources) -> Verifier:
+    if _rejects(params, resources):
+        return Rejection(resources.sampling.seed)
+    return Match()
+
+
+def _rejects(params: DraftModelParams, resources: Resources) -> bool:
+    """Without chance in the choice, q and p are certain, and rejection is match."""
+    return params.verify == "rejection" and resources.sampling.temperature > 0
 
 
 def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
     """The same sources for every text, so that what they learnt is kept."""
 
     def make() -> Auto:
-        sources = [Source("prompt-lookup", PromptLookup(PromptLookupParams(branches=2)))]
-        return Auto(params, sources, resources.cost)
+        sources: dict[str, Callable[[], Drafter]] = {
+            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2)),
+            "recycling": lambda: _recycling(RecyclingParams(nodes=48), resources),
+        }
+        if resources.draft is not None:
+            sources["draft"] = lambda: DraftModel(
+                DraftModelParams(draft_max=16),
+                resources.levels,
+                estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
+                target_seconds=lambda: resources.cost.curve(0).at(1),
+            )
+        chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
+        return Auto(params, chosen, resources.cost)
 
     return [resources.keep(params, make)]
 
@@ -56,6 +99,16 @@ METHODS: dict[str, MethodKind] = {
         ),
         MethodKind("jacobi", "Jacobi", JacobiParams, lambda p, r: [Jacobi(p)]),
         MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p, r: [Lookahead(p)]),
+        MethodKind(
+            "recycling", "Token recycling", RecyclingParams, lambda p, r: [_recycling(p, r)]
+        ),
+        MethodKind(
+            "draft",
+            "Draft model",
+            DraftModelParams,
+            lambda p, r: [_draft_model(p, r)],
+            _draft_verifier,
+        ),
     )
 }
 
@@ -84,8 +137,8 @@ class Method:
         """Drafters for one text; ``resources`` are the engine's, for methods that need them."""
         return self.kind.drafters(self.params, resources or Resources())
 
-    def verifier(self) -> Verifier:
-        return self.kind.verifier()
+    def verifier(self, resources: Resources | None = None) -> Verifier:
+        return self.kind.verifier(self.params, resources or Resources())
 
 
 def parse_method(text: str) -> Method:

@@ -5,23 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from batching.errors import InvalidParameter
+from batching.levels import LevelDecoder
+from batching.target import Target
 from speculation.cost import CostModel
+from speculation.drafters.draft_model import DraftSampler
+from speculation.drafters.recycling import SuccessorTable
+from speculation.sampling import SamplingParams
 
 T = TypeVar("T")
 
 
 class Resources:
-    """The cost of a decode, and what methods have learnt.
+    """What a decode costs, the draft model, and what methods have learnt.
 
     Drafters live for one text. What is to outlive it (probabilities counted, tables filled) is
     kept here, in memory only.
+
+    draft     the draft model's context, or None
+    sampling  how the tokens of the text at hand are chosen
     """
 
-    def __init__(self, measure_cost: Callable[[], CostModel] | None = None) -> None:
-        """``measure_cost`` is called once, when a method first asks what a decode costs."""
+    def __init__(
+        self,
+        measure_cost: Callable[[], CostModel] | None = None,
+        *,
+        draft: Target | None = None,
+        successors: Callable[[], SuccessorTable] = SuccessorTable,
+        draft_sampler: Callable[[], DraftSampler] | None = None,
+    ) -> None:
+        """``measure_cost`` and ``successors`` are called once, when a method first asks for them;
+        ``draft_sampler`` for each text whose drafts are to be sampled."""
         self._measure_cost = measure_cost
         self._cost: CostModel | None = None
+        self._successors = successors
         self._kept: dict[Any, Any] = {}
+        self.draft = draft
+        self.draft_sampler = draft_sampler
+        self.sampling = SamplingParams()
 
     @property
     def cost(self) -> CostModel:
@@ -36,6 +57,24 @@ class Resources:
     def known_cost(self) -> CostModel | None:
         """The cost if it was asked for before."""
         return self._cost
+
+    @property
+    def successors(self) -> SuccessorTable:
+        """The table of likely successors: what came with the model, and every text since."""
+        return self.keep("successors", self._successors)
+
+    @property
+    def levels(self) -> LevelDecoder:
+        """The draft model's context, as the drafters use it.
+
+        Raises InvalidParameter when no draft model was loaded.
+        """
+        draft = self.draft
+        if draft is None:
+            raise InvalidParameter(
+                "method draft needs a draft model and none was loaded; give one with --draft-model"
+            )
+        return self.keep("levels", lambda: LevelDecoder(draft))
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What is kept under ``key``, made when it is asked for first."""

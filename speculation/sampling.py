@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from batching.errors import InvalidParameter
 from batching.model import Model
-from batching.sampler import GreedySampler, Sampler, SamplerChain, json_schema_to_gbnf
+from batching.sampler import GreedySampler, SamplerChain, json_schema_to_gbnf
+from batching.tree import Floats
+from speculation.verify import draw
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class SamplingParams:
         )
 
 
-def make_sampler(params: SamplingParams, model: Model) -> Sampler:
+def make_sampler(params: SamplingParams, model: Model) -> GreedySampler | SamplerChain:
     """The sampler of ``params``: an argmax, or llama.cpp's chain in llama.cpp's order.
 
     Raises GrammarError when a grammar or schema does not parse.
@@ -134,3 +138,36 @@ def make_sampler(params: SamplingParams, model: Model) -> Sampler:
     if params.xtc_probability > 0:
         chain.xtc(params.xtc_probability, params.xtc_threshold, params.seed)
     return chain.temperature(params.temperature).draw(params.seed)
+
+
+class DraftDistribution:
+    """q: the target's own sampler chain, applied to a draft model's logits.
+
+    The chain sees the text and, where it has a memory (penalties), the drafts of the path as well.
+    """
+
+    def __init__(self, chain: SamplerChain | GreedySampler, seed: int) -> None:
+        """``chain`` is of its own; ``seed`` is that of the drafts' draws."""
+        self._chain = chain
+        self._random = np.random.default_rng([seed, 1])
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        if isinstance(self._chain, SamplerChain):
+            self._chain.accept_prompt(prompt)
+
+    def accept(self, token: int) -> None:
+        self._chain.accept(token)
+
+    def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
+        if isinstance(self._chain, GreedySampler) or not (path and self._chain.has_memory):
+            return self._chain.probabilities(logits)
+        ahead = self._chain.copy_state()
+        try:
+            for token in path:
+                ahead.accept(token)
+            return ahead.probabilities(logits)
+        finally:
+            ahead.close()
+
+    def draw(self, q: Floats) -> int:
+        return draw(q, self._random)

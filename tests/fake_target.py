@@ -8,7 +8,7 @@ before children, no more cells than the context has.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,13 @@ def fake_logits(prefix: tuple[int, ...]) -> Floats:
 
 
 class FakeOutput:
-    def __init__(self, prefixes: list[tuple[int, ...]], outputs: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        prefixes: list[tuple[int, ...]],
+        outputs: Sequence[bool],
+        logits: Callable[[tuple[int, ...]], Floats],
+    ) -> None:
+        self._logits = logits
         self._prefixes = prefixes
         self._outputs = outputs
         self.stale = False
@@ -35,7 +41,7 @@ class FakeOutput:
     def logits(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
         assert self._outputs[row], f"row {row} has no output"
-        return fake_logits(self._prefixes[row])
+        return self._logits(self._prefixes[row])
 
     def argmax(self, row: int) -> int:
         return int(self.logits(row).argmax())
@@ -44,14 +50,21 @@ class FakeOutput:
 class FakeTarget:
     can_rewind = True
 
-    def __init__(self, n_ctx: int = 512, n_batch: int = 256, n_seq_max: int = 64) -> None:
+    def __init__(
+        self,
+        n_ctx: int = 512,
+        n_batch: int = 256,
+        n_seq_max: int = 64,
+        logits: Callable[[tuple[int, ...]], Floats] = fake_logits,
+    ) -> None:
+        self._logits = logits
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
         self.decoded: list[Rows] = []
         self.copies = 0
         self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
-        self._output = FakeOutput([], [])
+        self._output = FakeOutput([], [], logits)
 
     def decode(self, rows: Rows) -> FakeOutput:
         assert 1 <= len(rows) <= self.n_batch, f"{len(rows)} rows in a batch of {self.n_batch}"
@@ -68,7 +81,7 @@ class FakeTarget:
             for seq_id in row.seq_ids:
                 self._held[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
-        self._output = FakeOutput(prefixes, list(rows.outputs))
+        self._output = FakeOutput(prefixes, list(rows.outputs), self._logits)
         return self._output
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from batching.cache import SequenceCache
-from batching.tree import TokenTree
+from batching.tree import Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
 from speculation.drafter import Drafter, Step
@@ -59,6 +59,13 @@ class RandomTrees:
 
 METHODS = (
     "auto",
+    "auto:sources=draft+recycling",
+    "recycling",
+    "recycling:nodes=7,depth=2,rows=all",
+    "draft",
+    "draft:p_min=0,draft_max=4",
+    "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
+    "draft:width=4,nodes=5,p_min=0,draft_max=5",
     "prompt-lookup",
     "prompt-lookup:branches=4,order=longest",
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
@@ -73,9 +80,14 @@ METHODS = (
 
 
 def resources() -> Resources:
-    """Rows that cost a twentieth of a step, so that auto drafts much."""
+    """Rows that cost a twentieth of a step, so that auto drafts much; a draft model that is right
+    more often than not."""
     curve = CostCurve((1, 64), (1.0, 1.0 + 63 / 20))
-    return Resources(lambda: CostModel({0: curve}))
+    return Resources(lambda: CostModel({0: curve}), draft=FakeTarget(logits=draft_logits))
+
+
+def draft_logits(prefix: tuple[int, ...]) -> Floats:
+    return fake_logits(prefix) + 0.5 * fake_logits((*prefix, 0))
 
 
 def drafters_of(method: str, seed: int) -> list[Drafter]:

@@ -25,6 +25,7 @@ from speculation.registry.entries import (
 from speculation.registry.hub import BarMaker, DownloadFailed, fetch
 
 __all__ = [
+    "DEFAULT_MODEL",
     "BarMaker",
     "DownloadFailed",
     "HubFile",
@@ -38,6 +39,8 @@ __all__ = [
     "registry_file",
     "resolve",
 ]
+
+DEFAULT_MODEL = "bundled"
 
 
 def resolve(

@@ -1,0 +1,248 @@
+"""Draft-target speculation: a small model of the same vocabulary drafts for the target.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", arXiv
+2211.17192; Chen et al. 2023, arXiv 2302.01318. The draft model has a context of its own, which
+follows the text and is rolled back with it. Drafts are the draft model's likeliest tokens, as a
+chain or as a tree of the likeliest paths, checked by ``match``; or tokens sampled from q, checked
+by ``rejection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from batching.errors import InvalidParameter
+from batching.levels import LevelDecoder
+from batching.target import Output
+from batching.tree import Floats, TokenTree
+from speculation.drafter import Step
+from speculation.estimates import Estimates
+
+VERIFIERS = ("match", "rejection")
+# How often the draft model's first choice is the target's, by q in tenths.
+PRIORS = (0.08, 0.15, 0.25, 0.35, 0.42, 0.50, 0.58, 0.66, 0.76, 0.92)
+
+
+@dataclass(frozen=True)
+class DraftModelParams:
+    """How far and how broadly the draft model drafts.
+
+    draft_max  levels: draft tokens in a row
+    draft_min  levels drafted whatever their probability
+    p_min      drafting stops where the draft model's own probability of a token falls below it
+    width      nodes of a level: 1 drafts a chain, more a tree of the likeliest paths
+    nodes      draft tokens of a tree, the likeliest paths first
+    verify     match accepts the very tokens the sampler chooses; rejection samples the drafts from
+               q and accepts them with probability p / q
+    """
+
+    draft_max: int = 8
+    draft_min: int = 0
+    p_min: float = 0.6
+    width: int = 1
+    nodes: int = 24
+    verify: str = "match"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("draft_max", 1, 64),
+            ("draft_min", 0, 64),
+            ("p_min", 0.0, 1.0),
+            ("width", 1, 16),
+            ("nodes", 1, 63),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        if self.draft_min > self.draft_max:
+            raise InvalidParameter(
+                f"draft_min {self.draft_min} is above draft_max {self.draft_max}; lower it"
+            )
+        if self.verify not in VERIFIERS:
+            raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
+
+
+class DraftSampler(Protocol):
+    """How drafts are sampled from q; greedy drafting needs none of it."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text starts with ``prompt``."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """A token became part of the text."""
+        ...
+
+    def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
+        """q after the text and the drafts in ``path``, (n_vocab,)."""
+        ...
+
+    def draw(self, q: Floats) -> int:
+        """A token from ``q``."""
+        ...
+
+
+class _Candidate(NamedTuple):
+    """A draft token that may go into the tree."""
+
+    parent: int  # candidate index; -1 = the root
+    token: int
+    prob: float  # of the draft model
+    path_prob: float
+    q: Floats | None
+
+
+class DraftModel:
+    """The draft model's context, in step with the text."""
+
+    def __init__(
+        self,
+        params: DraftModelParams,
+        levels: LevelDecoder,
+        *,
+        estimates: Estimates | None = None,
+        sampler: DraftSampler | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``levels`` holds the draft model's context and is shared with the texts before and after.
+
+        ``sampler`` makes the drafts samples of q. ``target_seconds`` is what a step of the target
+        costs: where the tree has a floor, drafting goes on only while it is worth its own time.
+        """
+        self.params = params
+        self.n_branches = 0 if params.width == 1 else min(params.nodes, 60)
+        self._levels = levels
+        self._estimates = estimates or Estimates(PRIORS)
+        self._sampler = sampler
+        self._target_seconds = target_seconds
+        self._seconds = 0.0  # of a draft decode, on average
+        self._first: list[tuple[int, float]] = []  # this step's likeliest path: token, q
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._estimates.new_text()
+        self._levels.begin(prompt, self.params.width)
+        if self._sampler is not None:
+            self._sampler.begin(prompt)
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        self._first = []
+        levels, params = self._levels, self.params
+        if len(tokens) + params.draft_max * params.width >= levels.target.n_ctx:
+            return  # the draft model's context is full: plain decoding from here on
+        start = perf_counter()
+        output, first = levels.root(tokens), levels.root_row
+        nodes = self._grow(output, first, tree)
+        self._seconds += 0.1 * ((perf_counter() - start) / (1 + len(nodes)) - self._seconds)
+        self._add(nodes, tree)
+
+    def observe(self, step: Step) -> None:
+        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        for (token, q), actual in zip(self._first, became, strict=False):
+            self._estimates.learn(min(9, int(10 * q)), held=token == actual)
+            if token != actual:
+                break
+        if self._sampler is not None:
+            for token in became:
+                self._sampler.accept(token)
+
+    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[_Candidate]:
+        """Candidates level by level; a level is decoded only when it can have another below."""
+        params, levels = self.params, self._levels
+        floor = self._floor(tree)
+        nodes: list[_Candidate] = []
+        frontier = [-1]  # candidates whose children are looked for; their rows are row, row + 1, …
+        for depth in range(params.draft_max):
+            found: list[_Candidate] = []
+            least = params.p_min if depth >= params.draft_min else 0.0
+            for i, parent in enumerate(frontier):
+                found += self._children(nodes, parent, output.logits(row + i), least, floor)
+            first = len(nodes)
+            nodes += found
+            if not found or depth + 1 == params.draft_max:
+                break
+            # A level is no broader than its sequences: the likeliest paths go on.
+            order = sorted(range(first, len(nodes)), key=lambda c: -nodes[c].path_prob)
+            chosen = sorted(order[: params.width])
+            position = {candidate: i for i, candidate in enumerate(frontier)}
+            output = levels.level(
+                [position[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen]
+            )
+            row, frontier = 0, list(chosen)
+        return nodes
+
+    def _floor(self, tree: TokenTree) -> float:
+        """Path probability below which another level is not worth its row and its own decode."""
+        if not tree.floor or self._target_seconds is None:
+            return 0.0
+        return tree.floor + self._seconds / self._target_seconds()
+
+    def _children(
+        self,
+        nodes: Sequence[_Candidate],
+        parent: int,
+        logits: Floats,
+        least: float,
+        floor: float,
+    ) -> list[_Candidate]:
+        """The drafts below a candidate whose probability is at least ``least``, and whose path has
+        at least ``floor``, where that is given."""
+        reached = 1.0 if parent < 0 else nodes[parent].path_prob
+        if self._sampler is not None:
+            path = []
+            node = parent
+            while node >= 0:
+                path.append(nodes[node].token)
+                node = nodes[node].parent
+            q = self._sampler.probabilities(logits, path[::-1])
+            # Whether to draft must not depend on what is drawn, or the draft is no sample of q.
+            if float(q.max()) < least:
+                return []
+            drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
+            return [_Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
+        found = []
+        for token, prob in _likeliest(logits, self.params.width):
+            path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
+            if path_prob >= floor if floor else prob >= least:
+                found.append(_Candidate(parent, token, prob, path_prob, None))
+        return found
+
+    def _add(self, nodes: Sequence[_Candidate], tree: TokenTree) -> None:
+        """Hang the likeliest candidates into the tree, parents first, and note the first path."""
+        most = min(self.params.nodes, tree.room)
+        if self._sampler is None:
+            order = sorted(range(len(nodes)), key=lambda c: -nodes[c].path_prob)
+            chosen = set(order[:most])
+        else:  # siblings all or none: which are kept must not depend on what was drawn
+            chosen = set(range(most - most % self.params.width))
+        placed = {-1: 0}
+        follow = -1
+        for c, candidate in enumerate(nodes):
+            if c not in chosen or candidate.parent not in placed:
+                continue
+            if candidate.parent == follow and len(self._first) == tree.depths[placed[follow]]:
+                self._first.append((candidate.token, candidate.prob))
+                follow = c
+            reached = 1.0 if candidate.parent < 0 else nodes[candidate.parent].path_prob
+            placed[c] = tree.add(
+                placed[candidate.parent],
+                candidate.token,
+                merge=candidate.q is None,
+                prob=candidate.path_prob / reached if reached else 0.0,
+                draft_probs=candidate.q,
+            )
+
+
+def _likeliest(logits: Floats, k: int) -> list[tuple[int, float]]:
+    """The ``k`` likeliest tokens and their probabilities, the likeliest first."""
+    peak = logits.max()
+    total = float(np.exp(logits - peak).sum())
+    if k == 1:
+        return [(int(logits.argmax()), 1.0 / total)]
+    top = np.argpartition(logits, -k)[-k:]
+    top = top[logits[top].argsort()[::-1]]
+    return [(int(t), float(np.exp(logits[t] - peak)) / total) for t in top]
