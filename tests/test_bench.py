@@ -457,7 +457,9 @@ class Wrong:
 
 @pytest.fixture
 def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda *_: [], Wrong))
+    monkeypatch.setitem(
+        METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda *_: [], lambda *_: Wrong())
+    )
     return "wrong"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import SpeculationError
+from speculation.bench.compare.mode import Request, compare
 from speculation.bench.device import describe_device, describe_model
 from speculation.bench.json_file import JsonFile, check_writable
 from speculation.bench.list_methods import list_methods
@@ -41,12 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(list_methods())
         return OK
     try:
+        if options.compare_llama_cpp is not None:
+            return _compare(options, options.compare_llama_cpp)
         return _bench(options, command_line(arguments))
     except (SpeculationError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
         return INTERRUPTED
+
+
+def _compare(options: Options, folder: Path) -> int:
+    if options.json is not None:
+        check_writable(options.json)
+        read_earlier(options.json, resume=False)  # an unfinished benchmark is not written over
+    request = Request(
+        folder=folder,
+        model=options.model,
+        methods=options.methods,
+        prompts=options.read_prompts(),
+        params=options.context_params(),
+        n_predict=options.n_predict,
+        repeat=options.repeat,
+        raw=options.raw,
+        gpu_layers=options.gpu_layers,
+        json=options.json,
+    )
+    return OK if compare(request) else INTERRUPTED
 
 
 def _bench(options: Options, command: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from batching.context import FLASH_ATTN, ContextParams
 from batching.errors import InvalidParameter
+from speculation.bench.compare.programs import PROGRAMS
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
@@ -19,6 +20,7 @@ from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
+COMPARED = tuple(method for method in PROGRAMS if method != "draft")  # that needs a draft model
 DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
@@ -41,6 +43,8 @@ examples
       a long run that may be broken off and started again, with a page of figures in the end
   python -m speculation.bench --suite lookup --report report
       which rule of prompt lookup is best here
+  LLAMA_CPP_LIB_PATH=build/bin python -m speculation.bench --compare-llama-cpp build/bin --limit 2
+      our methods beside llama.cpp's own programs, on the very same library
 
 methods
   A name, or name:parameter=value,parameter=value. What is left out has its default.
@@ -126,6 +130,7 @@ class Options:
     json: Path | None
     resume: bool
     report: Path | None
+    compare_llama_cpp: Path | None
     trace_batches: Path | None
     list_methods: bool
 
@@ -161,6 +166,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
     if values["resume"] and values["json"] is None:
         parser.error("--resume goes on with the file of --json; give --json FILE")
+    if values["compare_llama_cpp"] is not None:
+        for name in _not_compared(values):
+            parser.error(f"--compare-llama-cpp measures without --{name}; leave it out")
+        if values["methods"] is None:
+            values["methods"] = [parse_method(name) for name in COMPARED]
     if values["methods"] is None:
         values["methods"] = [parse_method(name) for name in suite.methods]
     for name, default in {**DEFAULTS, **suite.defaults}.items():
@@ -175,6 +185,18 @@ def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
     if suite.own_prompts:
         names += ["prompts", "prompt", "limit", "categories"]
     return [name for name in names if values[name] not in (None, BUILTIN)]
+
+
+def _not_compared(values: dict[str, Any]) -> list[str]:
+    """Flags that were given and have no meaning beside ``--compare-llama-cpp``."""
+    given = {
+        "suite": values["suite"] is not SUITES["builtin"],
+        "temperature": values["temperature"] != 0,
+        "resume": values["resume"],
+        "report": values["report"] is not None,
+        "trace-batches": values["trace_batches"] is not None,
+    }
+    return [name for name, is_given in given.items() if is_given]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -220,6 +242,13 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         default=1,
         metavar="R",
         help="runs of each method on each prompt (1)",
+    )
+    group.add_argument(
+        "--compare-llama-cpp",
+        type=Path,
+        metavar="DIR",
+        help="instead of all this: the speed of ar, prompt-lookup, lookahead and draft over that "
+        "of llama.cpp's own programs in DIR, in turn on the first turns (docs/compare.md)",
     )
     group.add_argument(
         "--temperature",

@@ -19,13 +19,14 @@ from speculation.bench.report import choices, counted
 from speculation.bench.results import BASELINE, Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
+from speculation.bench.table import breakable
 
 _PATHS = ("--model", "--prompts", "--json", "--report", "--trace-batches")
 _CSS = """\
 :root { color-scheme: light; }
 body { margin: 0; background: #f6f7f8; color: #222; line-height: 1.5;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.2rem 1.4rem 4rem; }
+main { max-width: 66rem; margin: 0 auto; padding: 2.2rem 1.4rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .2rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .7rem; }
 p.lead { margin: 0 0 1.4rem; color: #555b63; }
@@ -39,17 +40,17 @@ figure { margin: 0 0 1.2rem; background: #fff; border: 1px solid #dfe2e6; border
   padding: 1rem 1rem .7rem; }
 figure img { width: 100%; height: auto; display: block; }
 figcaption { color: #555b63; font-size: .88rem; margin-top: .5rem; }
-.scroll { overflow: auto; max-height: 40rem; background: #fff;
+.scroll { overflow: auto; max-height: 46rem; background: #fff;
   border: 1px solid #dfe2e6; border-radius: .6rem;
   margin-bottom: .8rem; padding: .2rem .9rem .5rem; }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums;
   width: 100%; }
 caption { text-align: left; font-weight: 600; padding: .5rem 0; white-space: nowrap; }
-th, td { text-align: right; padding: .22rem .5rem; white-space: nowrap; }
+th, td { text-align: right; padding: .22rem .4rem; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 thead th { color: #555b63; font-weight: 600; border-bottom: 1px solid #c9cdd3; background: #fff;
   position: sticky; top: 0; }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; white-space: normal; }
 tbody tr + tr > * { border-top: 1px solid #eef0f2; }
 table.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 table.facts th { color: #555b63; vertical-align: top; width: 11rem; }
@@ -144,7 +145,7 @@ def _cards(rows: Sequence[Row]) -> str:
         if row.method == BASELINE
     ]
     shown = "".join(
-        f"<div class=card><b>{escape(figure)}</b><span>{escape(text)}</span></div>"
+        f"<div class=card><b>{escape(figure)}</b><span>{breakable(text)}</span></div>"
         for figure, text in cards
     )
     return f"<div class=cards>{shown}</div>" if shown else ""

@@ -12,6 +12,7 @@ from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
+SEVERAL_SOURCES = ("auto",)  # methods that combine drafters
 # rows of a step that are counted together: the root, and drafts up to powers of two
 BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
 METHOD_WIDTH = 20
@@ -40,9 +41,10 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n\n".join([*map(_table, by_category(rows)), LEGEND])
 
 
-def table_of(rows: Sequence[Row]) -> Table:
+def table_of(rows: Sequence[Row], note: str = "") -> Table:
     """The rows of one category as a table for the report, with the same figures."""
-    return Table(_title(rows), ["method", *COLUMNS], [[row.method, *_cells(row)] for row in rows])
+    lines = [[row.method, *_cells(row)] for row in rows]
+    return Table(_title(rows), ["method", *COLUMNS], lines, note)
 
 
 def by_category(rows: Sequence[Row]) -> list[list[Row]]:
@@ -59,28 +61,31 @@ def choices(rows: Sequence[Row]) -> list[Table]:
     A line for each category, so that it shows what the choice followed.
     """
     found = []
-    for method in dict.fromkeys(row.method for row in rows if row.accepted_by_source):
+    for method in dict.fromkeys(row.method for row in rows if _has_sources(row)):
         of_method = [row for block in by_category(rows) for row in block if row.method == method]
         sources = sorted({source for row in of_method for source in row.accepted_by_source})
-        headings = ["steps with rows:", *map(_bucket_name, BUCKETS), "accepted from:", *sources]
-        lines = [
-            [
-                "all categories" if row.category == ALL else row.category,
-                *(_share(count, row.rows_histogram) for count in bucketed(row.rows_histogram)),
-                "",
-                *(
-                    _share(row.accepted_by_source.get(source, 0), row.accepted_by_source)
-                    for source in sources
-                ),
-            ]
-            for row in of_method
-        ]
-        note = (
-            "steps with rows: share of the steps that decoded so many rows, the last token among "
-            "them;\naccepted from: share of the accepted draft tokens that a source had drafted"
-        )
+        headings = ["steps with rows:", *map(_bucket_name, BUCKETS)]
+        note = "share of the steps that decoded so many rows, the last token among them"
+        if sources:
+            headings += ["accepted from:", *sources]
+            note += ";\nshare of the accepted draft tokens that a source had drafted"
+        else:
+            note += "; no draft was accepted"
+        lines = [_choices_of(row, sources) for row in of_method]
         found.append(Table(f"what {method} chose", headings, lines, note))
     return found
+
+
+def _choices_of(row: Row, sources: Sequence[str]) -> list[str]:
+    cells = [_category(row), *(_share(n, row.rows_histogram) for n in bucketed(row.rows_histogram))]
+    if sources:
+        counts = row.accepted_by_source
+        cells += ["", *(_share(counts.get(source, 0), counts) for source in sources)]
+    return cells
+
+
+def _has_sources(row: Row) -> bool:
+    return bool(row.accepted_by_source) or row.method.partition(":")[0] in SEVERAL_SOURCES
 
 
 def bucketed(histogram: Mapping[int, int]) -> list[int]:
@@ -135,8 +140,11 @@ def counted(n: int, noun: str) -> str:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    category = "all categories" if rows[0].category == ALL else rows[0].category
-    return f"{category}: {counted(max(row.n_prompts for row in rows), 'prompt')}"
+    return f"{_category(rows[0])}: {counted(max(row.n_prompts for row in rows), 'prompt')}"
+
+
+def _category(row: Row) -> str:
+    return "all categories" if row.category == ALL else row.category
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -36,7 +36,7 @@ class Table:
         """A ``<table>`` with its title as the caption."""
         head = "".join(f"<th scope=col>{escape(text)}</th>" for text in self.headings)
         body = "\n".join(
-            f"<tr><th scope=row>{escape(row[0])}</th>"
+            f"<tr><th scope=row>{breakable(row[0])}</th>"
             + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
             + "</tr>"
             for row in self.rows
@@ -46,3 +46,8 @@ class Table:
             f"<div class=scroll><table>\n<caption>{escape(self.title)}</caption>\n"
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>{note}"
         )
+
+
+def breakable(text: str) -> str:
+    """Escaped for HTML; a method with its parameters may break after each of them."""
+    return escape(text).replace(",", ",<wbr>")

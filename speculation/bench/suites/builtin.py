@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING
 
-from speculation.bench.report import by_category, table_of, tables
+from speculation.bench.report import LEGEND, by_category, table_of, tables
 from speculation.bench.results import BASELINE, Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
@@ -32,7 +32,8 @@ class Builtin(Suite):
         return tables(summarise(results.runs))
 
     def tables(self, results: Results) -> list[Table]:
-        return [table_of(rows) for rows in by_category(summarise(results.runs))]
+        blocks = by_category(summarise(results.runs))
+        return [table_of(rows, LEGEND if rows is blocks[-1] else "") for rows in blocks]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
         rows = summarise(results.runs)
@@ -89,7 +90,8 @@ def _speed_ups(blocks: Sequence[Sequence[Row]]) -> Figure:
     ax.set_xlabel("speed-up over plain decoding")
     ax.margins(x=0.04)
     ax.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper left", ncols=min(4, len(methods)))
+    wide = any(len(method) > 24 for method in methods)
+    figure.legend(loc="outside upper left", ncols=min(2 if wide else 5, len(methods)))
     return figure
 
 
@@ -141,7 +143,9 @@ def _phases(rows: Sequence[Row]) -> Figure:
     """Time by phase: of a token with all phases, and of a step without the decode."""
     from speculation.bench.plots import PHASE_COLOURS, subplots
 
-    figure, axes = subplots(n_columns=2, height=1.3 + 0.34 * len(rows), sharey=True)
+    lines = max(1 + row.method.count(",") for row in rows)
+    height = 1.3 + max(0.34, 0.16 * lines) * len(rows)
+    figure, axes = subplots(n_columns=2, height=height, sharey=True)
     left, right = axes[0]
     of_token = [[1e3 * s / row.tokens_per_step for s in _parts(row)] for row in rows]
     of_step = [[1e6 * s for s in _parts(row)] for row in rows]
@@ -154,12 +158,12 @@ def _phases(rows: Sequence[Row]) -> Figure:
         [names[i] for i in outside],
         PHASE_COLOURS,
     )
-    left.set_yticks(range(len(rows)), [row.method for row in rows])
+    labels = [row.method.replace(",", ",\n") for row in rows]
+    left.set_yticks(range(len(rows)), labels, fontsize=8.5)
     left.invert_yaxis()
     left.set_xlabel("ms per generated token")
     right.set_xlabel("µs per step outside decode")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(names))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(names))
     return figure
 
 

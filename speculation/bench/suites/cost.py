@@ -193,7 +193,7 @@ def fitted_roof(curve: Curve) -> Roof | None:
     bent = [_fit(curve, bend) for bend in curve.sizes[1:-2]]
     rising = [roof for roof in bent if min(roof.row, roof.row_beyond) >= 0]
     best = min(rising, key=lambda roof: roof.error, default=whole)
-    return best if best.error < 0.8 * whole.error else whole
+    return best if best.error < 0.8 * whole.error - 0.005 else whole
 
 
 def _fit(curve: Curve, bend: int) -> Roof:

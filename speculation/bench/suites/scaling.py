@@ -124,7 +124,9 @@ class Scaling(Suite):
         left.legend(loc="upper left", fontsize=8.5)
         for ax in (left, right):
             ax.set_xscale("log", base=2)
+            ax.set_xlim(0.8, 1.25 * WINDOWS[-1])
             ax.set_xticks(WINDOWS, [str(w) for w in WINDOWS])
+            ax.minorticks_off()
             ax.axhline(1.0, color=GREY, linestyle="--", linewidth=1.2)
         low, high = left.get_ylim()
         left.set_ylim(low, high + 0.35 * (high - low))  # room for the legend

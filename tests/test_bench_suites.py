@@ -1,0 +1,266 @@
+"""The suites of the benchmark: what they measure, and how the answer is worked out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculation.bench import __main__ as bench
+from speculation.bench.options import parse_options
+from speculation.bench.results import Curve, Results, Run
+from speculation.bench.suites import SUITES, cost, lookup, scaling
+from speculation.bench.suites.context import length_name
+from speculation.methods import parse_method
+
+PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
+
+
+def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Results:
+    """Runs of ten steps by method, number of tokens and seconds, on one prompt."""
+    return Results(
+        model={"file": "m.gguf", "description": "llama 7B"},
+        device={"devices": ["cpu: C"], "threads": 2},
+        settings={},
+        started="2026-01-31T12:30:00+00:00",
+        runs=[
+            Run(
+                method=str(parse_method(method)),
+                prompt_id="p",
+                category="chat",
+                repeat=0,
+                n_prompt=5,
+                tokens=list(range(n_tokens)),
+                n_steps=10,
+                n_rows=40,
+                n_drafted=30,
+                n_accepted=n_tokens - 10,
+                prefill_seconds=0.25,
+                decode_seconds=seconds,
+                phase_seconds=PHASES,
+                finish_reason="length",
+                rows_histogram={4: 10},
+                tokens_histogram={1: 10},
+            )
+            for method, n_tokens, seconds in runs
+        ],
+        curves=list(curves),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--suite", "lookup", "--methods", "ar"], "--suite lookup has its own methods"),
+        (["--suite", "context", "--limit", "1"], "--suite context has its own limit"),
+        (["--suite", "cost", "--prompt", "Hi"], "--suite cost has its own prompt"),
+        (["--suite", "cots"], "invalid choice: 'cots'"),
+    ],
+)
+def test_a_flag_that_a_suite_decides_itself_is_refused(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(arguments)
+    assert reason in capsys.readouterr().err
+
+
+def test_a_suite_changes_defaults_and_flags_come_before_them() -> None:
+    assert parse_options([]).n_predict == 128
+    assert parse_options(["--suite", "context"]).n_predict == 64
+    assert parse_options(["--suite", "context"]).raw is True
+    assert parse_options(["--suite", "scaling"]).limit == 1
+    assert parse_options(["--suite", "scaling", "--limit", "3"]).limit == 3
+
+
+def test_the_help_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["--help"])
+    shown = capsys.readouterr().out
+    for suite in SUITES.values():
+        assert f"  {suite.name:8} {suite.title}\n" in shown
+
+
+# scaling
+
+
+def test_the_grid_doubles_the_window_as_far_as_a_batch_has_room() -> None:
+    grid = [parse_method(text).params for text in scaling.grid()]
+    assert [p.window for p in grid if p.ngram == 3] == [1, 2, 4, 8, 16, 32, 64]
+    assert [p.window for p in grid if p.ngram == 7] == [1, 2, 4, 8, 16, 32]
+    assert [p.guesses for p in grid if (p.window, p.ngram) == (16, 5)] == [16, 1, 2, 4, 8, 32, 64]
+    assert max((p.window + p.guesses) * (p.ngram - 1) for p in grid) == 512
+
+
+def test_a_line_over_the_logarithm_of_the_window_is_found() -> None:
+    fit = scaling.fitted([(1, 1.5), (2, 1.75), (4, 2.0), (8, 2.25)])
+    assert fit is not None
+    assert (fit.base, fit.slope, fit.r2) == pytest.approx((1.5, 0.25, 1.0))
+    bent = scaling.fitted([(1, 1.0), (2, 2.0), (4, 2.0)])
+    assert bent is not None
+    assert bent.r2 == pytest.approx(0.75)
+    assert scaling.fitted([(1, 1.5), (2, 1.75)]) is None
+
+
+def test_scaling_fits_those_with_as_many_guesses_as_columns() -> None:
+    measured = results(
+        ("ar", 10, 1.0),
+        ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
+        ("lookahead:window=2,ngram=5,guesses=2", 15, 1.0),
+        ("lookahead:window=16,ngram=5,guesses=2", 40, 1.0),
+        ("lookahead:window=4,ngram=5,guesses=4", 18, 1.0),
+    )
+    rows, fits = SUITES["scaling"].tables(measured)
+    assert [list(row) for row in rows.rows] == [
+        ["1", "5", "1", "4.0", "1.200", "6.7%", "1.200"],
+        ["2", "5", "2", "4.0", "1.500", "16.7%", "1.500"],
+        ["4", "5", "4", "4.0", "1.800", "26.7%", "1.800"],
+        ["16", "5", "2", "4.0", "4.000", "100.0%", "4.000"],
+    ]
+    assert [list(row) for row in fits.rows] == [["5", "1.200", "0.300", "1.000"]]
+
+
+# lookup
+
+
+def test_the_sweep_has_every_rule_once_with_saxenas_and_the_default() -> None:
+    swept = lookup.sweep()
+    assert len(swept) == len(set(swept)) == 1 + 4 * 2 * 4 * 4
+    assert "prompt-lookup:adaptive=off,order=first" in swept
+    assert "prompt-lookup" in swept
+
+
+def test_rules_are_ranked_by_speed_and_by_tokens_per_step() -> None:
+    measured = results(
+        ("ar", 10, 1.0),
+        ("prompt-lookup:order=first,adaptive=off,draft=7", 30, 3.0),
+        ("prompt-lookup:order=recent,draft_max=15", 20, 1.0),
+        ("prompt-lookup:order=first,draft_max=15", 15, 1.0),
+    )
+    by_speed, by_tokens, margins = SUITES["lookup"].tables(measured)
+    assert [list(row[:5]) for row in by_speed.rows] == [
+        ["recent", "on", "3", "15", "2.000"],
+        ["first", "on", "3", "15", "1.500"],
+        ["first", "off", "3", "7", "1.000"],
+    ]
+    assert [(row[0], row[6]) for row in by_tokens.rows] == [
+        ("first", "3.00"),
+        ("recent", "2.00"),
+        ("first", "1.50"),
+    ]
+    assert [list(row) for row in margins.rows] == [
+        ["order recent", "2.000", "2.000", "2.00", "2.00"],
+        ["order first", "1.250", "1.500", "2.25", "3.00"],
+        ["adaptive on", "1.750", "2.000", "1.75", "2.00"],
+        ["adaptive off", "1.000", "1.000", "3.00", "3.00"],
+        ["max_ngram 3", "1.500", "2.000", "2.17", "3.00"],
+        ["draft 7", "1.000", "1.000", "3.00", "3.00"],
+        ["draft 15", "1.750", "2.000", "1.75", "2.00"],
+    ]
+
+
+# cost
+
+
+@pytest.mark.parametrize(
+    ("fixed", "row", "beyond", "bend"),
+    [(0.010, 0.0001, 0.001, 16), (0.001, 0.003, 0.0005, 4), (0.005, 0.001, 0.001, 64)],
+)
+def test_the_roof_of_two_lines_is_found(fixed: float, row: float, beyond: float, bend: int) -> None:
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64]
+    seconds = [fixed + row * min(n, bend) + beyond * max(0, n - bend) for n in sizes]
+    roof = cost.fitted_roof(Curve(0, sizes, seconds))
+    assert roof is not None
+    assert (roof.fixed, roof.row, roof.row_beyond) == pytest.approx((fixed, row, beyond))
+    assert roof.bend == bend
+    assert roof.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_curves_are_measured_kept_and_gone_on_with(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "out.json"
+    flags = ["--suite", "cost", "--model", str(tiny_model), "--threads", "1", "--json", str(path)]
+    monkeypatch.setattr(cost, "N_PAST", (0, 100, 200))
+    asked: list[int] = []
+    measure = cost.measure_cost
+
+    def broken_off(context: Any, **more: Any) -> Any:
+        asked.append(more["n_past"])
+        if len(asked) == 4:  # the warm-up, 0, 100
+            raise KeyboardInterrupt
+        return measure(context, **more)
+
+    monkeypatch.setattr(cost, "measure_cost", broken_off)
+    assert bench.main(flags) == bench.INTERRUPTED
+    assert asked == [0, 0, 100, 200]
+    assert bench.main([*flags, "--resume"]) == 0
+    assert asked == [0, 0, 100, 200, 0, 200]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert [curve["n_past"] for curve in document["curves"]] == [0, 100, 200]
+    assert document["curves"][0]["sizes"] == list(cost.SIZES)
+    assert document["complete"] is True
+    assert "rows  n_past 0  n_past 100  n_past 200" in capsys.readouterr().out
+
+
+# context
+
+
+def test_texts_fill_the_context_up_to_what_it_holds(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    flags = ["--suite", "context", "--model", str(tiny_model), "--threads", "1", "--ctx", "2100"]
+    assert bench.main([*flags, "--n-predict", "4", "--json", str(path)]) == 0
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert [(run["category"], run["method"]) for run in runs] == [
+        ("1k", "ar"),
+        ("1k", "prompt-lookup"),
+        ("2k", "ar"),
+        ("2k", "prompt-lookup"),
+    ]
+    assert [1010 < run["n_prompt"] <= 1020 for run in runs[:2]] == [True, True]
+    assert [2030 < run["n_prompt"] <= 2044 for run in runs[2:]] == [True, True]
+    shown = capsys.readouterr().out
+    assert "longer ones are left out; give --ctx 32768 for all" in shown
+    assert "the model is trained for 512 tokens: beyond them the text is nonsense" in shown
+
+
+def test_lengths_are_named_in_k() -> None:
+    assert [length_name(n) for n in (1024, 32768, 500)] == ["1k", "32k", "500"]
+
+
+# Figures
+
+
+@pytest.mark.parametrize("name", ["scaling", "lookup", "cost", "context"])
+def test_every_suite_draws_its_figure(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    from speculation.bench.plots import style, svg
+
+    measured = {
+        "scaling": results(
+            ("ar", 10, 1.0),
+            ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
+            ("lookahead:window=2,ngram=5,guesses=2", 15, 1.0),
+            ("lookahead:window=4,ngram=5,guesses=4", 15, 1.0),
+        ),
+        "lookup": results(
+            ("ar", 10, 1.0),
+            ("prompt-lookup:order=first,adaptive=off", 30, 3.0),
+            ("prompt-lookup", 20, 1.0),
+        ),
+        "cost": results(curves=(Curve(0, [1, 2, 4, 8, 16], [1.0, 1.1, 1.3, 1.7, 2.5]),)),
+        "context": results(("ar", 10, 1.0), ("prompt-lookup", 20, 1.0)),
+    }[name]
+    with style():
+        ((file_name, caption, figure),) = SUITES[name].figures(measured)
+        assert svg(figure).startswith("<?xml")
+    assert file_name == name
+    assert caption.endswith(".")
+    assert all(ax.get_xlabel() for ax in figure.axes)
