@@ -1,0 +1,243 @@
+"""--compare-llama-cpp from flags to exit code: find, load, measure pairs, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from batching.context import ContextParams
+from batching.errors import InvalidParameter
+from batching.library import library_folder
+from speculation.bench.compare.libraries import compare_libraries
+from speculation.bench.compare.pairs import Comparison, measure, tasks
+from speculation.bench.compare.programs import PROGRAMS, Settings, find, version
+from speculation.bench.compare.report import failures, table
+from speculation.bench.device import describe_device, describe_model
+from speculation.bench.prompt_file import Prompt
+from speculation.bench.report import counted, skipped_turns
+from speculation.bench.results import Skipped
+from speculation.engine import Engine
+from speculation.methods import Method, parse_method
+from speculation.registry import resolve
+
+DRAFT = "draft"
+
+# Parameters of method draft that llama-speculative-simple has too, so that both draft alike.
+_DRAFT_FLAGS = {
+    "draft_max": "--spec-draft-n-max",
+    "draft_min": "--spec-draft-n-min",
+    "p_min": "--spec-draft-p-min",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is compared, and with what; the fields of the bench's flags of the same names."""
+
+    folder: Path
+    model: str
+    methods: Sequence[Method]
+    prompts: Sequence[Prompt]
+    params: ContextParams
+    n_predict: int
+    repeat: int = 1
+    raw: bool = False
+    gpu_layers: int | None = None
+    draft_model: str | None = None
+    json: Path | None = None
+
+
+def compare(request: Request) -> bool:
+    """Measure, print and keep; False if Ctrl-C ended it, after which all is kept that was done.
+
+    Raises InvalidParameter when there is nothing to compare.
+    """
+    with_draft = request.draft_model is not None
+    comparisons, left_out = choose(request.methods, request.folder, with_draft=with_draft)
+    print(f"loading {request.model}", file=sys.stderr)
+    with Engine.load(
+        request.model,
+        request.params,
+        draft_model=request.draft_model,
+        n_gpu_layers=request.gpu_layers,
+    ) as engine:
+        context = engine.context
+        todo, skipped = tasks(
+            engine.model,
+            request.prompts,
+            raw=request.raw,
+            n_ctx=context.n_ctx,
+            n_predict=request.n_predict,
+        )
+        if not todo:
+            raise InvalidParameter(
+                f"none of the {len(request.prompts)} prompts leaves room for {request.n_predict} "
+                f"tokens in a context of {context.n_ctx}; raise --ctx or lower --n-predict"
+            )
+        libraries = compare_libraries(library_folder(), request.folder)
+        theirs = version(comparisons[0].file)
+        print(_heading(engine, request, theirs, len(todo)))
+        print(libraries.text(request.folder))
+        for line in left_out:
+            print(f"not compared: {line}")
+        sys.stdout.flush()
+        finished = True
+        try:
+            _measure(engine, request, todo, comparisons)
+        except KeyboardInterrupt:
+            print("interrupted; what follows is what was done by then", file=sys.stderr)
+            finished = False
+        finally:
+            print(f"\n{table(comparisons).text()}")
+            for text in (failures(comparisons), skipped_turns(skipped)):
+                if text:
+                    print(text)
+            if request.json is not None:
+                head = {
+                    "model": describe_model(engine.model),
+                    "device": describe_device(engine),
+                    "settings": _settings(engine, request),
+                    "llama_cpp": {"version": theirs, **dataclasses.asdict(libraries)},
+                }
+                request.json.write_text(
+                    json_text(head, comparisons, skipped, left_out), encoding="utf-8"
+                )
+                print(f"written to {request.json}")
+    return finished
+
+
+def choose(
+    methods: Sequence[Method], folder: Path, *, with_draft: bool = False
+) -> tuple[list[Comparison], list[str]]:
+    """What can be compared, and what cannot with the reason, a line each.
+
+    ``with_draft``: there is a draft model, and so is its method, whether or not it was asked for.
+    Raises InvalidParameter when nothing can.
+    """
+    if not folder.is_dir():
+        raise InvalidParameter(
+            f"--compare-llama-cpp {folder} is no folder; give the one that holds llama.cpp's "
+            f"programs, such as build/bin"
+        )
+    comparisons, left_out = [], []
+    methods = list(methods)
+    if with_draft and not any(method.name == DRAFT for method in methods):
+        methods.append(parse_method(DRAFT))
+    for method in methods:
+        program = PROGRAMS.get(method.name)
+        if program is None:
+            left_out.append(f"{method} (llama.cpp has no program for it)")
+        elif method.name == DRAFT and not with_draft:
+            left_out.append(f"{method} (give --draft-model)")
+        elif getattr(method.params, "width", 1) > 1:
+            left_out.append(f"{method} (llama.cpp drafts a chain, not a tree)")
+        elif (file := find(program, folder)) is None:
+            left_out.append(f"{method} ({folder} has no {program.name} that can be run)")
+        else:
+            comparisons.append(Comparison(method, program, file, draft_flags(method)))
+    if not comparisons:
+        reasons = "; ".join(left_out) or "no method is given"
+        raise InvalidParameter(
+            f"nothing can be compared with llama.cpp: {reasons}; docs/compare.md says what can, "
+            f"and how to build its programs"
+        )
+    return comparisons, left_out
+
+
+def json_text(
+    head: Mapping[str, Any],
+    comparisons: Sequence[Comparison],
+    skipped: Sequence[Skipped],
+    left_out: Sequence[str],
+) -> str:
+    """The JSON: what was measured on, then ``compare_llama_cpp``, one comparison a line."""
+    parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    lines = ",\n".join(json.dumps(comparison.fields()) for comparison in comparisons)
+    parts.append(f'"compare_llama_cpp": [\n{lines}\n]')
+    parts.append(f'"not_compared": {json.dumps([line.split(" ", 1)[0] for line in left_out])}')
+    parts.append(f'"skipped": {json.dumps([dataclasses.asdict(turn) for turn in skipped])}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def draft_flags(method: Method) -> list[str]:
+    """The flags that make llama-speculative-simple draft as far as method draft does."""
+    if method.name != DRAFT:
+        return []
+    known = {name: getattr(method.params, name, None) for name in _DRAFT_FLAGS}
+    return [
+        text
+        for name, value in known.items()
+        if value is not None
+        for text in (_DRAFT_FLAGS[name], str(value))
+    ]
+
+
+def _measure(
+    engine: Engine, request: Request, todo: Sequence[Any], comparisons: Sequence[Comparison]
+) -> None:
+    context = engine.context
+    settings = Settings(
+        model=engine.model.path,
+        n_ctx=context.n_ctx,
+        n_threads=context.n_threads,
+        kv_type=context.params.kv_type,
+        flash_attn=context.flash_attn,
+        n_gpu_layers=request.gpu_layers,
+        draft_model=None if request.draft_model is None else resolve(request.draft_model),
+    )
+    total = len(todo) * request.repeat * len(comparisons)
+    live = sys.stderr.isatty()
+    with tqdm(
+        total=total, unit="pair", file=sys.stderr, ascii=not live, mininterval=0.1 if live else 30
+    ) as bar:
+
+        def on_pair(comparison: Comparison) -> None:
+            shown = [
+                f"{one.method.name} {one.ratio:.2f}" for one in comparisons if one.ratio is not None
+            ]
+            bar.set_postfix_str(", ".join(shown), refresh=False)
+            bar.update()
+
+        measure(
+            engine,
+            todo,
+            comparisons,
+            settings,
+            n_predict=request.n_predict,
+            repeat=request.repeat,
+            on_pair=on_pair,
+        )
+
+
+def _heading(engine: Engine, request: Request, theirs: str | None, n_prompts: int) -> str:
+    context = engine.context
+    return (
+        f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
+        f"KV cache {context.params.kv_type}, flash attention "
+        f"{'on' if context.flash_attn else 'off'}, threads {context.n_threads}\n"
+        f"{counted(n_prompts, 'prompt')}, first turns, up to {request.n_predict} tokens each, "
+        f"{request.repeat}x; llama.cpp's programs: {theirs or 'version unknown'}"
+    )
+
+
+def _settings(engine: Engine, request: Request) -> dict[str, Any]:
+    context = engine.context
+    return {
+        "model": engine.model.path.name,
+        "draft_model": None if request.draft_model is None else Path(request.draft_model).name,
+        "methods": [str(method) for method in request.methods],
+        "n_predict": request.n_predict,
+        "repeat": request.repeat,
+        "raw": request.raw,
+        "n_ctx": context.n_ctx,
+        "threads": context.n_threads,
+        "gpu_layers": request.gpu_layers,
+        "kv_type": context.params.kv_type,
+        "flash_attn": "on" if context.flash_attn else "off",
+    }
