@@ -12,15 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.cost import SIZES, CostModel
+from speculation.cost import SIZES, CostCurve, CostModel
 from speculation.drafter import Drafter, Step
 from speculation.policy import choose
 
 SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft")
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
+_MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.5  # steps' worth of time that a source may lose before it rests
 _UPKEEP = 0.02  # share of the time that a source which does not pay may take
 _RATE = 1 / 16  # of the average overhead
@@ -53,6 +55,24 @@ class AutoParams:
         return self.sources == "all" or source in self.sources.split("+")
 
 
+class Explorer(Protocol):
+    """A drafter that finds its drafts in rows of their own, which are never accepted."""
+
+    @property
+    def window_rows(self) -> int:
+        """How many rows those are."""
+        ...
+
+    @property
+    def window_branches(self) -> int:
+        """How many sequences they end."""
+        ...
+
+    def explore(self, tree: TokenTree) -> None:
+        """Add them to a tree whose drafts are chosen."""
+        ...
+
+
 class Source:
     """A drafter among others, and whether it has been worth its time.
 
@@ -62,9 +82,12 @@ class Source:
     is the policy's decision, and the estimates learn from them.
     """
 
-    def __init__(self, name: str, drafter: Drafter) -> None:
+    def __init__(self, name: str, drafter: Drafter, explorer: Explorer | None = None) -> None:
+        """``explorer`` is the drafter once more, if it is one."""
         self.name = name
         self.drafter = drafter
+        self.explorer = explorer
+        self.window_seconds = 0.0  # what this step's rows of exploration cost
         self.account = 0.0
         self.seconds = 0.0  # spent in this step
         self._usual = 0.0  # spent in a step, on average
@@ -99,7 +122,8 @@ class Source:
         usual = self._usual or self.seconds
         spent = min(self.seconds, 3 * usual)
         self._usual = usual + _RATE * (spent - usual)
-        account = self.account + (gain - spent) / plain
+        account = self.account + (gain - spent - self.window_seconds) / plain
+        self.window_seconds = 0.0
         if account < -_ALLOWANCE:
             self._rest, account = -account / _UPKEEP, 0.0
         self.account = min(account, _RESERVE)
@@ -123,7 +147,9 @@ class Auto:
         self.cost = cost
         share = max(cost.curve(0).row_share(), _FLOOR)
         # Leaves exclude each other, so no more of them than 1 / floor can be worth a row.
-        self.n_branches = max(2, min(48, math.ceil(1 / share)))
+        explored = sum(s.explorer.window_branches for s in sources if s.explorer is not None)
+        self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
+        self.n_branches = self._max_leaves + explored
         self._offered: dict[int, Source] = {}
         self._n_past = 0
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
@@ -150,8 +176,22 @@ class Auto:
                 continue
             source.draft(tokens, wide)
             owners.append((len(wide), source))
-        if len(wide) == 1:
-            return
+        if len(wide) > 1:
+            self._choose(wide, owners, curve, tree)
+        for source in self.sources:
+            if source.explorer is not None and source.awake:
+                n = len(tree)
+                source.explorer.explore(tree)
+                source.window_seconds = curve.at(len(tree)) - curve.at(n)
+
+    def _choose(
+        self,
+        wide: TokenTree,
+        owners: Sequence[tuple[int, Source]],
+        curve: CostCurve,
+        tree: TokenTree,
+    ) -> None:
+        """Copy the nodes that pay into the tree, and remember whose they are."""
         last_rows, switch_seconds = self.cost.switch_seconds(self._n_past)
         chosen = choose(
             wide,
@@ -160,17 +200,8 @@ class Auto:
             switch_seconds=switch_seconds,
             overhead_seconds=self._overhead,
             max_nodes=min(tree.room, self.params.rows_max - 1),
+            max_leaves=self._max_leaves,
         )
-        self._take(wide, chosen, owners, tree)
-
-    def _take(
-        self,
-        wide: TokenTree,
-        chosen: Sequence[int],
-        owners: Sequence[tuple[int, Source]],
-        tree: TokenTree,
-    ) -> None:
-        """Copy the chosen nodes into the tree, and remember whose they are."""
         new: dict[int, int] = {0: 0}
         for node in chosen:
             parent = new[wide.parents[node]]

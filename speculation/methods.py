@@ -12,6 +12,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.auto import Auto, AutoParams, Source
+from speculation.cost import CostModel
 from speculation.drafter import Drafter
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
@@ -68,6 +69,16 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
     return params.verify == "rejection" and resources.sampling.temperature > 0
 
 
+def _window(cost: CostModel) -> LookaheadParams | None:
+    """The largest of lookahead's windows whose rows cost a quarter of a step at most, if any."""
+    curve = cost.curve(0)
+    for window in (15, 10, 7, 5):
+        params = LookaheadParams(window=window, ngram=5, guesses=window)
+        if curve.at(1 + Lookahead(params).window_rows) <= 1.25 * curve.at(1):
+            return params
+    return None
+
+
 def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
     """The same sources for every text, so that what they learnt is kept."""
 
@@ -84,6 +95,10 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 target_seconds=lambda: resources.cost.curve(0).at(1),
             )
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
+        window = _window(resources.cost)
+        if window is not None and params.allows("lookahead"):
+            lookahead = Lookahead(window)
+            chosen.append(Source("lookahead", lookahead, lookahead))
         return Auto(params, chosen, resources.cost)
 
     return [resources.keep(params, make)]

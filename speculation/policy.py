@@ -31,6 +31,7 @@ def choose(
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
     max_nodes: int | None = None,
+    max_leaves: int | None = None,
 ) -> list[int]:
     """The nodes beside the root that are worth decoding, ascending.
 
@@ -38,6 +39,7 @@ def choose(
     last_rows         rows of the step before: another number costs ``switch_seconds`` more
     overhead_seconds  what a step costs whatever its rows
     max_nodes         most nodes beside the root
+    max_leaves        most ends of branches; where more would pay, the least probable nodes go
     """
     probs = path_probs(tree)
     order = sorted(range(1, len(probs)), key=lambda node: -probs[node])  # stable: parents first
@@ -45,7 +47,11 @@ def choose(
     n = best_count(
         [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds
     )
-    return sorted(order[:n])
+    chosen = order[:n]
+    if max_leaves is not None and n > max_leaves:
+        while len(set(chosen) - {tree.parents[node] for node in chosen}) > max_leaves:
+            chosen.pop()
+    return sorted(chosen)
 
 
 def best_count(

@@ -134,16 +134,94 @@ def test_auto_drafts_a_repetition_and_names_its_source() -> None:
     assert set(tree.sources.values()) == {"prompt-lookup"}
 
 
-def test_a_source_that_keeps_failing_rests_and_wakes_for_the_next_text() -> None:
-    auto = auto_on(0.01, plain_seconds=20e-6)  # drafting takes a good part of such a step
-    text = [1, 2, 3, 1, 2, 3, 1, 2]
-    auto.begin(text)
+class Never:
+    """Drafts nothing and takes its time over it."""
+
+    n_branches = 0
+
+    def __init__(self) -> None:
+        self.began = 0
+
+    def begin(self, prompt: object) -> None:
+        self.began += 1
+
+    def draft(self, tokens: object, tree: object) -> None:
+        pass
+
+    def observe(self, step: object) -> None:
+        pass
+
+
+def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -> list[bool]:
+    """Whether a source is awake at each step when drafting takes ``seconds`` and a step 1 s."""
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += seconds / 2  # it is read twice in draft and twice in observe
+        return clock[0]
+
+    monkeypatch.setattr("speculation.auto.perf_counter", tick)
+    source = Source("never", Never())
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
+    auto.begin([1])
     awake = []
-    for _ in range(40):
-        tree = TokenTree(text[-1])
-        auto.draft(text, tree)
+    for _ in range(n_steps):
+        awake.append(source.awake)
+        tree = TokenTree(1)
+        auto.draft([1], tree)
         auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
-        awake.append(auto.sources[0].awake)
-    assert not all(awake)
-    auto.begin(text)
-    assert auto.sources[0].awake
+    return awake
+
+
+def test_a_source_that_never_pays_takes_a_fiftieth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds in (0.005, 0.1, 2.0):
+        awake = steps_awake(monkeypatch, seconds, 4000)
+        assert awake[0]
+        assert sum(awake) * seconds <= 0.025 * 4000
+
+
+def test_a_dear_source_does_not_even_read_a_text_while_it_rests() -> None:
+    dear, cheap = Never(), Never()
+    sources = [Source("dear", dear), Source("cheap", cheap)]
+    for source in sources:
+        source.begin([1])
+    step = Step(TokenTree(1), None, [0], 9, 1.0)  # type: ignore[arg-type]
+    sources[0].observe(step, gain=-10.0, plain=1.0)  # the debt of ten steps: 500 steps of rest
+    sources[1].observe(step, gain=-0.6, plain=1.0)
+    assert not sources[0].awake
+    assert not sources[1].awake
+    for source in sources:
+        source.begin([2])
+    assert (dear.began, cheap.began) == (1, 2)
+
+
+class Windowed(Never):
+    window_rows = 3
+    window_branches = 1
+
+    def explore(self, tree: TokenTree) -> None:
+        tree.add_nodes([0, 1, 2], [7, 7, 7], [False, False, True], draft=False)
+
+
+def test_a_window_is_decoded_while_it_pays() -> None:
+    drafter = Windowed()
+    source = Source("lookahead", drafter, drafter)
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
+    auto.begin([1])
+    rows = []
+    for _ in range(20):
+        tree = TokenTree(1)
+        auto.draft([1], tree)
+        rows.append(len(tree))
+        auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
+    assert rows[0] == 4
+    assert rows[-1] == 1  # nothing was gained, and every window cost a third of a step
+
+
+def test_branches_beyond_the_sequences_are_left_out() -> None:
+    tree = TokenTree(0)
+    for token in range(1, 9):
+        tree.add(0, token, prob=0.125 - token / 1000)
+    assert choose(tree, FLAT, max_leaves=3) == [1, 2, 3]

@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
+from speculation.estimates import Estimates
 
+# How often the n-th token of a pooled n-gram holds when those before it did; set by judgement.
+PRIORS = (0.2, 0.45, 0.6, 0.7)
 _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
 
 
@@ -83,17 +86,35 @@ class NgramPool:
 
 
 class Lookahead:
-    """Window and pool of one text."""
+    """Window and pool of one text.
 
-    def __init__(self, params: LookaheadParams) -> None:
+    In a tree with a floor only the n-grams that are likely enough are drafted, and no window: that
+    is added by ``explore``, when whoever combines drafts has decided that its rows are worth it.
+    """
+
+    def __init__(self, params: LookaheadParams, estimates: Estimates | None = None) -> None:
         self.params = params
+        self._estimates = estimates or Estimates(PRIORS)
+        self._proposed: list[tuple[int, ...]] = []
         self.n_branches = params.window + params.guesses
         self._levels: list[list[int]] = []  # (N-1) lists of W tokens
         self._last_level: list[int] = []  # nodes of this step's last level; empty = no window
         self._pool = NgramPool(params.guesses)
         self._prompt: Sequence[int] = ()
 
+    @property
+    def window_rows(self) -> int:
+        """Rows of the window: level 0 lacks column 0, which is the root."""
+        w, n = self.params.window, self.params.ngram
+        return (w - 1) + w * (n - 2)
+
+    @property
+    def window_branches(self) -> int:
+        """Sequences of the window: one a column."""
+        return self.params.window
+
     def begin(self, prompt: Sequence[int]) -> None:
+        self._estimates.new_text()
         n, size = self.params.ngram, self.params.guesses
         self._prompt = prompt
         self._levels = []
@@ -103,12 +124,15 @@ class Lookahead:
                 self._pool.add(prompt[i], tuple(prompt[i + 1 : i + n]))
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        w, n = self.params.window, self.params.ngram
         self._last_level = []
+        self._proposed = []
+        if tree.floor:
+            self._propose(tokens[-1], tree)
+            return
         if not self._levels:  # as in the example, the prompt's last token is decoded alone
             return
         ngrams = self._pool.starting_with(tokens[-1])
-        if tree.room < len(ngrams) * (n - 1) + (w - 1) + w * (n - 2):
+        if tree.room < len(ngrams) * (self.params.ngram - 1) + self.window_rows:
             return
 
         # Every column's sequence first, then one a guess, used or not: the ids are the example's.
@@ -116,6 +140,33 @@ class Lookahead:
         self._last_level = self._add_window(tree)
         tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
+
+    def explore(self, tree: TokenTree) -> None:
+        """Add the window to a tree whose drafts are chosen."""
+        if self._levels and tree.room >= self.window_rows:
+            self._last_level = self._add_window(tree)
+            tree.branches += self._last_level
+
+    def _propose(self, token: int, tree: TokenTree) -> None:
+        """Add the n-grams that are likely enough, the latest first."""
+        left = 1.0  # probability that the n-grams so far are all wrong
+        for ngram in reversed(self._pool.starting_with(token)):
+            probs = self._estimates.run(0, left, tree.floor, min(len(ngram), tree.room))
+            if not probs:
+                return
+            p = probs[0]
+            probs[0] = left * p
+            tree.add_chain(0, ngram[: len(probs)], probs)
+            self._proposed.append(ngram)
+            left *= 1.0 - p
+
+    def _learn(self, step: Step) -> None:
+        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        for ngram in self._proposed:
+            for depth, (token, actual) in enumerate(zip(ngram, became, strict=False)):
+                self._estimates.learn(depth, held=token == actual)
+                if token != actual:
+                    break
 
     def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
         """Hang the n-grams below the root, level by level; return their last nodes."""
@@ -135,10 +186,7 @@ class Lookahead:
         return range(first + g * (levels - 1), first + g * levels)
 
     def _add_window(self, tree: TokenTree) -> list[int]:
-        """Hang the window below the root, level by level; return the last level's nodes.
-
-        Level 0 lacks column 0, which is the root: ``w - 1`` nodes, then ``w`` a level.
-        """
+        """Hang the window below the root, level by level; return the last level's nodes."""
         w, n = self.params.window, self.params.ngram
         first = len(tree)
         chain = [0, *range(first, first + w - 1)]  # the root and level 0
@@ -150,6 +198,8 @@ class Lookahead:
         return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
+        if self._proposed:
+            self._learn(step)
         if not self._levels:
             self._start_window(len(step.output.logits(0)))
             return
