@@ -130,16 +130,19 @@ class Cost(Suite):
                 f"{1e6 * roof.row:.1f}",
                 str(roof.bend) if roof.row_beyond != roof.row else "none",
                 f"{1e6 * roof.row_beyond:.1f}",
-                f"{100 * roof.row_beyond / curve.seconds[0]:.0f}%",
                 f"{100 * roof.error:.0f}%",
+                *(f"{_times(curve, n):.1f}" for n in (2, 8, 32)),
             ]
             for curve, roof in fits
         ]
         note = (
-            "c(n) = fixed + row · n up to the bend, then another line; share: a row beyond the "
-            "bend over a batch of\none; error: root mean square of the relative error of the fit"
+            "c(n) = fixed + row · n up to the bend, then another line; error: root mean square of "
+            "the relative error of\nthe fit; the last three: c(n) over c(1), as measured"
         )
-        headings = ["n_past", "fixed ms", "row µs", "bend", "beyond µs", "share", "error"]
+        headings = [
+            *("n_past", "fixed ms", "row µs", "bend", "beyond µs", "error"),
+            *("2 rows", "8 rows", "32 rows"),
+        ]
         return [*tables, Table("the roof", headings, rows, note)]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
@@ -194,6 +197,11 @@ def fitted_roof(curve: Curve) -> Roof | None:
     rising = [roof for roof in bent if min(roof.row, roof.row_beyond) >= 0]
     best = min(rising, key=lambda roof: roof.error, default=whole)
     return best if best.error < 0.8 * whole.error - 0.005 else whole
+
+
+def _times(curve: Curve, n: int) -> float:
+    """What ``n`` rows cost over a single one; between two sizes on the line that joins them."""
+    return float(np.interp(n, curve.sizes, curve.seconds)) / curve.seconds[0]
 
 
 def _fit(curve: Curve, bend: int) -> Roof:
