@@ -275,6 +275,7 @@ def test_flags_without_meaning_beside_it_are_refused(
 # The whole, with shell scripts in place of the programs
 
 FAKE = """#!/bin/sh
+flags=$*
 while [ $# -gt 0 ]; do
   case "$1" in -bf) prompt=$2 ;; --version) echo "version: 7 (fake)" >&2; exit ;; esac
   shift
@@ -343,6 +344,32 @@ def test_each_method_is_timed_beside_its_program_in_turn(
     shown = capsys.readouterr().out
     assert "ours ÷ llama.cpp's own programs" in shown
     assert "cannot be told" in shown
+
+
+def test_a_draft_model_brings_its_method_into_the_comparison(
+    fake_programs: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    shows = (fake_programs / "llama-lookahead").read_text(encoding="utf-8").removeprefix(FAKE)
+    put(fake_programs, "llama-speculative-simple", 'echo "$flags" >"$0.flags"\n' + shows)
+    flags = ["--draft-model", str(tiny_model), "--methods", "prompt-lookup"]
+    document = compare(fake_programs, tiny_model, tmp_path / "out.json", *flags)
+    lookup, draft = document["compare_llama_cpp"]
+    assert (lookup["method"], draft["method"]) == ("prompt-lookup", "draft")
+    assert len(draft["pairs"]) == 1
+    assert document["settings"]["draft_model"] == tiny_model.name
+    given = (fake_programs / "llama-speculative-simple.flags").read_text(encoding="utf-8")
+    params = parse_method("draft").params
+    assert f"-md {tiny_model} --spec-type draft-simple" in given
+    assert f"--spec-draft-n-max {params.draft_max} " in given
+    assert f"--spec-draft-p-min {params.p_min}" in given
+
+
+def test_a_draft_tree_and_a_missing_draft_model_are_not_compared(fake_programs: Path) -> None:
+    methods = [parse_method(name) for name in ("ar", "draft", "draft:width=2")]
+    assert choose(methods, fake_programs)[1][0] == "draft (give --draft-model)"
+    assert choose(methods, fake_programs, with_draft=True)[1][1] == (
+        "draft:width=2 (llama.cpp drafts a chain, not a tree)"
+    )
 
 
 def test_a_program_that_never_shows_figures_is_reported_and_given_up(

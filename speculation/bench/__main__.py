@@ -65,6 +65,7 @@ def _compare(options: Options, folder: Path) -> int:
         n_predict=options.n_predict,
         repeat=options.repeat,
         raw=options.raw,
+        draft_model=options.draft_model,
         gpu_layers=options.gpu_layers,
         json=options.json,
     )
@@ -88,6 +89,7 @@ def _bench(options: Options, command: str) -> int:
     with Engine.load(
         options.model,
         params,
+        draft_model=options.draft_model,
         n_gpu_layers=options.gpu_layers,
         trace_batches=options.trace_batches,
     ) as engine:
@@ -194,6 +196,7 @@ def _settings(
     context = engine.context
     return {
         "model": engine.model.path.name,
+        "draft_model": None if engine.draft is None else engine.draft.model.path.name,
         "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,

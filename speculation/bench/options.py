@@ -119,6 +119,7 @@ class Options:
     categories: list[str] | None
     n_predict: int
     raw: bool
+    draft_model: str | None
     ctx: int
     threads: int | None
     gpu_layers: int | None
@@ -303,6 +304,11 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         default=DEFAULT_MODEL,
         metavar="PATH|NAME",
         help=f"a GGUF file, or a name of models.txt ({DEFAULT_MODEL})",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="PATH|NAME",
+        help="a smaller model of the same family, for the methods draft and auto (none)",
     )
     group.add_argument(
         "--ctx",
