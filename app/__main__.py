@@ -22,6 +22,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="name in models.txt, path or hf:… (%(default)s)")
+    add("--draft-model", help="a smaller model of the same family, for methods draft and auto")
     add(
         "--method",
         default=DEFAULT_METHOD,
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         n_threads=flags.threads,
         kv_type=flags.kv_type,
         flash_attn=flags.flash_attn,
+        draft_model=flags.draft_model,
     )
     backend = LocalBackend(trace_batches=flags.trace_batches)
     # The page opens at once and follows the load; a load that fails is shown there.

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from batching.context import ContextParams
 from batching.errors import ModelError, SpeculationError
-from speculation.engine import DEFAULT_MODEL, Engine, Generation
+from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL, Engine, Generation
 from speculation.methods import METHODS, parameter_docs, parse_method
 from speculation.registry import RegistryError, read_registry, resolve
 from speculation.sampling import SamplingParams
@@ -57,7 +57,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which model, and how to load it. ``model`` is a name of models.txt, a path or ``hf:…``."""
+    """Which model, and how to load it. Models are names of models.txt, paths or ``hf:…``."""
 
     model: str = DEFAULT_MODEL
     n_ctx: int = 0
@@ -65,6 +65,7 @@ class ModelSpec:
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class ChatRequest:
 
     id: str
     messages: tuple[Mapping[str, str], ...]
-    method: str = "prompt-lookup"
+    method: str = DEFAULT_METHOD
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
 
@@ -285,6 +286,7 @@ class LocalBackend:
         self._engine = engine = Engine.load(
             path,
             params,
+            draft_model=spec.draft_model,
             n_gpu_layers=spec.n_gpu_layers,
             trace_batches=self._trace_batches,
             progress=progress,

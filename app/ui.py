@@ -19,6 +19,7 @@ from app.backend import Backend, Failed, Loading, ModelSpec, Status, Waiting
 from app.chat import Conversation, Reply, Turn, markdown, waiting_notice
 from app.fields import Fields, method_fields, read_settings, sampling_fields
 from app.render import turn_html
+from speculation.engine import DEFAULT_METHOD
 
 HERE = Path(__file__).parent
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
@@ -78,7 +79,7 @@ class Session:
         return html
 
 
-def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> gr.Blocks:
+def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr.Blocks:
     """The page. ``spec`` and ``method``, as on the command line, are what it starts with."""
     fields = Fields()
     page: gr.Blocks
@@ -194,7 +195,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = "prompt-lookup") -> g
         backend.stop(_load_id(request))
 
     def load_model(name: str, cells: float, request: gr.Request) -> Iterator[dict[Any, Any]]:
-        wanted = dataclasses.replace(spec, model=(name or "").strip(), n_ctx=int(cells or 0))
+        name = (name or "").strip()
+        draft = spec.draft_model if name == spec.model else None  # it fits that model alone
+        wanted = dataclasses.replace(spec, model=name, n_ctx=int(cells or 0), draft_model=draft)
         yield {load: gr.update(visible=False), cancel: gr.update(visible=True), load_note: ""}
         note = ""
         for event in backend.load(wanted, _load_id(request)):

@@ -26,7 +26,7 @@ from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
 from speculation.successors import load_successors
 
-DEFAULT_METHOD = "prompt-lookup"
+DEFAULT_METHOD = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -431,7 +431,7 @@ def test_a_reply_is_what_the_engine_says(backend: LocalBackend, long_model: Path
         expected = engine.chat("a cat", max_tokens=20).run().text
     done = events[-1]
     assert isinstance(done, Done)
-    assert (text_of(events), done.n_tokens, done.method) == (expected, 20, "prompt-lookup")
+    assert (text_of(events), done.n_tokens, done.method) == (expected, 20, "auto")
     assert isinstance(events[0], Prefill)
 
 
@@ -470,7 +470,7 @@ def test_a_second_reply_waits_its_turn_and_is_told_so(backend: LocalBackend) -> 
     third = backend.reply(request("he", "three"))
     assert next(third) == Waiting(2)
     backend.stop("three")
-    assert list(third) == [Done("cancelled", "prompt-lookup")]
+    assert list(third) == [Done("cancelled", "auto")]
     backend.stop("one")
     assert isinstance(list(second)[-1], Done)
     assert isinstance(list(first)[-1], Done)

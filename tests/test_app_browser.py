@@ -135,7 +135,7 @@ def test_a_chat_streams_and_says_what_it_cost(chat: Chat) -> None:
         r"context \d+ / 32768( · length limit)?",
         chat.ask("a cat"),
     )
-    assert chat.last("code") == "prompt-lookup"
+    assert chat.last("code") == "auto"
     assert chat.last(".said") == "a cat"
     assert chat.page.is_hidden(".welcome")
 
@@ -184,7 +184,7 @@ def test_retry_undo_and_edit(chat: Chat) -> None:
 
 
 def test_the_method_changes_without_loading_again(chat: Chat) -> None:
-    assert "% of drafts accepted" not in chat.ask("a") or chat.last("code") == "prompt-lookup"
+    assert "% of drafts accepted" not in chat.ask("a") or chat.last("code") == "auto"
     chat.choose_method("Lookahead")
     chat.ask("b", 2)
     assert chat.last("code") == "lookahead"

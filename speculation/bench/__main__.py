@@ -138,18 +138,20 @@ def _measure(
         def on_run(method: str, prompt_id: str, done: Generation) -> None:
             progress.add(method, prompt_id, done.stats.n_tokens, done.stats.decode_seconds)
 
-        for item in suite.measure(engine, prompts, plan, results, on_run):
-            results.add(item)
-            if isinstance(item, Skipped):
-                left_out = plan.repeat * len(plan.methods)
-                progress.leave_out(left_out, f"{item.prompt_id} is skipped: {item.reason}")
-            elif isinstance(item, Curve):
-                progress.advance(f"n_past {item.n_past}")
-            if file is not None:
+        try:
+            for item in suite.measure(engine, prompts, plan, results, on_run):
+                results.add(item)
+                if isinstance(item, Skipped):
+                    left_out = plan.repeat * len(plan.methods)
+                    progress.leave_out(left_out, f"{item.prompt_id} is skipped: {item.reason}")
+                elif isinstance(item, Curve):
+                    progress.advance(f"n_past {item.n_past}")
+                if file is not None:
+                    file.write(results, summary=False)
+            results.complete = True
+        finally:
+            if file is not None and (results.complete or results.runs or results.curves):
                 file.write(results)
-    results.complete = True
-    if file is not None:
-        file.write(results)
 
 
 def _show(
