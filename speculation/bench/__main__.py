@@ -118,7 +118,7 @@ def _bench(options: Options, command: str) -> int:
 def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]) -> Results:
     """Results with nothing in them yet."""
     return Results(
-        model=describe_model(engine.model),
+        model=describe_model(engine.model, None if engine.draft is None else engine.draft.model),
         device=describe_device(engine),
         settings=_settings(engine, options, plan, prompts),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -26,8 +26,8 @@ def describe_device(engine: Engine) -> dict[str, Any]:
     }
 
 
-def describe_model(model: Model) -> dict[str, Any]:
-    """The model by its file's name, for the JSON."""
+def describe_model(model: Model, draft: Model | None = None) -> dict[str, Any]:
+    """The model by its file's name, and which draft model goes with it, for the JSON."""
     return {
         "file": model.path.name,
         "name": model.metadata("general.name"),
@@ -38,6 +38,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "n_ctx_train": model.n_ctx_train,
         "n_vocab": model.n_vocab,
         "fingerprint": fingerprint(model.path),
+        "draft_fingerprint": None if draft is None else fingerprint(draft.path),
     }
 
 

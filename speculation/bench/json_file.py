@@ -17,7 +17,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
-from speculation.bench.summary import summarise
+from speculation.bench.summary import Row, summarise
 
 
 def check_writable(path: Path) -> None:
@@ -42,8 +42,8 @@ class JsonFile:
         self.path = path
         self._runs: list[str] = []  # lines made already, so that renewing costs little
 
-    def write(self, results: Results) -> None:
-        """Put ``results`` and their summary in the file's place.
+    def write(self, results: Results, *, summary: bool = True) -> None:
+        """Put ``results`` in the file's place; the summary may wait until the measuring ends.
 
         Whoever opens the file meanwhile finds the old or the new one, never half of one.
         """
@@ -52,7 +52,7 @@ class JsonFile:
         path = self.path.resolve()  # where it is a link, what it points to is replaced
         new = path.with_name(path.name + ".new")
         with new.open("w", encoding="utf-8") as file:
-            file.write(_text(results, self._runs))
+            file.write(_text(results, self._runs, summarise(results.runs) if summary else []))
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -102,7 +102,7 @@ def _run(fields: Mapping[str, Any]) -> Run:
     return Run(**values)
 
 
-def _text(results: Results, runs: Sequence[str]) -> str:
+def _text(results: Results, runs: Sequence[str], summary: Sequence[Row]) -> str:
     parts = [
         f'"model": {json.dumps(results.model)}',
         f'"device": {json.dumps(results.device)}',
@@ -111,7 +111,7 @@ def _text(results: Results, runs: Sequence[str]) -> str:
         f'"complete": {json.dumps(results.complete)}',
         f'"runs": {_list(runs)}',
         f'"curves": {_list(_lines(results.curves))}',
-        f'"summary": {_list(_lines(summarise(results.runs)))}',
+        f'"summary": {_list(_lines(summary))}',
         f'"skipped": {_list(_lines(results.skipped))}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -21,7 +21,7 @@ from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import breakable
 
-_PATHS = ("--model", "--prompts", "--json", "--report", "--trace-batches")
+_PATHS = ("--model", "--draft-model", "--prompts", "--json", "--report", "--trace-batches")
 _CSS = """\
 :root { color-scheme: light; }
 body { margin: 0; background: #f6f7f8; color: #222; line-height: 1.5;

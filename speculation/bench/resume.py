@@ -11,7 +11,7 @@ from speculation.bench.json_file import read_json
 from speculation.bench.results import Results, Run
 
 # What has to agree; the rest follows (n_seq_max) or does not touch the figures (os, python).
-MODEL = ("file", "n_bytes", "fingerprint")
+MODEL = ("file", "n_bytes", "fingerprint", "draft_fingerprint")
 DEVICE = ("devices", "cores", "threads", "build")
 NOT_SETTINGS = ("n_seq_max",)
 
