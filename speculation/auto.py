@@ -9,6 +9,7 @@ that a text nobody can predict is decoded at plain speed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -150,8 +151,8 @@ class Auto:
         explored = sum(s.explorer.window_branches for s in sources if s.explorer is not None)
         self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
         self.n_branches = self._max_leaves + explored
-        self._offered: dict[int, Source] = {}
         self._n_past = 0
+        self._curve = cost.curve(0)
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
         self._thought = 0.0  # time spent in this step
 
@@ -166,49 +167,37 @@ class Auto:
 
     def _draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
-        self._offered = {}
-        curve = self.cost.curve(self._n_past)
+        self._curve = curve = self.cost.curve(self._n_past)
         wide = TokenTree(tokens[-1], tree.max_nodes)
         wide.floor = max(curve.row_share(), _FLOOR)
-        owners: list[tuple[int, Source]] = []
+        ends: list[int] = []  # first node after those of each source, in order
+        names: list[str] = []
         for source in self.sources:
-            if not source.awake:
-                continue
-            source.draft(tokens, wide)
-            owners.append((len(wide), source))
+            if source.awake:
+                source.draft(tokens, wide)
+                ends.append(len(wide))
+                names.append(source.name)
         if len(wide) > 1:
-            self._choose(wide, owners, curve, tree)
+            chosen = self._choose(wide, tree.room)
+            if chosen:
+                _copy(wide, chosen, ends, names, tree)
         for source in self.sources:
             if source.explorer is not None and source.awake:
                 n = len(tree)
                 source.explorer.explore(tree)
                 source.window_seconds = curve.at(len(tree)) - curve.at(n)
 
-    def _choose(
-        self,
-        wide: TokenTree,
-        owners: Sequence[tuple[int, Source]],
-        curve: CostCurve,
-        tree: TokenTree,
-    ) -> None:
-        """Copy the nodes that pay into the tree, and remember whose they are."""
+    def _choose(self, wide: TokenTree, room: int) -> list[int]:
         last_rows, switch_seconds = self.cost.switch_seconds(self._n_past)
-        chosen = choose(
+        return choose(
             wide,
-            curve.table(),
+            self._curve.table(),
             last_rows=last_rows,
             switch_seconds=switch_seconds,
             overhead_seconds=self._overhead,
-            max_nodes=min(tree.room, self.params.rows_max - 1),
+            max_nodes=min(room, self.params.rows_max - 1),
             max_leaves=self._max_leaves,
         )
-        new: dict[int, int] = {0: 0}
-        for node in chosen:
-            parent = new[wide.parents[node]]
-            taken = new[node] = tree.add(parent, wide.tokens[node], prob=wide.probs[node])
-            source = next(source for end, source in owners if node < end)
-            self._offered[taken] = source
-            tree.sources[taken] = source.name
 
     def observe(self, step: Step) -> None:
         start = perf_counter()
@@ -217,16 +206,41 @@ class Auto:
         self._overhead += _RATE * (spent - self._overhead)
 
     def _observe(self, step: Step) -> None:
-        n_rows = len(step.tree)
+        n_rows, n_accepted = len(step.tree), len(step.path) - 1
         self.cost.follow(n_rows, self._n_past, step.decode_seconds)
-        table = self.cost.curve(self._n_past).table()
-        plain = table[1]
-        row = (table[min(n_rows, len(table) - 1)] - plain) / (n_rows - 1) if n_rows > 1 else 0.0
-        offered = self._offered
+        plain = self._curve.at(1)
+        saved = 0.0  # by a draft that held
+        if n_accepted:
+            saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
+        drafted_by = step.tree.sources
         for source in self.sources:
             if not source.awake:
                 source.rest()
                 continue
-            held = sum([offered[node] is source for node in step.path[1:]]) if offered else 0
-            gain = held * max(0.0, plain - row)
-            source.observe(step, gain, plain)
+            held = 0
+            if n_accepted:
+                held = sum([drafted_by[node] == source.name for node in step.path[1:]])
+            source.observe(step, held * saved, plain)
+
+
+def _copy(
+    wide: TokenTree,
+    chosen: Sequence[int],
+    ends: Sequence[int],
+    names: Sequence[str],
+    tree: TokenTree,
+) -> None:
+    """Add the chosen nodes of ``wide`` to ``tree``, and note which source drafted each."""
+    first, n = len(tree), len(chosen)
+    if chosen[-1] == n and wide.parents[n] == n - 1 and wide.depths[n] == n:  # a chain, whole
+        tree.add_chain(0, wide.tokens[1 : n + 1], wide.probs[1 : n + 1])
+    else:
+        new = {0: 0}
+        for node in chosen:
+            parent = new[wide.parents[node]]
+            new[node] = tree.add(parent, wide.tokens[node], prob=wide.probs[node])
+    if chosen[-1] < ends[0]:
+        tree.sources = dict.fromkeys(range(first, first + n), names[0])
+    else:
+        for taken, node in enumerate(chosen, first):
+            tree.sources[taken] = names[bisect_right(ends, node)]

@@ -16,10 +16,9 @@ from batching.tree import TokenTree
 
 def path_probs(tree: TokenTree) -> list[float]:
     """Estimated probability that each node is accepted; 1 for the root."""
-    probs = tree.probs
     found = [1.0]
-    for node in range(1, len(probs)):
-        found.append(found[tree.parents[node]] * min(1.0, probs[node]))
+    for parent, prob in zip(tree.parents[1:], tree.probs[1:], strict=True):
+        found.append(found[parent] * prob)
     return found
 
 
@@ -41,9 +40,13 @@ def choose(
     max_nodes         most nodes beside the root
     max_leaves        most ends of branches; where more would pay, the least probable nodes go
     """
-    probs = path_probs(tree)
-    order = sorted(range(1, len(probs)), key=lambda node: -probs[node])  # stable: parents first
+    n_nodes = len(tree) - 1
     most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
+    probs = path_probs(tree)
+    if tree.depths[-1] == n_nodes:  # a chain: its path probabilities descend already
+        n = best_count(probs[1 : most + 1], cost, last_rows, switch_seconds, overhead_seconds)
+        return list(range(1, n + 1))
+    order = sorted(range(1, n_nodes + 1), key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
         [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds
     )
@@ -51,7 +54,8 @@ def choose(
     if max_leaves is not None and n > max_leaves:
         while len(set(chosen) - {tree.parents[node] for node in chosen}) > max_leaves:
             chosen.pop()
-    return sorted(chosen)
+    chosen.sort()
+    return chosen
 
 
 def best_count(

@@ -122,12 +122,11 @@ class ContextIndex:
         """How many tokens before ``position`` equal those at the end of the text, 32 at most."""
         text = self.tokens
         end = len(text)
+        longest = min(_LONGEST, position)
+        if text[position - longest : position] == text[end - longest : end]:
+            return longest
         length = 0
-        while (
-            length < _LONGEST
-            and length < position
-            and text[position - 1 - length] == (text[end - 1 - length])
-        ):
+        while text[position - 1 - length] == text[end - 1 - length]:
             length += 1
         return length
 
