@@ -17,7 +17,7 @@ from typing import Protocol
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.cost import SIZES, CostCurve, CostModel
+from speculation.cost import SIZES, CostModel
 from speculation.drafter import Drafter, Step
 from speculation.policy import choose
 

@@ -27,9 +27,9 @@ from batching.rows import Rows
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
-_STEPS = 32  # steps after which a curve is drawn anew
+_ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
-_DRIFT = 0.01  # and how much of that the other sizes follow
+_DRIFT = 0.01  # and how fast the other sizes follow
 
 
 class CostCurve:
@@ -52,7 +52,8 @@ class CostCurve:
         self.switch_seconds = switch_seconds
         self._table: list[float] = []
         self._share = 0.0
-        self._steps: list[tuple[int, float]] = []  # rows and cost ratio, not yet followed
+        self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
+        self._n_followed = 0
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; beyond the largest size as steep as before it."""
@@ -76,21 +77,26 @@ class CostCurve:
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.
 
-        The sizes around n follow it more, all others a little, as when the machine slows down. One
-        batch that was interrupted counts no more than twice its due. It takes effect after every
-        32nd call: a curve that is drawn anew costs more than a step may.
+        The sizes around n follow most; all others are shifted by a part of the difference, since
+        what the bare measurement misses (cold caches, a longer context) costs every batch about
+        the same. The first steps weigh most. One batch that was interrupted counts no more than
+        twice its due. It takes effect after every 32nd call, at first every 8th: a curve that is
+        drawn anew costs more than a step may.
         """
         steps = self._steps
-        steps.append((n, seconds / self.at(n)))
-        if len(steps) < _STEPS:
+        steps.append((n, seconds))
+        if len(steps) < (32 if self._n_followed >= 64 else 8):
             return
-        for rows, found in steps:
-            ratio = min(2.0, max(0.5, found))
-            near, far = ratio**_RATE, ratio**_DRIFT
+        for rows, took in steps:
+            self._n_followed += 1
+            expected = self.at(rows)
+            change = min(2 * expected, max(0.5 * expected, took)) - expected
+            near = max(_RATE, 1 / (4 + self._n_followed)) * change
+            far = max(_DRIFT, 0.5 / (4 + self._n_followed)) * change
             i = bisect_left(self.sizes, rows)
             own = (i,) if i < len(self.sizes) and self.sizes[i] == rows else (i - 1, i)
-            for k in range(len(self.seconds)):
-                self.seconds[k] *= near if k in own else far
+            for k, known in enumerate(self.seconds):
+                self.seconds[k] = max(0.5 * known, known + (near if k in own else far))
         steps.clear()
         self._table = []
         self._share = 0.0
@@ -149,38 +155,60 @@ def measure_cost(
 ) -> CostCurve:
     """Measure c(n) after ``n_past`` tokens, every row with output, as a tree's rows have.
 
-    The context must be empty and is empty afterwards. Each size is decoded up to 7 times in a row,
-    the first of which makes a new compute graph: its extra time is ``switch_seconds``. After
-    ``budget_seconds`` sizes are decoded once or not at all; what was not measured is left out of
-    the curve. ``progress`` is told each size when it is done.
+    The context must be empty and is empty afterwards. In rounds over all sizes, so that what else
+    the machine does meets all of them, each is decoded twice: the first decode of another shape
+    makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun that
+    would exceed ``budget_seconds``, and the first one is cut short there: sizes it did not reach
+    are left out of the curve. ``progress`` is told each size when its first round is done.
     """
-    n_past = min(n_past, context.n_ctx - max(sizes) - 1)
+    n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     start = perf_counter()
-    if n_past > 0:
-        context.decode(_chain(0, n_past, outputs=False))
-    measured: list[float] = []
+    for first in range(0, n_past, context.n_batch):
+        context.decode(_chain(first, min(context.n_batch, n_past - first), outputs=False))
+    seconds: list[list[float]] = []
     switches: list[float] = []
-    for size in sizes:
-        spent = perf_counter() - start
-        if len(measured) >= 2 and spent > budget_seconds:
+    for turn in range(_ROUNDS):
+        begin = perf_counter()
+        for i, size in enumerate(sizes if turn == 0 else sizes[: len(seconds)]):
+            if turn == 0:
+                if i >= 2 and perf_counter() - start > budget_seconds:
+                    break
+                seconds.append([])
+            another = _decode_seconds(context, n_past, size)
+            same = _decode_seconds(context, n_past, size)
+            seconds[i].append(same)
+            if turn:  # in the first round memory may have to be found as well
+                switches.append(max(0.0, another - same))
+            elif progress is not None:
+                progress(size)
+        now = perf_counter()
+        if now + (now - begin) - start > budget_seconds:
             break
-        seconds = []
-        for _turn in range(7):
-            begin = perf_counter()
-            output = context.decode(_chain(max(n_past, 0), size, outputs=True))
-            output.argmax(0)
-            seconds.append(perf_counter() - begin)
-            context.seq_rm(-1, max(n_past, 0), -1)
-            if len(seconds) > 1 and perf_counter() - start > budget_seconds:
-                break
-        measured.append(median(seconds[1:]))
-        if size > 1:
-            switches.append(max(0.0, seconds[0] - measured[-1]))
-        if progress is not None:
-            progress(size)
     context.seq_rm(-1, 0, -1)
-    # The first of a larger size may also have had to find memory: the cheapest change is taken.
-    return CostCurve(sizes[: len(measured)], measured, min(switches, default=0.0))
+    medians = [median(times) for times in seconds]
+    return CostCurve(sizes[: len(medians)], medians, median(switches) if switches else 0.0)
+
+
+def _decode_seconds(context: Context, n_past: int, n: int) -> float:
+    begin = perf_counter()
+    context.decode(_chain(n_past, n, outputs=True)).argmax(0)
+    seconds = perf_counter() - begin
+    context.seq_rm(-1, n_past, -1)
+    return seconds
+
+
+def measure_regions(context: Context, budget_seconds: float = 1.5) -> CostModel:
+    """Curves at the start of the context and, while the budget lasts, further along in it."""
+    start = perf_counter()
+    curves = {0: measure_cost(context, budget_seconds=budget_seconds / 3)}
+    for region in REGIONS[1:]:
+        n_past = region * 3 // 2
+        spent = perf_counter() - start
+        # The next one takes up to twice as long: its text has to be decoded first.
+        if 2 * spent > budget_seconds or n_past + SIZES[-1] >= context.n_ctx:
+            break
+        curves[region] = measure_cost(context, n_past=n_past, budget_seconds=spent)
+    return CostModel(curves)
 
 
 def _chain(position: int, n: int, *, outputs: bool) -> Rows:
@@ -198,7 +226,7 @@ def load_cost(context: Context, *, refresh: bool = False) -> CostModel:
         kept = _read(path)
         if kept is not None:
             return kept
-    cost = CostModel({0: measure_cost(context)})
+    cost = measure_regions(context)
     save_cost(context, cost)
     return cost
 
