@@ -113,12 +113,14 @@ class CostCurve:
 class CostModel:
     """The curves of one model on one machine, one for each region of the context.
 
-    A region that was never decoded in borrows the curve of the nearest one that was.
+    Attention makes a row dearer with every token before it, so a region that was not measured lies
+    on the straight line through the two nearest that were; with one, it borrows that.
     """
 
     def __init__(self, curves: Mapping[int, CostCurve]) -> None:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
+        self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
         self._last_rows = 0
 
     def curve(self, n_past: int) -> CostCurve:
@@ -126,10 +128,21 @@ class CostModel:
         region = REGIONS[bisect_right(REGIONS, n_past) - 1]
         found = self.curves.get(region)
         if found is None:
-            near = self.curves[min(self.curves, key=lambda other: abs(other - region))]
-            found = CostCurve(near.sizes, near.seconds, near.switch_seconds)
-            self.curves[region] = found
+            found = self.curves[region] = self._between(region)
         return found
+
+    def _between(self, region: int) -> CostCurve:
+        nearest = sorted(self._measured, key=lambda other: abs(other - region))[:2]
+        curves = [self._measured[other] for other in nearest]
+        if len(curves) == 1:
+            return _copy_of(curves[0])
+        first, second = curves
+        at = (middle(region) - middle(nearest[0])) / (middle(nearest[1]) - middle(nearest[0]))
+        seconds = [
+            max(0.5 * own, own + at * (second.at(n) - own))
+            for n, own in zip(first.sizes, first.seconds, strict=True)
+        ]
+        return CostCurve(first.sizes, seconds, first.switch_seconds)
 
     def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
         """Refine the curve by a step that was run."""
@@ -137,13 +150,23 @@ class CostModel:
         if n_rows == self._last_rows:
             curve.follow(n_rows, seconds)
         else:
-            more = min(max(seconds - curve.at(n_rows), 0.0), curve.at(1))
+            more = seconds - curve.at(n_rows)
+            more = min(max(more, -curve.at(1)), curve.at(1))
             curve.switch_seconds += _RATE * (more - curve.switch_seconds)
         self._last_rows = n_rows
 
     def switch_seconds(self, n_past: int) -> tuple[int, float]:
         """The last step's rows, and what another number of them would cost on top."""
-        return self._last_rows, self.curve(n_past).switch_seconds
+        return self._last_rows, max(0.0, self.curve(n_past).switch_seconds)
+
+
+def middle(region: int) -> int:
+    """The n_past that stands for a region, given by its first."""
+    return region * 3 // 2 if region else REGIONS[1] // 2
+
+
+def _copy_of(curve: CostCurve) -> CostCurve:
+    return CostCurve(curve.sizes, curve.seconds, curve.switch_seconds)
 
 
 def measure_cost(
@@ -156,8 +179,9 @@ def measure_cost(
     """Measure c(n) after ``n_past`` tokens, every row with output, as a tree's rows have.
 
     The context must be empty and is empty afterwards. In rounds over all sizes, so that what else
-    the machine does meets all of them, each is decoded twice: the first decode of another shape
-    makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun that
+    the machine does meets all of them, two single rows and then the size twice are decoded, much as
+    a text would have them: after a large batch the caches are cold. The first decode of another
+    shape makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun that
     would exceed ``budget_seconds``, and the first one is cut short there: sizes it did not reach
     are left out of the curve. ``progress`` is told each size when its first round is done.
     """
@@ -174,10 +198,14 @@ def measure_cost(
                 if i >= 2 and perf_counter() - start > budget_seconds:
                     break
                 seconds.append([])
+            if size > 1:
+                _decode_seconds(context, n_past, 1)
+                seconds[0].append(_decode_seconds(context, n_past, 1))
             another = _decode_seconds(context, n_past, size)
             same = _decode_seconds(context, n_past, size)
-            seconds[i].append(same)
-            if turn:  # in the first round memory may have to be found as well
+            if size > 1 or turn == 0:
+                seconds[i].append(same)
+            if turn and size > 1:  # in the first round memory may have to be found as well
                 switches.append(max(0.0, another - same))
             elif progress is not None:
                 progress(size)
@@ -197,17 +225,18 @@ def _decode_seconds(context: Context, n_past: int, n: int) -> float:
     return seconds
 
 
-def measure_regions(context: Context, budget_seconds: float = 1.5) -> CostModel:
-    """Curves at the start of the context and, while the budget lasts, further along in it."""
+def measure_regions(context: Context, budget_seconds: float = 1.0) -> CostModel:
+    """The curve at the start of the context and, where the budget allows, one far along in it."""
     start = perf_counter()
-    curves = {0: measure_cost(context, budget_seconds=budget_seconds / 3)}
-    for region in REGIONS[1:]:
-        n_past = region * 3 // 2
-        spent = perf_counter() - start
-        # The next one takes up to twice as long: its text has to be decoded first.
-        if 2 * spent > budget_seconds or n_past + SIZES[-1] >= context.n_ctx:
+    near = measure_cost(context, n_past=middle(0), budget_seconds=budget_seconds / 2)
+    curves = {0: near}
+    spent = perf_counter() - start
+    row = near.at(SIZES[-1]) / SIZES[-1]
+    for region in reversed(REGIONS[1:]):
+        n_past = middle(region)
+        if n_past + SIZES[-1] < context.n_ctx and n_past * row < budget_seconds - spent:
+            curves[region] = measure_cost(context, n_past=n_past, budget_seconds=budget_seconds)
             break
-        curves[region] = measure_cost(context, n_past=n_past, budget_seconds=spent)
     return CostModel(curves)
 
 

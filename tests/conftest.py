@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Costs measured in tests stay out of the user's cache; started programs inherit this."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("SPECULATION_CACHE")
+    os.environ["SPECULATION_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("SPECULATION_CACHE")
+    if before is not None:
+        os.environ["SPECULATION_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller model with the embedding of ``tiny_model``: the two sometimes agree."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "draft.gguf", n_layer=1)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,11 @@ from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 PROMPT = "the cat saw a dog and the cat saw a dog and the"
 METHODS = (
+    "auto",
+    "auto:sources=draft+recycling+lookahead",
+    "recycling:nodes=20",
+    "draft:p_min=0.02",
+    "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
     "prompt-lookup",
     "prompt-lookup:branches=4",
     "prompt-lookup:order=first,adaptive=off",
@@ -55,8 +60,8 @@ SAMPLINGS = {
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_model: Path) -> Iterator[Engine]:
-    with Engine.load(tiny_model, EXACT) as engine:
+def engine(tiny_model: Path, tiny_draft: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
         yield engine
 
 
@@ -74,14 +79,14 @@ def test_every_method_gives_the_text_of_plain_decoding(
 
 def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
     repetitive = SamplingParams(grammar='root ::= "the cat " root')
-    stats = engine.generate(PROMPT, sampling=repetitive, max_tokens=60).run().stats
+    lookup = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=60)
+    stats = lookup.run().stats
     assert stats.tokens_per_step > 1.15
 
 
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
-    generation = engine.generate(
-        PROMPT, sampling=SamplingParams(grammar='root ::= "the cat " root'), max_tokens=40
-    )
+    repetitive = SamplingParams(grammar='root ::= "the cat " root')
+    generation = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=40)
     tokens = list(generation)
     assert "".join(token.text for token in tokens) == generation.text
     assert [token.id for token in tokens] == generation.token_ids
@@ -137,9 +142,9 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engin
     assert generation.token_ids == [end]
 
 
-def test_a_full_context_is_a_normal_end(tiny_model: Path) -> None:
+def test_a_full_context_is_a_normal_end(tiny_model: Path, tiny_draft: Path) -> None:
     params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
-    with Engine.load(tiny_model, params) as engine:
+    with Engine.load(tiny_model, params, draft_model=tiny_draft) as engine:
         ends = [t for t in range(engine.model.n_vocab) if engine.model.is_end_of_generation(t)]
         endless = SamplingParams(logit_bias=dict.fromkeys(ends, float("-inf")))
         texts = []
