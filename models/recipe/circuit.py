@@ -32,14 +32,22 @@ MATCH = 2.1  # scale of the queries and keys that look for a token
 
 @torch.no_grad()
 def plant(decoder: Decoder) -> None:
-    """Overwrite the start of the embedding, of the last norm and of the first two attentions."""
+    """Overwrite the start of the embedding, of the last norm and of the first two attentions.
+
+    Raises ValueError where the circuit has no room.
+    """
     shape = decoder.shape
+    if shape.layers < 2 or shape.heads < 2:
+        raise ValueError(
+            f"the circuit takes 2 layers of 2 heads, not {shape.layers} of {shape.heads}"
+        )
     nn.init.normal_(decoder.embedding.weight, std=EMBEDDING_STD)
     # The same number in every token: something for attention by position alone to hold on to. It
     # adds the same to all logits, which changes no probability.
     decoder.embedding.weight[:, 0] = CONSTANT * EMBEDDING_STD
     decoder.norm.weight.fill_(0.03 / EMBEDDING_STD)
-    width = shape.head_dim * 9 // 16  # the slower pairs, which distance turns little
+    # The slower pairs, which distance turns little; fewer where four subspaces have no room.
+    width = min(shape.head_dim * 9 // 16, (shape.dim - 1) // 4)
     basis = torch.zeros(shape.dim, shape.dim)
     nn.init.orthogonal_(basis[1:, 1:])
     parts = torch.split(basis[1 : 1 + 4 * width], width)  # each (width, dim)

@@ -20,6 +20,7 @@ from models.recipe.model import Decoder, Shape
 from models.recipe.tokenizer import BOS, CHAT_TEMPLATE, END, UNKNOWN, Tokenizer
 
 NAME = "Speculation 7M"
+DESCRIPTION = "A small chat model for tests and demos, trained from scratch."
 TYPES = {
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -58,14 +59,17 @@ def tensors(decoder: Decoder) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     yield "output_norm.weight", weights["norm.weight"]
 
 
-def write_gguf(decoder: Decoder, tokenizer: Tokenizer, out: Path, kind: str) -> None:
+def write_gguf(
+    decoder: Decoder, tokenizer: Tokenizer, out: Path, kind: str,
+    name: str = NAME, description: str = DESCRIPTION,
+) -> None:  # fmt: skip
     """Write the model; vectors (norms) stay in F32 whatever the kind."""
     quantization, file_type = TYPES[kind]
     shape = decoder.shape
     partial = out.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, "llama")
-    writer.add_name(NAME)
-    writer.add_description("A small chat model for tests and demos, trained from scratch.")
+    writer.add_name(name)
+    writer.add_description(description)
     writer.add_license("cc-by-sa-4.0")
     writer.add_languages(["en"])
     writer.add_file_type(file_type)
@@ -81,12 +85,12 @@ def write_gguf(decoder: Decoder, tokenizer: Tokenizer, out: Path, kind: str) -> 
     writer.add_rope_freq_base(shape.rope_theta)
     writer.add_vocab_size(shape.vocab)
     _add_tokenizer(writer, tokenizer)
-    for name, values in tensors(decoder):
+    for tensor, values in tensors(decoder):
         if values.ndim == 1:
-            writer.add_tensor(name, np.ascontiguousarray(values))
+            writer.add_tensor(tensor, np.ascontiguousarray(values))
         else:
             quantized = gguf.quants.quantize(np.ascontiguousarray(values), quantization)
-            writer.add_tensor(name, quantized, raw_dtype=quantization)
+            writer.add_tensor(tensor, quantized, raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -127,9 +131,12 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--type", choices=sorted(TYPES), default="q8_0")
+    parser.add_argument("--name", default=NAME, help="what programs show")
+    parser.add_argument("--description", default=DESCRIPTION)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    write_gguf(load_decoder(args.checkpoint), Tokenizer(args.tokenizer), args.out, args.type)
+    decoder, tokenizer = load_decoder(args.checkpoint), Tokenizer(args.tokenizer)
+    write_gguf(decoder, tokenizer, args.out, args.type, args.name, args.description)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def start(shape: Shape, schedule: Schedule, device: str) -> Run:
 
 
 def train_step(
-    run: Run, loss_of: Any, tokens: Tensor, weights: Tensor, schedule: Schedule, bf16: bool
+    run: Run, loss_of: Any, inputs: Sequence[Tensor], schedule: Schedule, bf16: bool
 ) -> float:
-    """One step of both optimizers; returns the loss in nats a token.
+    """One step of both optimizers down `loss_of(*inputs)`; returns that loss.
 
     With `bf16` matrices are multiplied in bfloat16; the weights themselves stay in float32.
     """
@@ -133,15 +134,14 @@ def train_step(
         group["lr"] = schedule.muon_lr * factor
     for group in run.adam.param_groups:
         group["lr"] = schedule.adam_lr * factor
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
-        loss = loss_of(tokens, weights)
+    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=bf16):
+        loss = loss_of(*inputs)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(run.adam.param_groups[0]["params"], 1.0)
     run.muon.step()
     run.adam.step()
     run.model.zero_grad(set_to_none=True)
     run.step += 1
-    run.tokens += weights.numel()
     return float(loss.detach())
 
 
@@ -186,7 +186,8 @@ def train(args: argparse.Namespace) -> None:
         batch = source.batch(run.step, schedule.step_tokens // length, length)
         tokens = torch.from_numpy(batch.tokens).to(args.device)
         weights = torch.from_numpy(batch.weights).to(args.device)
-        losses.append(train_step(run, loss_of, tokens, weights, schedule, args.bf16))
+        losses.append(train_step(run, loss_of, (tokens, weights), schedule, args.bf16))
+        run.tokens += weights.numel()
         if run.step % 10 == 0:
             speed = len(losses) * schedule.step_tokens / (time.perf_counter() - since)
             log(out, {"step": run.step, "tokens": run.tokens, "tokens_per_s": round(speed),
