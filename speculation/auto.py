@@ -130,8 +130,8 @@ class Source:
         self.account = min(account, _RESERVE)
 
     def rest(self) -> None:
-        """Another step without it."""
-        self._rest -= 1
+        """A step is over, with it or without."""
+        self._rest -= 1.0
 
     def _catch_up(self) -> None:
         if self._prompt is not None:
@@ -155,37 +155,35 @@ class Auto:
         self._curve = cost.curve(0)
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
         self._thought = 0.0  # time spent in this step
+        self._awake: list[Source] = []  # this step's sources
 
     def begin(self, prompt: Sequence[int]) -> None:
         for source in self.sources:
             source.begin(prompt)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        start = perf_counter()
-        self._draft(tokens, tree)
-        self._thought = perf_counter() - start
-
-    def _draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
         self._curve = curve = self.cost.curve(self._n_past)
+        self._awake = awake = [source for source in self.sources if source.awake]
+        if not awake:
+            return
+        start = perf_counter()
         wide = TokenTree(tokens[-1], tree.max_nodes)
         wide.floor = max(curve.row_share(), _FLOOR)
-        ends: list[int] = []  # first node after those of each source, in order
-        names: list[str] = []
-        for source in self.sources:
-            if source.awake:
-                source.draft(tokens, wide)
-                ends.append(len(wide))
-                names.append(source.name)
+        ends = []  # first node after those of each source, in order
+        for source in awake:
+            source.draft(tokens, wide)
+            ends.append(len(wide))
         if len(wide) > 1:
             chosen = self._choose(wide, tree.room)
             if chosen:
-                _copy(wide, chosen, ends, names, tree)
-        for source in self.sources:
-            if source.explorer is not None and source.awake:
+                _copy(wide, chosen, ends, awake, tree)
+        for source in awake:
+            if source.explorer is not None:
                 n = len(tree)
                 source.explorer.explore(tree)
                 source.window_seconds = curve.at(len(tree)) - curve.at(n)
+        self._thought = perf_counter() - start
 
     def _choose(self, wide: TokenTree, room: int) -> list[int]:
         last_rows, switch_seconds = self.cost.switch_seconds(self._n_past)
@@ -200,37 +198,38 @@ class Auto:
         )
 
     def observe(self, step: Step) -> None:
-        start = perf_counter()
-        self._observe(step)
-        spent = self._thought + perf_counter() - start + _LOOP_SECONDS
-        self._overhead += _RATE * (spent - self._overhead)
-
-    def _observe(self, step: Step) -> None:
         n_rows, n_accepted = len(step.tree), len(step.path) - 1
         self.cost.follow(n_rows, self._n_past, step.decode_seconds)
+        for source in self.sources:
+            source.rest()
+        if not self._awake:
+            return
+        start = perf_counter()
         plain = self._curve.at(1)
         saved = 0.0  # by a draft that held
         if n_accepted:
             saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
         drafted_by = step.tree.sources
-        for source in self.sources:
-            if not source.awake:
-                source.rest()
-                continue
+        for source in self._awake:
             held = 0
             if n_accepted:
                 held = sum([drafted_by[node] == source.name for node in step.path[1:]])
             source.observe(step, held * saved, plain)
+        spent = self._thought + perf_counter() - start + _LOOP_SECONDS
+        self._overhead += _RATE * (spent - self._overhead)
 
 
 def _copy(
     wide: TokenTree,
     chosen: Sequence[int],
     ends: Sequence[int],
-    names: Sequence[str],
+    sources: Sequence[Source],
     tree: TokenTree,
 ) -> None:
-    """Add the chosen nodes of ``wide`` to ``tree``, and note which source drafted each."""
+    """Add the chosen nodes of ``wide`` to ``tree``, and note which source drafted each.
+
+    ``ends[i]`` is the first node after those of ``sources[i]``.
+    """
     first, n = len(tree), len(chosen)
     if chosen[-1] == n and wide.parents[n] == n - 1 and wide.depths[n] == n:  # a chain, whole
         tree.add_chain(0, wide.tokens[1 : n + 1], wide.probs[1 : n + 1])
@@ -240,7 +239,7 @@ def _copy(
             parent = new[wide.parents[node]]
             new[node] = tree.add(parent, wide.tokens[node], prob=wide.probs[node])
     if chosen[-1] < ends[0]:
-        tree.sources = dict.fromkeys(range(first, first + n), names[0])
+        tree.sources = dict.fromkeys(range(first, first + n), sources[0].name)
     else:
         for taken, node in enumerate(chosen, first):
-            tree.sources[taken] = names[bisect_right(ends, node)]
+            tree.sources[taken] = sources[bisect_right(ends, node)].name
