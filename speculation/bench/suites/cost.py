@@ -180,8 +180,8 @@ class Cost(Suite):
 
 
 def _reachable(engine: Engine) -> list[int]:
-    """The lengths that leave room for the largest batch and can be prefilled in one."""
-    most = min(engine.context.n_ctx - SIZES[-1] - 1, engine.context.n_batch)
+    """The lengths that leave room for the largest batch."""
+    most = engine.context.n_ctx - SIZES[-1] - 1
     return [n_past for n_past in N_PAST if n_past <= most]
 
 
