@@ -291,6 +291,7 @@ class LocalBackend:
             trace_batches=self._trace_batches,
             progress=progress,
         )
+        engine.prepare()
         self._n_loads += 1
         return LoadedModel(
             spec,

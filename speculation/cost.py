@@ -27,6 +27,7 @@ from batching.rows import Rows
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
+_FAR = 1024  # the region that is measured beside the first
 _ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
 _DRIFT = 0.01  # and how fast the other sizes follow
@@ -226,17 +227,15 @@ def _decode_seconds(context: Context, n_past: int, n: int) -> float:
 
 
 def measure_regions(context: Context, budget_seconds: float = 1.0) -> CostModel:
-    """The curve at the start of the context and, where the budget allows, one far along in it."""
+    """The curve at the start of the context and, if the budget allows, one far along in it."""
     start = perf_counter()
     near = measure_cost(context, n_past=middle(0), budget_seconds=budget_seconds / 2)
     curves = {0: near}
-    spent = perf_counter() - start
-    row = near.at(SIZES[-1]) / SIZES[-1]
-    for region in reversed(REGIONS[1:]):
-        n_past = middle(region)
-        if n_past + SIZES[-1] < context.n_ctx and n_past * row < budget_seconds - spent:
-            curves[region] = measure_cost(context, n_past=n_past, budget_seconds=budget_seconds)
-            break
+    n_past = middle(_FAR)
+    if n_past + SIZES[-1] < context.n_ctx:
+        seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
+        if perf_counter() - start + seconds < budget_seconds:
+            curves[_FAR] = measure_cost(context, n_past=n_past, budget_seconds=budget_seconds)
     return CostModel(curves)
 
 

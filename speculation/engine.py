@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from batching.cache import Cancelled, SequenceCache
 from batching.context import Context, ContextParams
@@ -14,7 +15,7 @@ from batching.errors import CannotRewind, InvalidParameter
 from batching.model import Model
 from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
-from speculation.cost import load_cost, save_cost
+from speculation.cost import CostModel, load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter
 from speculation.methods import Method, parse_method
@@ -29,8 +30,7 @@ from speculation.successors import load_successors
 DEFAULT_METHOD = "auto"
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A generated token.
 
     text     the characters that it completed: whole ones, so possibly none yet
@@ -57,7 +57,7 @@ class Engine:
         self.draft = draft
         self.cache = SequenceCache(context)
         self.resources = Resources(
-            lambda: load_cost(self.context),
+            self._measure_cost,
             draft=draft,
             successors=lambda: load_successors(model),
             draft_sampler=self._draft_sampler,
@@ -182,11 +182,19 @@ class Engine:
             self.cache = SequenceCache(self.context)
         self.cache.reserve(n_seq)
 
+    def prepare(self) -> None:
+        """Measure now what a decode costs here, in about a second, rather than in the first reply.
+
+        It empties the cache. Later calls do nothing.
+        """
+        _ = self.resources.cost
+
+    def _measure_cost(self) -> CostModel:
+        self.cache.truncate(0)
+        return load_cost(self.context)
+
     def method_drafters(self, method: Method) -> list[Drafter]:
-        """The drafters of a method here. What it costs to decode is measured if it asks for that,
-        once, which empties the cache."""
-        if self.resources.known_cost is None:
-            self.cache.truncate(0)
+        """The drafters of a method, for one text."""
         return method.drafters(self.resources)
 
     def _draft_sampler(self) -> DraftDistribution:
@@ -356,18 +364,23 @@ class _Text:
         self._ids.append(token)
         self._pieces.append(text)
 
-    def release(self, drafted: bool) -> Iterator[Token]:
+    def release(self, drafted: bool) -> Iterable[Token]:
         """The tokens that can be shown once the next added one is known to be ``drafted``."""
         i = self._next
         self._next += 1
+        if not self._stop:  # nothing is ever kept back
+            text = self._pieces[i]
+            self._n_released += len(text)
+            return (Token(self._ids[i], text, drafted),)
         self._held.append((self._ids[i], self._pieces[i], drafted))
         if self.stopped:
-            yield from self._cut()
-            return
-        keep = max((_overlap(self._full, stop) for stop in self._stop), default=0)
+            return self._cut()
+        keep = max(_overlap(self._full, stop) for stop in self._stop)
         n_free = len(self._full) - keep
+        shown = []
         while self._held and self._n_released + len(self._held[0][1]) <= n_free:
-            yield self._pop(self._held[0][1])
+            shown.append(self._pop(self._held[0][1]))
+        return shown
 
     def rest(self) -> Iterator[Token]:
         """What was kept back, once the text has ended; an unfinished character shows as U+FFFD."""

@@ -196,6 +196,14 @@ def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> Non
     assert second.stats.n_reused >= first.stats.n_prompt
 
 
+@pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
+def test_measuring_costs_does_not_forget_the_prompt(tiny_model: Path, method: str) -> None:
+    with Engine.load(tiny_model, EXACT) as engine:
+        for _ in range(3):
+            generation = engine.generate(PROMPT, method=method, max_tokens=3).run()
+        assert generation.stats.n_reused == generation.stats.n_prompt - 1
+
+
 def test_a_system_message_reaches_the_template(engine: Engine) -> None:
     chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     generation = engine.chat(chat, max_tokens=1).run()
