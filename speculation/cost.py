@@ -182,9 +182,9 @@ def measure_cost(
     The context must be empty and is empty afterwards. In rounds over all sizes, so that what else
     the machine does meets all of them, two single rows and then the size twice are decoded, much as
     a text would have them: after a large batch the caches are cold. The first decode of another
-    shape makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun that
-    would exceed ``budget_seconds``, and the first one is cut short there: sizes it did not reach
-    are left out of the curve. ``progress`` is told each size when its first round is done.
+    shape makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun
+    that would exceed ``budget_seconds``, and the first one is cut short there: sizes it did not
+    reach are left out of the curve. ``progress`` is told each size when its first round is done.
     """
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     start = perf_counter()
