@@ -108,7 +108,7 @@ class Context:
         self.can_rewind = model.can_rewind
         self._memory = C.llama_get_memory(self._handle)
         self._batch = BatchMemory(self.n_batch, self.n_seq_max)
-        self._output = _Output(self._handle, self.n_vocab)
+        self._output = _Output(self._handle, self.n_vocab, model.n_embd_out)
         self.trace_path = trace
         self._trace: IO[str] | None = None
         if trace is not None:
@@ -128,6 +128,12 @@ class Context:
             raise _decode_error(code, len(rows), self.n_ctx)
         self._output.renew(rows.outputs)
         return self._output
+
+    def want_hidden(self, wanted: bool) -> None:
+        # A change makes llama.cpp build another compute graph, so it is told of changes only.
+        if wanted != self._output.has_hidden:
+            C.llama_set_embeddings(self._handle, wanted)
+            self._output.has_hidden = wanted
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
@@ -158,11 +164,17 @@ class Context:
 
 
 class _Output:
-    """The logits of the last decode, as views of llama.cpp's own buffer."""
+    """Logits and hidden states of the last decode, as views of llama.cpp's own buffer.
 
-    def __init__(self, handle: Any, n_vocab: int) -> None:
+    has_hidden  whether decodes give hidden states, and so every row has output
+    """
+
+    def __init__(self, handle: Any, n_vocab: int, n_embd: int) -> None:
         self._handle = handle
         self._n_vocab = n_vocab
+        self._n_embd = n_embd
+        self.has_hidden = False
+        self._hidden: Floats | None = None
         self._address = 0
         self._logits: Floats = np.zeros((0, n_vocab), np.float32)
         self._outputs: Sequence[bool] = ()
@@ -170,6 +182,9 @@ class _Output:
         self._index: npt.NDArray[np.intp] | None = None
 
     def renew(self, outputs: Sequence[bool]) -> None:
+        self._hidden = None
+        if self.has_hidden:
+            outputs = [True] * len(outputs)
         pointer = C.llama_get_logits(self._handle)
         n_outputs = sum(outputs)
         address = ctypes.addressof(pointer.contents) if n_outputs else 0
@@ -199,6 +214,17 @@ class _Output:
 
     def argmax(self, row: int) -> int:
         return int(self._logits[self._row(row)].argmax())
+
+    def hidden(self, row: int) -> Floats:
+        if self._hidden is None:
+            if not self.has_hidden:
+                raise RuntimeError("hidden states were not asked for before this decode")
+            # They lie behind the logits, wherever this batch's number of rows puts them.
+            pointer = C.llama_get_embeddings(self._handle)
+            shape = (len(self._outputs), self._n_embd)
+            self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
+        hidden: Floats = self._hidden[row]
+        return hidden
 
 
 def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
@@ -265,6 +291,7 @@ def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:
     native.n_batch = native.n_ubatch = min(params.n_batch, native.n_ctx)
     native.n_seq_max = params.n_seq_max
     native.kv_unified = True  # rows may belong to several sequences
+    native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()
     native.type_k = native.type_v = KV_TYPES[params.kv_type]
     native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]

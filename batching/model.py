@@ -100,6 +100,7 @@ class Model:
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
+        self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         self.n_layer: int = C.llama_model_n_layer(handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
         self.n_params: int = C.llama_model_n_params(handle)

@@ -22,6 +22,13 @@ class Output(Protocol):
         """The most likely token of a row whose output was asked for; the lowest id of equals."""
         ...
 
+    def hidden(self, row: int) -> Floats:
+        """The state after the final norm, ``(n_embd,)``: what the output matrix turns into logits.
+
+        Only after ``Target.want_hidden(True)``; raises RuntimeError otherwise.
+        """
+        ...
+
 
 class Target(Protocol):
     """A model with a KV cache: what the decode loop needs of ``Context``, and a fake offers too."""
@@ -47,6 +54,14 @@ class Target(Protocol):
         ...
 
     def decode(self, rows: Rows) -> Output: ...
+
+    def want_hidden(self, wanted: bool) -> None:
+        """Whether the decodes from here on also give hidden states.
+
+        They then compute the output of every row, asked for or not, which is llama.cpp's rule: to
+        be off while a prompt is read.
+        """
+        ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end."""

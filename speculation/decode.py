@@ -10,7 +10,7 @@ from batching.cache import SequenceCache
 from batching.rows import tree_rows
 from batching.sampler import Sampler
 from batching.tree import TokenTree
-from speculation.drafter import Drafter, Step
+from speculation.drafter import Drafter, Step, needs_hidden
 from speculation.stats import Stats
 from speculation.verify import Verifier
 
@@ -50,6 +50,7 @@ def decode(
         drafter.begin(prompt)
     stats.prefill_seconds += perf_counter() - start
     try:
+        target.want_hidden(any(needs_hidden(drafter) for drafter in drafters))
         while True:
             start = perf_counter()
             # 1. Draft: the root is the last token, whose KV entry this step makes.
@@ -93,6 +94,7 @@ def decode(
             if emitted[-1].finish_reason is not None:
                 return
     finally:
+        target.want_hidden(False)
         cache.truncate(min(len(tokens) - 1, cache.n_past))
 
 

@@ -27,7 +27,12 @@ class Step(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Grows the tree of a step, and sees every step whether its drafts were accepted or not."""
+    """Grows the tree of a step, and sees every step whether its drafts were accepted or not.
+
+    One that reads ``step.output.hidden`` says so by an attribute ``needs_hidden``, which is true.
+    The prompt was read without hidden states by then, so that its rows cost no output each: the
+    first state seen is that of the first step.
+    """
 
     @property
     def n_branches(self) -> int:
@@ -48,3 +53,8 @@ class Drafter(Protocol):
     def observe(self, step: Step) -> None:
         """See what became of the step."""
         ...
+
+
+def needs_hidden(drafter: Drafter) -> bool:
+    """Whether the drafter reads hidden states."""
+    return bool(getattr(drafter, "needs_hidden", False))

@@ -16,6 +16,7 @@ from batching.rows import Rows
 from batching.tree import Floats
 
 N_VOCAB = 12
+N_AHEAD = 5  # tokens that a hidden state tells: the next one, and what four heads look for
 
 
 def fake_logits(prefix: tuple[int, ...]) -> Floats:
@@ -26,14 +27,26 @@ def fake_logits(prefix: tuple[int, ...]) -> Floats:
     return (2.0 * local + 0.7 * whole).astype(np.float32)
 
 
+def fake_hidden(
+    prefix: tuple[int, ...], logits: Callable[[tuple[int, ...]], Floats] = fake_logits
+) -> Floats:
+    """A state that tells what a head wants to know: the next N_AHEAD tokens, greedily."""
+    text = prefix
+    for _ in range(N_AHEAD):
+        text = (*text, int(logits(text).argmax()))
+    return np.array(text[len(prefix) :], np.float32)
+
+
 class FakeOutput:
     def __init__(
         self,
         prefixes: list[tuple[int, ...]],
         outputs: Sequence[bool],
         logits: Callable[[tuple[int, ...]], Floats],
+        has_hidden: bool = False,
     ) -> None:
         self._logits = logits
+        self._has_hidden = has_hidden
         self._prefixes = prefixes
         self._outputs = outputs
         self.stale = False
@@ -45,6 +58,11 @@ class FakeOutput:
 
     def argmax(self, row: int) -> int:
         return int(self.logits(row).argmax())
+
+    def hidden(self, row: int) -> Floats:
+        assert not self.stale, "a view was read after the next decode"
+        assert self._has_hidden, "hidden states were not asked for"
+        return fake_hidden(self._prefixes[row], self._logits)
 
 
 class FakeTarget:
@@ -64,6 +82,7 @@ class FakeTarget:
         self.decoded: list[Rows] = []
         self.copies = 0
         self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
+        self._has_hidden = False
         self._output = FakeOutput([], [], logits)
 
     def decode(self, rows: Rows) -> FakeOutput:
@@ -81,8 +100,12 @@ class FakeTarget:
             for seq_id in row.seq_ids:
                 self._held[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
-        self._output = FakeOutput(prefixes, list(rows.outputs), self._logits)
+        outputs = [output or self._has_hidden for output in rows.outputs]
+        self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden)
         return self._output
+
+    def want_hidden(self, wanted: bool) -> None:
+        self._has_hidden = wanted
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
