@@ -19,7 +19,8 @@ from speculation.cost import CostModel, load_cost, measure_cost, save_cost
 from speculation.drafters.recycling import SuccessorTable
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams, make_sampler
-from speculation.successors import load_successors, main
+from speculation.successors import load_successors
+from speculation.successors.__main__ import main
 from tests import tiny_gguf
 from tests.fake_target import FakeTarget, fake_logits
 from tests.tiny_gguf import write_tiny_gguf

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import sentencepiece as spm
@@ -47,6 +48,17 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         text: str = self.model.decode(ids)
         return text
+
+    def text(self, ids: list[int]) -> str:
+        """Text with the control tokens written out, as llama.cpp reads them again."""
+        control = {BOS, END, *ROLES.values()}
+        parts = []
+        for is_control, run in groupby(ids, lambda token: token in control):
+            some = list(run)
+            parts.append(
+                "".join(map(self.model.id_to_piece, some)) if is_control else self.decode(some)
+            )
+        return "".join(parts)
 
     def document(self, text: str) -> list[int]:
         return [BOS, *self.encode(text), END]

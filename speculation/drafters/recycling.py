@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -150,27 +151,36 @@ class Recycling:
         self._estimates.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        """Best-first: of all successors of nodes in the tree the one with the likeliest path."""
+        """Best-first: of all successors of nodes in the tree the one with the likeliest path.
+
+        A node's successors wait behind its likeliest one: one comes into question when the one
+        before it is taken.
+        """
         floor, most, depth = tree.floor, min(self.params.nodes, tree.room), self.params.depth
-        successors, probability = self._table.of, self._estimates.of
-        by_tenth = [probability(tenth) for tenth in range(10)]
-        open_paths: list[tuple[float, int, int, int, float]] = []  # -path prob, age, parent, …
+        successors, push, pop = self._table.of, heapq.heappush, heapq.heappop
+        by_tenth = list(accumulate(map(self._estimates.of, range(10)), max))
+        # -path prob, age, parent, its successors, which of them, the parent's path prob
+        waiting: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
         age = 0
-        node, token, reached = 0, tree.tokens[0], 1.0
+        node, reached, known = 0, 1.0, successors(tree.tokens[0])
         while True:
-            if tree.depths[node] < depth:
-                for successor, p in successors(token):
-                    p = by_tenth[min(9, int(10 * p))]
-                    if reached * p < floor:
-                        break
+            if known and tree.depths[node] < depth:
+                path_prob = reached * by_tenth[min(9, int(10 * known[0][1]))]
+                if path_prob >= floor:
+                    push(waiting, (-path_prob, age, node, known, 0, reached))
                     age += 1
-                    heapq.heappush(open_paths, (-reached * p, age, node, successor, p))
-            if most <= 0 or not open_paths:
+            if most <= 0 or not waiting:
                 return
-            negative, _, parent, token, p = heapq.heappop(open_paths)
-            node = tree.add(parent, token, prob=p)
-            reached = -negative
+            negative, _, parent, siblings, i, above = pop(waiting)
+            token, reached = siblings[i][0], -negative
+            node = tree.add(parent, token, prob=reached / above)
             most -= 1
+            known = successors(token)
+            if i + 1 < len(siblings):
+                path_prob = above * by_tenth[min(9, int(10 * siblings[i + 1][1]))]
+                if path_prob >= floor:
+                    push(waiting, (-path_prob, age, parent, siblings, i + 1, above))
+                    age += 1
 
     def observe(self, step: Step) -> None:
         tree, table = step.tree, self._table

@@ -1,4 +1,4 @@
-"""The successor table that token recycling starts with, made once for each model from public text.
+"""Make the successor table of a model from public text.
 
     python -m speculation.successors --model MODEL --text FILE...
 
@@ -20,19 +20,9 @@ from batching.context import Context, ContextParams
 from batching.errors import SpeculationError
 from batching.model import Model
 from batching.rows import Rows
-from speculation.cost import cache_folder
 from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
 from speculation.registry import DEFAULT_MODEL, resolve
-
-SUFFIX = ".successors.npz"
-
-
-def load_successors(model: Model) -> SuccessorTable:
-    """The table of ``model``: beside its file, else in the user's cache, else an empty one."""
-    for path in (model.path.with_suffix(SUFFIX), _cached(model)):
-        if path.is_file():
-            return SuccessorTable.load(path, model.n_vocab)
-    return SuccessorTable()
+from speculation.successors import cached_file
 
 
 def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
@@ -83,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Context(model, ContextParams(n_ctx=512)) as context,
         ):
             table = collect(context, _pieces(model, args.text, context.n_ctx, args.max_tokens))
-            out = args.out or _cached(model)
+            out = args.out or cached_file(model)
             out.parent.mkdir(parents=True, exist_ok=True)
             table.save(out, model.n_vocab)
     except (SpeculationError, OSError, UnicodeDecodeError) as error:
@@ -103,10 +93,6 @@ def _pieces(model: Model, files: Sequence[Path], length: int, most: int) -> Iter
             piece = tokens[start : start + min(length, left)]
             left -= len(piece)
             yield piece
-
-
-def _cached(model: Model) -> Path:
-    return cache_folder() / "successors" / f"{model.path.stem}-{model.n_bytes}{SUFFIX}"
 
 
 if __name__ == "__main__":
