@@ -1,4 +1,4 @@
-"""The successor table that token recycling starts with, made once for each model from public text."""
+"""The successor table that token recycling starts with, made once for each model from a text."""
 
 from __future__ import annotations
 
