@@ -26,6 +26,7 @@ from speculation.estimates import Estimates
 
 ROWS = ("path", "all")
 N_SUCCESSORS = 8
+_FURTHEST = 8.0  # logits below the highest: e^8 is 3,000
 # How often a successor is accepted, by its probability when it was stored, in tenths.
 PRIORS = (0.04, 0.12, 0.20, 0.27, 0.34, 0.41, 0.48, 0.55, 0.63, 0.75)
 
@@ -92,13 +93,17 @@ class SuccessorTable:
     def learn(self, token: int, logits: Floats) -> None:
         """Take the successors of ``token`` from the logits of a row, (n_vocab,).
 
-        Probabilities are among the k taken alone: the rest of the vocabulary is not summed up.
+        At most eight, none less likely than the first by a factor of 3,000. Probabilities are among
+        these alone: the rest of the vocabulary is not summed up.
         """
-        k = min(N_SUCCESSORS, len(logits))
-        top = np.argpartition(logits, -k)[-k:]
+        peak = logits.max()
+        top = np.flatnonzero(logits > peak - _FURTHEST)  # mostly few: no need to sort the rest
         values = logits[top]
+        if len(top) > N_SUCCESSORS:
+            likeliest = values.argpartition(-N_SUCCESSORS)[-N_SUCCESSORS:]
+            top, values = top[likeliest], values[likeliest]
         order = values.argsort()[::-1]
-        weights = np.exp(values[order] - values.max())
+        weights = np.exp(values[order] - peak)
         weights /= weights.sum()
         self._rows[token] = list(zip(top[order].tolist(), weights.tolist(), strict=True))
 
