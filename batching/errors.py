@@ -7,7 +7,8 @@
     │   ├── TruncatedGGUF       the file ends before its tensors do
     │   ├── UnsupportedModel    this build of llama.cpp cannot load it
     │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
-    │   └── VocabularyMismatch  a draft model whose tokens are not the target's
+    │   ├── VocabularyMismatch  a draft model whose tokens are not the target's
+    │   └── HeadsError          drafting heads of another model, or no heads at all
     ├── ContextError            the context cannot hold what was asked for
     │   ├── OutOfMemory         no memory for the model or a context of that size
     │   ├── PromptTooLong       more prompt than context
@@ -55,6 +56,10 @@ class CannotRewind(ModelError):
 
 class VocabularyMismatch(ModelError):
     """A draft model whose tokens are not the target's."""
+
+
+class HeadsError(ModelError):
+    """A file that holds no drafting heads, or those of another model."""
 
 
 class ContextError(SpeculationError):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from pathlib import Path
 from typing import Any
 
+from batching.gguf_file import fingerprint
 from batching.hardware import build_info, devices, physical_cores
 from batching.model import Model
 from speculation.engine import Engine
-
-_MIB = 2**20
 
 
 def describe_device(engine: Engine) -> dict[str, Any]:
@@ -40,17 +37,3 @@ def describe_model(model: Model, draft: Model | None = None) -> dict[str, Any]:
         "fingerprint": fingerprint(model.path),
         "draft_fingerprint": None if draft is None else fingerprint(draft.path),
     }
-
-
-def fingerprint(path: Path) -> str:
-    """Tells a model file from another of the same name and size without reading gigabytes.
-
-    SHA-256 of its length, its first MiB (metadata, vocabulary) and its last (weights), 16 digits.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_MIB))
-        file.seek(max(0, size - _MIB))
-        digest.update(file.read(_MIB))
-    return digest.hexdigest()[:16]
