@@ -196,8 +196,8 @@ class SamplerChain:
         """
         if not self._draws or self._random_links or self._grammar is not None:
             raise InvalidParameter(
-                "rejection needs a distribution to compare, and mirostat, XTC, grammars and JSON "
-                "schemas do not give one; use verify=match with them"
+                "rejection and typical acceptance need a distribution, and mirostat, XTC, grammars "
+                "and JSON schemas do not give one; use verify=match with them"
             )
         self._fill(logits)
         array = self._array

@@ -18,10 +18,10 @@ from typing import Protocol
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.cost import SIZES, CostModel
-from speculation.drafter import Drafter, Step
+from speculation.drafter import Drafter, Step, needs_hidden
 from speculation.policy import choose
 
-SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft")
+SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa")
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
@@ -151,6 +151,7 @@ class Auto:
         explored = sum(s.explorer.window_branches for s in sources if s.explorer is not None)
         self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
         self.n_branches = self._max_leaves + explored
+        self.needs_hidden = any(needs_hidden(source.drafter) for source in sources)
         self._n_past = 0
         self._curve = cost.curve(0)
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batching.cache import Cancelled, SequenceCache
 from batching.context import Context, ContextParams
@@ -18,6 +18,7 @@ from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel, load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter
+from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
@@ -45,8 +46,16 @@ class Token(NamedTuple):
 class Engine:
     """One model, one context, one text at a time. Close it or use it as a context manager."""
 
-    def __init__(self, model: Model, context: Context, draft: Context | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        draft: Context | None = None,
+        heads: Mapping[str, Any] | None = None,
+    ) -> None:
         """``draft`` is the context of a draft model, whose vocabulary must be the model's.
+
+        ``heads`` are drafting heads for the model, by method, as ``load_heads`` gives them.
 
         Raises VocabularyMismatch where it is not.
         """
@@ -59,6 +68,7 @@ class Engine:
         self.resources = Resources(
             self._measure_cost,
             draft=draft,
+            heads=heads,
             successors=lambda: load_successors(model),
             draft_sampler=self._draft_sampler,
         )
@@ -71,6 +81,7 @@ class Engine:
         params: ContextParams | None = None,
         *,
         draft_model: str | Path | None = None,
+        heads: str | Path | Sequence[str | Path] = (),
         n_gpu_layers: int | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
@@ -78,6 +89,7 @@ class Engine:
         """Load a GGUF by path, or by its name in models.txt.
 
         ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto.
+        ``heads`` are files of heads trained on this very model, one a method (docs/heads.md).
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
@@ -86,14 +98,16 @@ class Engine:
         try:
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
+            given = [heads] if isinstance(heads, str | Path) else heads
+            found = load_heads([resolve(name) for name in given], loaded)
             if draft_model is None:
-                return cls(loaded, context)
+                return cls(loaded, context, heads=found)
             small = Model(resolve(draft_model), n_gpu_layers=n_gpu_layers)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))
             opened.append(draft)
-            return cls(loaded, context, draft)
+            return cls(loaded, context, draft, found)
         except BaseException:
             for item in reversed(opened):
                 item.close()

@@ -18,12 +18,14 @@ from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
+from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
+from speculation.drafters.medusa import PRIORS as MEDUSA_PRIORS
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
 from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
 from speculation.estimates import Estimates
 from speculation.resources import Resources
-from speculation.verify import Match, Rejection, Verifier
+from speculation.verify import Match, Rejection, Typical, Verifier
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
     return params.verify == "rejection" and resources.sampling.temperature > 0
 
 
+def _medusa(params: MedusaParams, resources: Resources) -> Medusa:
+    estimates = resources.keep("medusa", lambda: Estimates(MEDUSA_PRIORS))
+    return Medusa(params, resources.medusa, estimates)
+
+
+def _medusa_verifier(params: MedusaParams, resources: Resources) -> Verifier:
+    return Typical(params.epsilon, params.delta) if params.verify == LOSSY else Match()
+
+
 def _window(cost: CostModel) -> LookaheadParams | None:
     """The largest of lookahead's windows whose rows cost a quarter of a step at most, if any."""
     curve = cost.curve(0)
@@ -94,6 +105,8 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
                 target_seconds=lambda: resources.cost.curve(0).at(1),
             )
+        if "medusa" in resources.heads:
+            sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
         window = _window(resources.cost)
         if window is not None and params.allows("lookahead"):
@@ -123,6 +136,9 @@ METHODS: dict[str, MethodKind] = {
             DraftModelParams,
             lambda p, r: [_draft_model(p, r)],
             _draft_verifier,
+        ),
+        MethodKind(
+            "medusa", "Medusa", MedusaParams, lambda p, r: [_medusa(p, r)], _medusa_verifier
         ),
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from batching.errors import InvalidParameter
@@ -11,6 +11,7 @@ from batching.target import Target
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
+from speculation.heads.medusa import Heads
 from speculation.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ class Resources:
     kept here, in memory only.
 
     draft     the draft model's context, or None
+    heads     drafting heads, by the method they are for
     sampling  how the tokens of the text at hand are chosen
     """
 
@@ -31,6 +33,7 @@ class Resources:
         measure_cost: Callable[[], CostModel] | None = None,
         *,
         draft: Target | None = None,
+        heads: Mapping[str, Any] | None = None,
         successors: Callable[[], SuccessorTable] = SuccessorTable,
         draft_sampler: Callable[[], DraftSampler] | None = None,
     ) -> None:
@@ -41,6 +44,7 @@ class Resources:
         self._successors = successors
         self._kept: dict[Any, Any] = {}
         self.draft = draft
+        self.heads = dict(heads or {})
         self.draft_sampler = draft_sampler
         self.sampling = SamplingParams()
 
@@ -75,6 +79,16 @@ class Resources:
                 "method draft needs a draft model and none was loaded; give one with --draft-model"
             )
         return self.keep("levels", lambda: LevelDecoder(draft))
+
+    @property
+    def medusa(self) -> Heads:
+        """The Medusa heads. Raises InvalidParameter when none were loaded."""
+        heads: Heads | None = self.heads.get("medusa")
+        if heads is None:
+            raise InvalidParameter(
+                "method medusa needs heads for it and none were loaded; give them with --heads"
+            )
+        return heads
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What is kept under ``key``, made when it is asked for first."""

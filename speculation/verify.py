@@ -6,6 +6,8 @@ is the bonus. The sampler thus sees exactly the tokens of the text, and spends o
 
 ``Rejection`` is for drafts that were sampled from a distribution q themselves. It keeps the
 target's distribution, not the very text that plain decoding would draw with the same seed.
+
+``Typical`` accepts what the target finds likely enough. It keeps neither: it is lossy.
 """
 
 from __future__ import annotations
@@ -73,6 +75,52 @@ class Rejection:
                 bonus = draw(p, self._random)
                 sampler.accept(bonus)
                 return path, bonus
+
+
+class Typical:
+    """Accept every draft x with p(x) > min(epsilon, delta * exp(-entropy of p)). LOSSY.
+
+    Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1): where the
+    target is sure, a draft must be its choice; where much would do, much is accepted. Of all
+    accepted paths the longest is taken, of equals the one whose first tokens are likelier; then the
+    sampler chooses as ever. At temperature 0 it is ``Match``. p is that of the user's sampler; a
+    penalty in it knows the text up to the root, not the drafts on the path.
+    """
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        self._epsilon = epsilon
+        self._delta = delta
+
+    def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
+        path = self._longest(0, tree, tree.drafts(), output, sampler)
+        for node in path[1:]:
+            sampler.accept(tree.tokens[node])
+        return path, sampler.sample(output, path[-1])
+
+    def _longest(
+        self,
+        node: int,
+        tree: TokenTree,
+        below: dict[int, list[int]],
+        output: Output,
+        sampler: Sampler,
+    ) -> list[int]:
+        """The longest path of acceptable drafts from ``node`` on, which it begins with."""
+        best: list[int] = []
+        if node in below:
+            p = sampler.probabilities(output.logits(node))
+            least = min(self._epsilon, self._delta * float(np.exp(-_entropy(p))))
+            for child in sorted(below[node], key=lambda child: -p[tree.tokens[child]]):
+                if p[tree.tokens[child]] > least:
+                    path = self._longest(child, tree, below, output, sampler)
+                    best = path if len(path) > len(best) else best
+        return [node, *best]
+
+
+def _entropy(p: Floats) -> float:
+    """In nats."""
+    some = p[p > 0]
+    return -float((some * np.log(some)).sum())
 
 
 def draw(p: Floats, random: np.random.Generator) -> int:

@@ -11,9 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from batching.rows import Rows
 from batching.tree import Floats
+from speculation.heads.tree import best_tree
 
 N_VOCAB = 12
 N_AHEAD = 5  # tokens that a hidden state tells: the next one, and what four heads look for
@@ -35,6 +37,24 @@ def fake_hidden(
     for _ in range(N_AHEAD):
         text = (*text, int(logits(text).argmax()))
     return np.array(text[len(prefix) :], np.float32)
+
+
+class FakeHeads:
+    """Medusa heads that read the next tokens out of a fake state; their first choice is often
+    right, else the second or third."""
+
+    n_heads = N_AHEAD - 1
+    accuracy: Floats = np.array([[0.5, 0.3, 0.2]] * n_heads, np.float32)
+    tree = best_tree(accuracy, 12)
+
+    def top(self, hidden: Floats, n: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        tokens = []
+        for head in range(self.n_heads):
+            right, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
+            others = [token for token in range(N_VOCAB) if token != right]
+            tokens.append([*others[:rank], right, *others[rank:]][:n])
+        probs = np.array([0.5, 0.3, 0.15, *[0.05 / 9] * 9], np.float32)
+        return np.array(tokens), np.tile(probs[:n], (self.n_heads, 1))
 
 
 class FakeOutput:

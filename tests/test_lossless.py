@@ -20,7 +20,7 @@ from speculation.methods import parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.verify import Match
-from tests.fake_target import N_VOCAB, FakeSampler, FakeTarget, fake_logits
+from tests.fake_target import N_VOCAB, FakeHeads, FakeSampler, FakeTarget, fake_logits
 
 
 class RandomTrees:
@@ -67,6 +67,11 @@ METHODS = (
     "draft:p_min=0,draft_max=4",
     "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
     "draft:width=4,nodes=5,p_min=0,draft_max=5",
+    "medusa",
+    "medusa:choices=0.0.0.0/0.1.0/1.0/2",
+    "medusa:nodes=40",
+    "auto:sources=medusa",
+    "auto:sources=medusa+prompt-lookup+lookahead",
     "prompt-lookup",
     "prompt-lookup:branches=4,order=longest",
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
@@ -84,7 +89,11 @@ def resources() -> Resources:
     """Rows that are nearly free, so that auto tries everything; a draft model that is right more
     often than not."""
     curve = CostCurve((1, 64), (1.0, 1.2))
-    return Resources(lambda: CostModel({0: curve}), draft=FakeTarget(logits=draft_logits))
+    return Resources(
+        lambda: CostModel({0: curve}),
+        draft=FakeTarget(logits=draft_logits),
+        heads={"medusa": FakeHeads()},
+    )
 
 
 def draft_logits(prefix: tuple[int, ...]) -> Floats:
@@ -165,6 +174,12 @@ def test_random_trees_are_often_right() -> None:
     """Else the tests above would show nothing about accepted paths."""
     steps = [run("random-trees", seed)[1] for seed in range(50)]
     assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps)
+
+
+def test_heads_that_read_the_state_are_often_right() -> None:
+    for method in ("medusa", "auto:sources=medusa"):
+        steps = [run(method, seed)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
 
 
 def test_counts_add_up() -> None:

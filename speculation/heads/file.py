@@ -1,0 +1,119 @@
+"""Files of heads: one GGUF for each set, with the model it was trained on written in it.
+
+docs/heads.md lists metadata and tensors. What is common to every kind of heads stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batching.errors import HeadsError
+from batching.gguf_file import GGUFFile, fingerprint
+from batching.model import Model
+from batching.tree import Floats
+
+ARCHITECTURE = "speculation-heads"
+
+
+@dataclass(frozen=True)
+class HeadsInfo:
+    """What heads are, and of which model.
+
+    method       the method that drafts with them
+    target_name  the target's own name, or that of its file
+    fingerprint  the target's, by ``batching.gguf_file.fingerprint``
+    n_embd       width of the target's hidden states
+    n_vocab      tokens of its vocabulary
+    """
+
+    method: str
+    target_name: str
+    fingerprint: str
+    n_embd: int
+    n_vocab: int
+
+    @classmethod
+    def of_target(cls, method: str, model: Model) -> HeadsInfo:
+        """Heads of ``method`` for ``model``."""
+        return cls(
+            method, model_name(model), fingerprint(model.path), model.n_embd_out, model.n_vocab
+        )
+
+
+class HeadsFile:
+    """A heads file that is open, and whole: its metadata, its tensors by name and shape.
+
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or HeadsError for a GGUF of something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.gguf = GGUFFile(path)
+        architecture = self.gguf.metadata.get("general.architecture")
+        if architecture != ARCHITECTURE:
+            raise HeadsError(
+                f"{path} holds no drafting heads but the architecture {architecture!r}; give a "
+                f"file made by python -m speculation.train, or a draft model as --draft-model"
+            )
+        self.info = HeadsInfo(
+            method=self.value("heads.method", str),
+            target_name=self.value("heads.target.name", str),
+            fingerprint=self.value("heads.target.fingerprint", str),
+            n_embd=self.value("heads.embedding_length", int),
+            n_vocab=self.value("heads.vocab_size", int),
+        )
+
+    def check_target(self, model: Model) -> None:
+        """Refuse heads that were trained on another model: HeadsError with both names.
+
+        Another quantisation of the same model counts as another: its states are not the same.
+        """
+        info = self.info
+        if info.fingerprint != fingerprint(model.path):
+            raise HeadsError(
+                f"the heads {self.path.name} were trained on {info.target_name!r} (file "
+                f"{info.fingerprint}), and the model is {model_name(model)!r} ({model.path.name}, "
+                f"file {fingerprint(model.path)}); load that model, or train heads for this one"
+            )
+        for name, heads, target in (
+            ("hidden states are", info.n_embd, model.n_embd_out),
+            ("vocabularies are", info.n_vocab, model.n_vocab),
+        ):
+            if heads != target:
+                raise HeadsError(
+                    f"{self.path.name}: its {name} {heads} wide, those of {model_name(model)!r} "
+                    f"{target}; train the heads again"
+                )
+
+    def value(self, key: str, kind: type[Any]) -> Any:
+        """A metadata value of the type ``kind``. Raises HeadsError where there is none."""
+        found = self.gguf.metadata.get(key)
+        if not isinstance(found, kind):
+            raise HeadsError(f"{self.path} has {found!r} for {key}; train the heads again")
+        return found
+
+    def tensor(self, name: str, *shape: int) -> Floats:
+        """A tensor of the shape that it must have, as float32.
+
+        Raises HeadsError where it is missing or has another shape.
+        """
+        tensor = self.gguf.tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "is missing" if tensor is None else f"is {_sizes(tensor.shape)}"
+            raise HeadsError(
+                f"{self.path}: {name} {found}, where heads for hidden states of "
+                f"{self.info.n_embd} have {_sizes(shape)}; train the heads again"
+            )
+        return self.gguf.tensor(name)
+
+
+def model_name(model: Model) -> str:
+    """The name in the GGUF, or that of the file."""
+    return model.metadata("general.name") or model.path.stem
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))

@@ -1,0 +1,146 @@
+"""Medusa heads in their file: read for a model, written after training."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import HeadsError, OutOfMemory
+from batching.gguf_file import GGUFFile
+from batching.hardware import available_memory, supports_gpu
+from batching.model import Model
+from batching.tree import Floats
+from speculation.heads.file import ARCHITECTURE, HeadsFile, HeadsInfo
+from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
+from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
+
+DEFAULT_NODES = 15
+_N_RANKS = 10  # of the assumed accuracy
+
+
+def load_medusa(file: HeadsFile, model: Model) -> Heads:
+    """Heads for ``model``, which the file was checked against, to run where the model does.
+
+    On a GPU they need PyTorch, with CUDA, to run there as well; else they run in NumPy.
+
+    Raises HeadsError where they have other sizes than their file says, OutOfMemory where the
+    target's output matrix does not fit.
+    """
+    weights = read_weights(file, model.path)
+    if supports_gpu() and find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return MedusaHeadsOnGPU(weights, torch)
+    return MedusaHeads(weights)
+
+
+def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
+    """The matrices of a file; ``target`` is the GGUF of the model whose output they may share.
+
+    Without it shared output matrices are left empty: for tools that only look at the rest.
+    """
+    n_embd, n_vocab = file.info.n_embd, file.info.n_vocab
+    n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
+    n_drafted = n_vocab
+    tokens = None
+    if "tokens" in file.gguf.tensors:
+        tokens = file.gguf.integers("tokens")
+        n_drafted = len(tokens)
+        if tokens.min() < 0 or tokens.max() >= n_vocab:
+            raise HeadsError(f"{file.path}: it drafts tokens beyond {n_vocab}; train it again")
+    weights = np.empty((n_blocks, n_heads, n_embd, n_embd), np.float32)
+    biases = np.empty((n_blocks, n_heads, n_embd), np.float32)
+    for head in range(n_heads):
+        for block in range(n_blocks):
+            name = f"head.{head}.block.{block}"
+            weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
+            biases[block, head] = file.tensor(f"{name}.bias", n_embd)
+    if not file.value("medusa.shares_output", bool):
+        output = np.stack(
+            [
+                file.tensor(f"head.{head}.output.weight", n_drafted, n_embd)
+                for head in range(n_heads)
+            ]
+        )
+    elif target is None:
+        output = np.empty((0, n_embd), np.float32)
+    else:
+        output = target_output(target, n_vocab, n_embd, tokens)
+    accuracy = np.array(file.value("medusa.accuracy", list), np.float32)
+    if accuracy.size == 0:
+        accuracy = assumed_accuracy(n_heads, _N_RANKS)
+    elif accuracy.size % n_heads:
+        raise HeadsError(f"{file.path}: medusa.accuracy has {accuracy.size} values; train it again")
+    accuracy = accuracy.reshape(n_heads, -1)
+    choices = file.value("medusa.choices", str)
+    tree = parse_choices(choices) if choices else best_tree(accuracy, DEFAULT_NODES)
+    if len(tree[-1]) > n_heads:
+        raise HeadsError(f"{file.path}: its tree is deeper than its {n_heads} heads; make it anew")
+    return MedusaWeights(weights, biases, output, tokens, accuracy, tree)
+
+
+def target_output(
+    path: Path, n_vocab: int, n_embd: int, tokens: npt.NDArray[np.int32] | None = None
+) -> Floats:
+    """The target's output matrix, or its rows for ``tokens``, as float32.
+
+    Raises OutOfMemory, UnsupportedModel where the file has none, HeadsError where it has another
+    shape.
+    """
+    needed, free = 4 * n_vocab * n_embd, available_memory()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
+            f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
+        )
+    matrix = GGUFFile(path).output_matrix()
+    if matrix.shape != (n_vocab, n_embd):
+        raise HeadsError(
+            f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
+            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --own-output"
+        )
+    return matrix if tokens is None else matrix[tokens]
+
+
+def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
+    """Write heads to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+
+    An output matrix that all heads share is the target's and is not written. The file appears when
+    it is whole.
+    """
+    import gguf
+
+    partial = path.with_name(f"{path.name}.partial")
+    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    shares = weights.output.ndim == 2
+    writer.add_name(f"{info.method} heads for {info.target_name}")
+    writer.add_string("heads.method", info.method)
+    writer.add_string("heads.target.name", info.target_name)
+    writer.add_string("heads.target.fingerprint", info.fingerprint)
+    writer.add_uint32("heads.embedding_length", info.n_embd)
+    writer.add_uint32("heads.vocab_size", info.n_vocab)
+    writer.add_uint32("medusa.head_count", weights.n_heads)
+    writer.add_uint32("medusa.block_count", len(weights.weights))
+    writer.add_bool("medusa.shares_output", shares)
+    writer.add_array("medusa.accuracy", weights.accuracy.ravel().tolist())
+    writer.add_string("medusa.choices", show_choices(weights.tree))
+    if weights.tokens is not None:
+        writer.add_tensor("tokens", weights.tokens.astype(np.int32))
+    for head in range(weights.n_heads):
+        for block, (matrices, biases) in enumerate(
+            zip(weights.weights, weights.biases, strict=True)
+        ):
+            name = f"head.{head}.block.{block}"
+            writer.add_tensor(f"{name}.weight", matrices[head].astype(np.float16))
+            writer.add_tensor(f"{name}.bias", biases[head].astype(np.float32))
+        if not shares:
+            writer.add_tensor(f"head.{head}.output.weight", weights.output[head].astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(path)
