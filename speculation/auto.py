@@ -28,6 +28,7 @@ _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
 _UPKEEP = 0.0125  # share of the time that a source which does not pay may take
 _RATE = 1 / 16  # of the average overhead
 _LOOP_SECONDS = 20e-6  # what a step takes besides drafting and decoding
+_CHEAP = 0.08  # share of a plain step that drafting may take for a source to be woken by a new text
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
 
 
@@ -92,6 +93,7 @@ class Source:
         self.account = 0.0
         self.seconds = 0.0  # spent in this step
         self._usual = 0.0  # spent in a step, on average
+        self._plain = 1.0  # cost of a plain step
         self._rest = 0.0  # steps left
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
 
@@ -100,8 +102,8 @@ class Source:
         return self._rest <= 0
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Another text: a new chance, unless the last one was dear."""
-        if self._rest < 1 / _UPKEEP:
+        """Another text: a new chance, if trying costs little."""
+        if self._usual <= _CHEAP * self._plain:
             self._rest = self.account = 0.0
         self._prompt = prompt
         if self.awake:
@@ -123,6 +125,7 @@ class Source:
         usual = self._usual or self.seconds
         spent = min(self.seconds, 3 * usual)
         self._usual = usual + _RATE * (spent - usual)
+        self._plain = plain
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
         if account < -_ALLOWANCE:

@@ -61,12 +61,14 @@ class Engine:
         """
         if draft is not None:
             check_same_vocabulary(model, draft.model)
+            _require_rewind_of_draft(draft)
         self.model = model
         self.context = context
         self.draft = draft
         self.cache = SequenceCache(context)
         self.resources = Resources(
             self._measure_cost,
+            can_rewind=context.can_rewind,
             draft=draft,
             heads=heads,
             successors=lambda: load_successors(model),
@@ -431,6 +433,14 @@ def _draft_params(context: Context) -> ContextParams:
     """A draft context holds the same text as the target's, and a few leaves of a tree."""
     n_batch = min(context.n_batch, context.n_ctx)
     return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=16)
+
+
+def _require_rewind_of_draft(draft: Context) -> None:
+    if not draft.can_rewind:
+        raise CannotRewind(
+            f"{draft.model.path} ({draft.model.description}) is recurrent or hybrid: it cannot take "
+            f"its drafts back, so it cannot draft; take another draft model"
+        )
 
 
 def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:

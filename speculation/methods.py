@@ -91,7 +91,10 @@ def _window(cost: CostModel) -> LookaheadParams | None:
 
 
 def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
-    """The same sources for every text, so that what they learnt is kept."""
+    """The same sources for every text, so that what they learnt is kept; none for a model that
+    cannot drop drafts, which is then decoded plainly."""
+    if not resources.can_rewind:
+        return []
 
     def make() -> Auto:
         sources: dict[str, Callable[[], Drafter]] = {

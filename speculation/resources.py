@@ -32,6 +32,7 @@ class Resources:
         self,
         measure_cost: Callable[[], CostModel] | None = None,
         *,
+        can_rewind: bool = True,
         draft: Target | None = None,
         heads: Mapping[str, Any] | None = None,
         successors: Callable[[], SuccessorTable] = SuccessorTable,
@@ -43,6 +44,7 @@ class Resources:
         self._cost: CostModel | None = None
         self._successors = successors
         self._kept: dict[Any, Any] = {}
+        self.can_rewind = can_rewind
         self.draft = draft
         self.heads = dict(heads or {})
         self.draft_sampler = draft_sampler

@@ -189,19 +189,29 @@ def test_a_source_that_never_pays_takes_an_eightieth_of_the_time(
         assert sum(awake) * seconds <= 0.016 * 4000
 
 
-def test_a_dear_source_does_not_even_read_a_text_while_it_rests() -> None:
-    dear, cheap = Never(), Never()
-    sources = [Source("dear", dear), Source("cheap", cheap)]
-    for source in sources:
+def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds, began in ((0.02, 2), (0.5, 1)):
+        clock = [0.0]
+
+        def tick(clock: list[float] = clock, seconds: float = seconds) -> float:
+            clock[0] += seconds / 2
+            return clock[0]
+
+        monkeypatch.setattr("speculation.auto.perf_counter", tick)
+        drafter = Never()
+        source = Source("never", drafter)
         source.begin([1])
-    step = Step(TokenTree(1), None, [0], 9, 1.0)  # type: ignore[arg-type]
-    sources[0].observe(step, gain=-10.0, plain=1.0)  # the debt of ten steps: 500 steps of rest
-    sources[1].observe(step, gain=-0.6, plain=1.0)
-    assert not sources[0].awake
-    assert not sources[1].awake
-    for source in sources:
+        tree = TokenTree(1)
+        step = Step(tree, None, [0], 9, 1.0)  # type: ignore[arg-type]
+        for _ in range(30):
+            if source.awake:
+                source.draft([1], tree)
+                source.observe(step, gain=0.0, plain=1.0)
+        assert not source.awake
         source.begin([2])
-    assert (dear.began, cheap.began) == (1, 2)
+        assert drafter.began == began
 
 
 class Windowed(Never):

@@ -275,6 +275,7 @@ def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) ->
         assert len(first.token_ids) == 10
         again = engine.generate(PROMPT, method="ar", max_tokens=10).run()
         assert again.token_ids == first.token_ids
+        assert engine.generate(PROMPT, max_tokens=10).run().token_ids == first.token_ids  # auto
         with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
             engine.generate(PROMPT, method="prompt-lookup").run()
 
