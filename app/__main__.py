@@ -24,6 +24,10 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", default=DEFAULT_MODEL, help="name in models.txt, path or hf:… (%(default)s)")
     add("--draft-model", help="a smaller model of the same family, for methods draft and auto")
     add(
+        "--heads", nargs="+", default=[], metavar="HEADS",
+        help="drafting heads trained on the model, one file or name a method (docs/heads.md)",
+    )  # fmt: skip
+    add(
         "--method",
         default=DEFAULT_METHOD,
         help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be (%(default)s)",
@@ -55,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kv_type=flags.kv_type,
         flash_attn=flags.flash_attn,
         draft_model=flags.draft_model,
+        heads=tuple(flags.heads),
     )
     backend = LocalBackend(trace_batches=flags.trace_batches)
     # The page opens at once and follows the load; a load that fails is shown there.

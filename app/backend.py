@@ -66,6 +66,7 @@ class ModelSpec:
     kv_type: str = "f16"
     flash_attn: str = "auto"
     draft_model: str | None = None
+    heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,8 @@ class LocalBackend:
 
     def models(self) -> tuple[ModelInfo, ...]:
         try:
-            return tuple(ModelInfo(entry.name, entry.note) for entry in read_registry().values())
+            entries = read_registry().values()
+            return tuple(ModelInfo(e.name, e.note) for e in entries if not e.is_heads)
         except RegistryError as error:
             log.warning("%s", error)
             return ()
@@ -287,6 +289,7 @@ class LocalBackend:
             path,
             params,
             draft_model=spec.draft_model,
+            heads=spec.heads,
             n_gpu_layers=spec.n_gpu_layers,
             trace_batches=self._trace_batches,
             progress=progress,

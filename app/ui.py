@@ -196,8 +196,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
 
     def load_model(name: str, cells: float, request: gr.Request) -> Iterator[dict[Any, Any]]:
         name = (name or "").strip()
-        draft = spec.draft_model if name == spec.model else None  # it fits that model alone
-        wanted = dataclasses.replace(spec, model=name, n_ctx=int(cells or 0), draft_model=draft)
+        wanted = dataclasses.replace(spec, model=name, n_ctx=int(cells or 0))
+        if name != spec.model:  # what drafts fits that model alone
+            wanted = dataclasses.replace(wanted, draft_model=None, heads=())
         yield {load: gr.update(visible=False), cancel: gr.update(visible=True), load_note: ""}
         note = ""
         for event in backend.load(wanted, _load_id(request)):

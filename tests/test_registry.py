@@ -53,6 +53,21 @@ def test_a_line_has_name_source_draft_and_note() -> None:
     }
 
 
+def test_the_draft_field_names_heads_too() -> None:
+    entries = parsed(
+        "big | big.gguf | big-medusa, small,big-eagle | \nsmall | s.gguf | - |\n"
+        "big-medusa | m.gguf | heads | 4 MB\nbig-eagle | e.gguf | heads |"
+    )
+    assert entries["big"].draft == "small"
+    assert entries["big"].heads == ("big-medusa", "big-eagle")
+    assert [entry.name for entry in entries.values() if entry.is_heads] == [
+        "big-medusa",
+        "big-eagle",
+    ]
+    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; leave one"):
+        parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
+
+
 def test_comments_and_empty_lines_are_skipped() -> None:
     assert list(parsed("# a | b\n\n   # c\na | hf:o/r/a.gguf | - | #1 of its size\n")) == ["a"]
 

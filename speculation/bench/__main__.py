@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import SpeculationError
+from batching.gguf_file import fingerprint
 from speculation.bench.compare.mode import Request, compare
 from speculation.bench.device import describe_device, describe_model
 from speculation.bench.json_file import JsonFile, check_writable
@@ -27,6 +28,7 @@ from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine, Generation
+from speculation.registry import resolve
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -90,6 +92,7 @@ def _bench(options: Options, command: str) -> int:
         options.model,
         params,
         draft_model=options.draft_model,
+        heads=options.heads,
         n_gpu_layers=options.gpu_layers,
         trace_batches=options.trace_batches,
     ) as engine:
@@ -199,6 +202,7 @@ def _settings(
     return {
         "model": engine.model.path.name,
         "draft_model": None if engine.draft is None else engine.draft.model.path.name,
+        "heads": [f"{Path(n).name} {fingerprint(resolve(n))}" for n in options.heads] or None,
         "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,

@@ -120,6 +120,7 @@ class Options:
     n_predict: int
     raw: bool
     draft_model: str | None
+    heads: list[str]
     ctx: int
     threads: int | None
     gpu_layers: int | None
@@ -192,6 +193,7 @@ def _not_compared(values: dict[str, Any]) -> list[str]:
     """Flags that were given and have no meaning beside ``--compare-llama-cpp``."""
     given = {
         "suite": values["suite"] is not SUITES["builtin"],
+        "heads": bool(values["heads"]),
         "temperature": values["temperature"] != 0,
         "resume": values["resume"],
         "report": values["report"] is not None,
@@ -309,6 +311,13 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--draft-model",
         metavar="PATH|NAME",
         help="a smaller model of the same family, for the methods draft and auto (none)",
+    )
+    group.add_argument(
+        "--heads",
+        nargs="+",
+        default=[],
+        metavar="PATH|NAME",
+        help="drafting heads trained on the model, one file a method, see docs/heads.md (none)",
     )
     group.add_argument(
         "--ctx",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batching.errors import SpeculationError
 
 FORM = "name | source | draft | note"
+HEADS = "heads"  # in the draft field: the line is no model
 HUB_FORM = "hf:owner/repository/file.gguf, with @revision after it if need be"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,13 +32,16 @@ class ModelEntry:
     """One line of models.txt.
 
     ``source`` is ``hf:…``, ``bundled:…`` or an absolute path. ``draft`` is the name of the line
-    whose model can draft for this one, None for none.
+    whose model can draft for this one, None for none; ``heads`` are the names of lines that are
+    drafting heads trained on it. ``is_heads`` says that this line is such heads, and no model.
     """
 
     name: str
     source: str
     draft: str | None
     note: str
+    heads: tuple[str, ...] = ()
+    is_heads: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,32 @@ def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
         entries[entry.name] = entry
         lines[entry.name] = (number, line)
     for entry in entries.values():
-        if entry.draft == entry.name:
-            raise _wrong_line(file, *lines[entry.name], "a model cannot be its own draft; write -")
-        if entry.draft is not None and entry.draft not in entries:
-            reason = f"the draft {entry.draft!r} is no name in this file; write one that is, or -"
-            raise _wrong_line(file, *lines[entry.name], reason)
+        number, line = lines[entry.name]
+        try:
+            entries[entry.name] = _with_drafts_told_apart(entry, entries)
+        except RegistryError as error:
+            raise _wrong_line(file, number, line, str(error)) from None
     return entries
+
+
+def _with_drafts_told_apart(entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> ModelEntry:
+    """The names in the draft field as what their own lines are: a draft model, or heads."""
+    names = [] if entry.draft is None else [name.strip() for name in entry.draft.split(",")]
+    draft, heads = None, []
+    for name in names:
+        if name == entry.name:
+            raise RegistryError("a model cannot be its own draft; write -")
+        if name not in entries:
+            raise RegistryError(
+                f"the draft {name!r} is no name in this file; write one that is, or -"
+            )
+        if entries[name].is_heads:
+            heads.append(name)
+        elif draft is None:
+            draft = name
+        else:
+            raise RegistryError(f"{draft!r} and {name!r} are both draft models; leave one")
+    return replace(entry, draft=draft, heads=tuple(heads))
 
 
 def registry_file() -> Path:
@@ -129,7 +154,10 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the source is empty")
     if not draft:
         raise RegistryError("the draft is empty; write - for none")
-    return ModelEntry(name, _checked_source(source, folder), None if draft == "-" else draft, note)
+    source = _checked_source(source, folder)
+    if draft == HEADS:
+        return ModelEntry(name, source, None, note, is_heads=True)
+    return ModelEntry(name, source, None if draft == "-" else draft, note)
 
 
 def _checked_source(source: str, folder: Path) -> str:
