@@ -12,13 +12,21 @@ import numpy as np
 
 from batching.errors import TreeTooLarge, TreeTooWide
 from batching.rows import Rows, SeqIds
+from batching.tree import Floats
 
 
 class BatchMemory:
     """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them."""
 
-    def __init__(self, n_batch: int, n_seq_max: int) -> None:
+    def __init__(
+        self, n_batch: int, n_seq_max: int, n_embd: int = 0, *, takes_both: bool = False
+    ) -> None:
+        """``n_embd`` is the width of rows that are fed as embeddings; ``takes_both`` says that
+        the model reads the tokens of such rows as well."""
         self.n_batch = n_batch
+        self.n_embd = n_embd
+        self.takes_both = takes_both
+        self._embd = np.zeros((0, n_embd), np.float32)  # made when it is needed first
         self.token = np.zeros(n_batch, np.int32)
         self.pos = np.zeros(n_batch, np.int32)
         self.n_seq_id = np.zeros(n_batch, np.int32)
@@ -47,6 +55,8 @@ class BatchMemory:
                 f"lower the draft, window or guesses, or raise n_batch"
             )
         self.struct.n_tokens = n
+        if rows.embeddings is not None or self.struct.embd:
+            self._feed(rows.embeddings)
         if n == 1:  # plain decoding: single items cost a quarter of what slices do
             self.token[0] = rows.tokens[0]
             self.pos[0] = rows.positions[0]
@@ -67,6 +77,18 @@ class BatchMemory:
         self._ids = ids  # what the pointers point into lives until the next batch
         self.n_seq_id[:n] = ids.counts
         self.seq_id[:n] = ids.pointers
+
+    def _feed(self, embeddings: Floats | None) -> None:
+        """Point the batch at embeddings, or back at tokens alone."""
+        token = embd = None
+        if embeddings is None or self.takes_both:
+            token = self.token.ctypes.data_as(ctypes.POINTER(C.llama_token))
+        if embeddings is not None:
+            if not len(self._embd):
+                self._embd = np.zeros((self.n_batch, self.n_embd), np.float32)
+            self._embd[: len(embeddings)] = embeddings
+            embd = self._embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self.struct.token, self.struct.embd = token, embd
 
     def _everyone_from(self, ids: Sequence[int]) -> int:
         self._check_width(len(ids))

@@ -7,13 +7,37 @@ and ``Target.seq_cp``; ``docs/batches.md`` draws what a commit does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from batching.errors import PromptTooLong, TreeTooWide
 from batching.rows import Rows
 from batching.target import Output, Target
+from batching.tree import Floats
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
+
+
+STATE_ROWS = 64  # rows of a decode that gives states: each has a row of logits as well
+
+
+class StateReader(Protocol):
+    """Reads the target's states of a prompt, for drafters whose heads are fed with them."""
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        """A prompt is about to be prefilled: the first token whose state is wanted.
+
+        ``len(tokens)`` where none is.
+        """
+        ...
+
+    def switch(self, target: Target, wanted: bool) -> None:
+        """Have the target give the states from here on, or no longer."""
+        ...
+
+    def read(self, first: int, n: int, output: Output) -> None:
+        """Take the states of tokens ``first`` to ``first + n``: the rows of ``output``."""
+        ...
 
 
 class Cancelled(Exception):
@@ -56,11 +80,14 @@ class SequenceCache:
         *,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        reader: StateReader | None = None,
     ) -> int:
         """Make the cache hold exactly ``tokens``; return how many of them it held already.
 
         Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
         ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
+        Tokens whose states ``reader`` wants are decoded in smaller chunks, also where they were
+        held already.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
         """
@@ -71,28 +98,52 @@ class SequenceCache:
                 f"shorten the prompt or raise --ctx to at least {len(tokens) + 2}"
             )
         n_reused = common_prefix(self.tokens, tokens)
+        read_from = len(tokens) if reader is None else reader.begin(tokens)
+        n_reused = min(n_reused, read_from)
         if n_reused < self.n_past and not self.target.can_rewind:
             n_reused = 0
         self.truncate(n_reused)
         if progress is not None:
             progress(n_reused, len(tokens))
-        while self.n_past < len(tokens):
-            if cancelled is not None and cancelled():
-                raise Cancelled
-            self._append(tokens[self.n_past : self.n_past + self.target.n_batch])
-            if progress is not None:
-                progress(self.n_past, len(tokens))
+        reading = False
+        try:
+            while self.n_past < len(tokens):
+                if cancelled is not None and cancelled():
+                    raise Cancelled
+                first = self.n_past
+                if reader is None or first < read_from:
+                    self._append(tokens[first : min(first + self.target.n_batch, read_from)])
+                else:
+                    if not reading:
+                        reader.switch(self.target, True)
+                        reading = True
+                    n = min(STATE_ROWS, self.target.n_batch, len(tokens) - first)
+                    reader.read(first, n, self._append(tokens[first : first + n]))
+                if progress is not None:
+                    progress(self.n_past, len(tokens))
+        finally:
+            if reader is not None and reading:
+                reader.switch(self.target, False)
         return n_reused
 
-    def extend(self, tokens: Sequence[int]) -> Output:
-        """Commit ``tokens`` in one decode, with output on the last: ``len(tokens) - 1``."""
-        return self._append(tokens, output_last=True)
+    def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
+        """Commit ``tokens`` in one decode, with output on the last: ``len(tokens) - 1``.
 
-    def _append(self, chunk: Sequence[int], *, output_last: bool = False) -> Output:
+        ``embeddings``, (n, n_embd), is for models that are fed with them.
+        """
+        return self._append(tokens, output_last=True, embeddings=embeddings)
+
+    def _append(
+        self,
+        chunk: Sequence[int],
+        *,
+        output_last: bool = False,
+        embeddings: Floats | None = None,
+    ) -> Output:
         n_past, n = self.n_past, len(chunk)
         everyone = range(self.n_seq)
         outputs = [False] * (n - 1) + [output_last]
-        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs)
+        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
         try:
             output = self.target.decode(rows)
         except BaseException:

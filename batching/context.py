@@ -107,7 +107,9 @@ class Context:
         self.n_threads: int = C.llama_n_threads(self._handle)
         self.can_rewind = model.can_rewind
         self._memory = C.llama_get_memory(self._handle)
-        self._batch = BatchMemory(self.n_batch, self.n_seq_max)
+        self._batch = BatchMemory(
+            self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
+        )
         self._output = _Output(self._handle, self.n_vocab, model.n_embd_out)
         self.trace_path = trace
         self._trace: IO[str] | None = None

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import mmap
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,23 +67,38 @@ class GGUFFile:
 
     def tensor(self, name: str) -> Floats:
         """A tensor as float32. Raises KeyError for a name that is not there."""
+        return self._floats(name, self.raw(name)).reshape(self.tensors[name].shape)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes as they lie in the file, (n_rows, bytes of a row); not a copy.
+
+        Rows are those of the last axis. Raises KeyError for a name that is not there.
+        """
         tensor = self.tensors[name]
-        n = int(np.prod(tensor.shape))
-        data = np.frombuffer(
-            self._bytes, np.uint8, _n_bytes(self.path, name, tensor), tensor.offset
-        )
+        n_bytes = _n_bytes(self.path, name, tensor)
+        n_rows = int(np.prod(tensor.shape[:-1]))
+        return np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset).reshape(n_rows, -1)
+
+    def rows(self, name: str, rows: Sequence[int]) -> Floats:
+        """Some rows of a matrix as float32, (len(rows), width): the others are not looked at."""
+        some = self.raw(name)[list(rows)]
+        return self._floats(name, some).reshape(len(rows), self.tensors[name].shape[-1])
+
+    def _floats(self, name: str, data: npt.NDArray[np.uint8]) -> Floats:
+        """Whole rows of a tensor as numbers."""
+        tensor = self.tensors[name]
         if tensor.type in (_F32, _F16):
             kind = np.float32 if tensor.type == _F32 else np.float16
-            return data.view(kind).astype(np.float32).reshape(tensor.shape)
-        values: Floats = np.empty(n, np.float32)
+            return data.view(kind).astype(np.float32)
+        values: Floats = np.empty((len(data), tensor.shape[-1]), np.float32)
         to_float = _traits(tensor.type).to_float
         if not to_float:
             raise UnsupportedModel(
                 f"{self.path}: {name} is of type {_type_name(tensor.type)}, which ggml cannot "
                 f"turn into numbers; take another quantisation"
             )
-        to_float(data.ctypes.data, values.ctypes.data, n)
-        return values.reshape(tensor.shape)
+        to_float(data.ctypes.data, values.ctypes.data, values.size)
+        return values
 
     def integers(self, name: str) -> npt.NDArray[np.int32]:
         """A tensor of 32-bit integers. Raises KeyError where none has that name and type."""
@@ -97,9 +113,14 @@ class GGUFFile:
 
         Raises UnsupportedModel where the file has none: the first part of several, perhaps.
         """
+        return self.tensor(self.output_name)
+
+    @property
+    def output_name(self) -> str:
+        """The tensor that ``output_matrix`` reads, and raises over."""
         for name in ("output.weight", "token_embd.weight"):  # the second where they are tied
             if name in self.tensors:
-                return self.tensor(name)
+                return name
         raise UnsupportedModel(
             f"{self.path} holds no output matrix; if the model comes in several files, join them "
             f"with llama.cpp's llama-gguf-split --merge"

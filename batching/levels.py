@@ -4,7 +4,9 @@ What draft models and autoregressive draft heads need: the tokens of a level com
 of the level before. Every node that may get children lives in a sequence of its own, which holds
 the committed text and the path down to it; a node's first child goes on in its parent's sequence,
 the others get copies. Nothing of a grown tree stays, but where it is a chain, what the text then
-took of it need not be decoded again. Pure bookkeeping over ``Target``.
+took of it need not be decoded again. Rows may carry embeddings, which a head computes from more
+than a token; what was guessed of them is always decoded again once it is known. Pure bookkeeping
+over ``Target``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from batching.cache import ALL, END, SequenceCache, common_prefix
 from batching.rows import Rows
 from batching.target import Output, Target
+from batching.tree import Floats
 
 
 class LevelDecoder:
@@ -42,16 +45,26 @@ class LevelDecoder:
         self.n_leaves = n_leaves
         self._cache.prefill(prompt[:-1])
 
-    def root(self, tokens: Sequence[int]) -> Output:
+    @property
+    def n_past(self) -> int:
+        """Committed tokens."""
+        return self._cache.n_past
+
+    def keep(self, n_tokens: int, n_leaves: int) -> None:
+        """Hold the first ``n_tokens`` of what is committed, for trees with ``n_leaves``."""
+        self.begin([*self._cache.tokens[:n_tokens], 0], n_leaves)
+
+    def root(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
         """Commit ``tokens``, the whole text, and start a tree below it.
 
         ``tokens`` goes on from the text of the last call. Row ``n`` of the output, with ``n`` from
-        ``root_row``, is that of the last token.
+        ``root_row``, is that of the last token. ``embeddings`` are those of the tokens that are
+        not committed yet, (n, n_embd).
         """
         n_known = self._cache.n_past
         fresh = tokens[n_known:]
         kept = 0
-        if not self._forked and self._chain:
+        if embeddings is None and not self._forked and self._chain:
             kept = min(common_prefix(self._chain, fresh), len(fresh) - 1)
             self._cache.tokens.extend(self._chain[:kept])
         self._drop_tree(kept)
@@ -61,11 +74,14 @@ class LevelDecoder:
         n_batch = self.target.n_batch
         for start in range(0, len(rest), n_batch):
             chunk = rest[start : start + n_batch]
-            output = self._cache.extend(chunk)
+            some = None if embeddings is None else embeddings[start : start + n_batch]
+            output = self._cache.extend(chunk, some)
             self.root_row = len(chunk) - 1
         return output
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
+    def level(
+        self, parents: Sequence[int], tokens: Sequence[int], embeddings: Floats | None = None
+    ) -> Output:
         """Decode ``tokens`` below nodes of the level before, in one batch; row i is token i.
 
         ``parents[i]`` is the index of token i's parent in that level (0 for the root's children).
@@ -95,6 +111,7 @@ class LevelDecoder:
             [position] * len(tokens),
             [(seq,) for seq in seqs],
             [True] * len(tokens),
+            embeddings,
         )
         output = self.target.decode(rows)
         self._seq_of = seqs

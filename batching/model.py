@@ -23,6 +23,7 @@ from batching.errors import (
 )
 
 ALL_LAYERS = 999
+TAKE_BOTH = ("eagle3",)  # architectures whose rows hold a token and an embedding
 
 # llama.cpp reports why something failed only through its log, so the last lines are kept for the
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
@@ -101,6 +102,7 @@ class Model:
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
+        self.takes_both = self.metadata("general.architecture") in TAKE_BOTH
         self.n_layer: int = C.llama_model_n_layer(handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
         self.n_params: int = C.llama_model_n_params(handle)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from batching.errors import TreeTooWide
-from batching.tree import TokenTree
+from batching.tree import Floats, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,15 @@ class Row:
 class Rows:
     """The rows of one batch as parallel lists, the form in which they reach the batch memory.
 
-    Iterating gives ``Row`` objects. ``seq_ids[i]`` ascends.
+    Iterating gives ``Row`` objects. ``seq_ids[i]`` ascends. ``embeddings``, (n, n_embd), is what
+    the first layer gets instead of the tokens' own embeddings, in models that are fed so.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
     seq_ids: Sequence[Sequence[int]]
     outputs: Sequence[bool]
+    embeddings: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
