@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -37,7 +37,7 @@ class BatchMemory:
         self.everyone = np.arange(n_seq_max, dtype=np.int32)
         self._everyone_address: int = self.everyone.ctypes.data
         self._ids: SeqIds | None = None
-        self.struct = C.llama_batch(
+        self.struct: Any = C.llama_batch(
             n_tokens=0,
             token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),
             embd=None,

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from batching.errors import InvalidParameter
 from batching.levels import LevelDecoder
@@ -22,6 +20,7 @@ from batching.target import Output
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
+from speculation.growth import Candidate, Candidates, best_nodes, grow, hang, likeliest
 
 VERIFIERS = ("match", "rejection")
 # How often the draft model's first choice is the target's, by q in tenths.
@@ -87,16 +86,6 @@ class DraftSampler(Protocol):
         ...
 
 
-class _Candidate(NamedTuple):
-    """A draft token that may go into the tree."""
-
-    parent: int  # candidate index; -1 = the root
-    token: int
-    prob: float  # of the draft model
-    path_prob: float
-    q: Floats | None
-
-
 class DraftModel:
     """The draft model's context, in step with the text."""
 
@@ -150,30 +139,16 @@ class DraftModel:
             for token in became:
                 self._sampler.accept(token)
 
-    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[_Candidate]:
-        """Candidates level by level; a level is decoded only when it can have another below."""
-        params, levels = self.params, self._levels
-        floor = self._floor(tree)
-        nodes: list[_Candidate] = []
-        frontier = [-1]  # candidates whose children are looked for; their rows are row, row + 1, …
-        for depth in range(params.draft_max):
-            found: list[_Candidate] = []
+    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[Candidate]:
+        params, floor = self.params, self._floor(tree)
+
+        def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
             least = params.p_min if depth >= params.draft_min else 0.0
-            for i, parent in enumerate(frontier):
-                found += self._children(nodes, parent, output.logits(row + i), least, floor)
-            first = len(nodes)
-            nodes += found
-            if not found or depth + 1 == params.draft_max:
-                break
-            # A level is no broader than its sequences: the likeliest paths go on.
-            order = sorted(range(first, len(nodes)), key=lambda c: -nodes[c].path_prob)
-            chosen = sorted(order[: params.width])
-            position = {candidate: i for i, candidate in enumerate(frontier)}
-            output = levels.level(
-                [position[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen]
-            )
-            row, frontier = 0, list(chosen)
-        return nodes
+            return self._children(nodes, parent, logits, least, floor)
+
+        return grow(
+            children, self._levels.level, output, row, depth=params.draft_max, width=params.width
+        )
 
     def _floor(self, tree: TokenTree) -> float:
         """Path probability below which another level is not worth its row and its own decode."""
@@ -183,12 +158,12 @@ class DraftModel:
 
     def _children(
         self,
-        nodes: Sequence[_Candidate],
+        nodes: Candidates,
         parent: int,
         logits: Floats,
         least: float,
         floor: float,
-    ) -> list[_Candidate]:
+    ) -> list[Candidate]:
         """The drafts below a candidate whose probability is at least ``least``, and whose path has
         at least ``floor``, where that is given."""
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
@@ -203,46 +178,24 @@ class DraftModel:
             if float(q.max()) < least:
                 return []
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
-            return [_Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
+            return [Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
         found = []
-        for token, prob in _likeliest(logits, self.params.width):
+        for token, prob in likeliest(logits, self.params.width):
             path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
             if path_prob >= floor if floor else prob >= least:
-                found.append(_Candidate(parent, token, prob, path_prob, None))
+                found.append(Candidate(parent, token, prob, path_prob, None))
         return found
 
-    def _add(self, nodes: Sequence[_Candidate], tree: TokenTree) -> None:
+    def _add(self, nodes: Candidates, tree: TokenTree) -> None:
         """Hang the likeliest candidates into the tree, parents first, and note the first path."""
         most = min(self.params.nodes, tree.room)
         if self._sampler is None:
-            order = sorted(range(len(nodes)), key=lambda c: -nodes[c].path_prob)
-            chosen = set(order[:most])
+            chosen = best_nodes(nodes, most)
         else:  # siblings all or none: which are kept must not depend on what was drawn
-            chosen = set(range(most - most % self.params.width))
-        placed = {-1: 0}
+            chosen = list(range(min(len(nodes), most - most % self.params.width)))
+        placed = hang(nodes, chosen, tree)
         follow = -1
-        for c, candidate in enumerate(nodes):
-            if c not in chosen or candidate.parent not in placed:
-                continue
-            if candidate.parent == follow and len(self._first) == tree.depths[placed[follow]]:
-                self._first.append((candidate.token, candidate.prob))
+        for c in chosen:
+            if c in placed and nodes[c].parent == follow:
+                self._first.append((nodes[c].token, nodes[c].prob))
                 follow = c
-            reached = 1.0 if candidate.parent < 0 else nodes[candidate.parent].path_prob
-            placed[c] = tree.add(
-                placed[candidate.parent],
-                candidate.token,
-                merge=candidate.q is None,
-                prob=candidate.path_prob / reached if reached else 0.0,
-                draft_probs=candidate.q,
-            )
-
-
-def _likeliest(logits: Floats, k: int) -> list[tuple[int, float]]:
-    """The ``k`` likeliest tokens and their probabilities, the likeliest first."""
-    peak = logits.max()
-    total = float(np.exp(logits - peak).sum())
-    if k == 1:
-        return [(int(logits.argmax()), 1.0 / total)]
-    top = np.argpartition(logits, -k)[-k:]
-    top = top[logits[top].argsort()[::-1]]
-    return [(int(t), float(np.exp(logits[t] - peak)) / total) for t in top]
