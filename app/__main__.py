@@ -14,6 +14,7 @@ from batching.context import FLASH_ATTN, KV_TYPES
 from batching.errors import SpeculationError
 from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
 from speculation.methods import METHODS, parse_method
+from speculation.registry import PAIRED
 
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -22,7 +23,13 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="name in models.txt, path or hf:… (%(default)s)")
-    add("--draft-model", help="a smaller model of the same family, for methods draft and auto")
+    add(
+        "--draft-model",
+        nargs="?",
+        const=PAIRED,
+        help="a smaller model of the same family, for methods draft and auto: name, path or, with "
+        "nothing after it, the one that models.txt names",
+    )
     add(
         "--heads", nargs="+", default=[], metavar="HEADS",
         help="drafting heads trained on the model, one file or name a method (docs/heads.md)",

@@ -22,7 +22,7 @@ from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
-from speculation.registry import resolve
+from speculation.registry import PAIRED, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
@@ -90,7 +90,8 @@ class Engine:
     ) -> Engine:
         """Load a GGUF by path, or by its name in models.txt.
 
-        ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto.
+        ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
+        ``"paired"`` takes the one that models.txt names for the model.
         ``heads`` are files of heads trained on this very model, one a method (docs/heads.md).
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
@@ -104,7 +105,8 @@ class Engine:
             found = load_heads([resolve(name) for name in given], loaded)
             if draft_model is None:
                 return cls(loaded, context, heads=found)
-            small = Model(resolve(draft_model), n_gpu_layers=n_gpu_layers)
+            name = paired_draft(model) if draft_model == PAIRED else draft_model
+            small = Model(resolve(name), n_gpu_layers=n_gpu_layers)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))
@@ -438,8 +440,8 @@ def _draft_params(context: Context) -> ContextParams:
 def _require_rewind_of_draft(draft: Context) -> None:
     if not draft.can_rewind:
         raise CannotRewind(
-            f"{draft.model.path} ({draft.model.description}) is recurrent or hybrid: it cannot take "
-            f"its drafts back, so it cannot draft; take another draft model"
+            f"{draft.model.path} ({draft.model.description}) is recurrent or hybrid: it cannot "
+            f"take its drafts back, so it cannot draft; take another draft model"
         )
 
 

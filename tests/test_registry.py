@@ -23,6 +23,7 @@ from speculation.registry import (
     ModelEntry,
     ModelNotFound,
     RegistryError,
+    paired_draft,
     parse_hub,
     parse_registry,
     read_registry,
@@ -513,3 +514,14 @@ def test_offline_mode_asks_nobody_and_says_what_to_do(hub: HubServer, tmp_path: 
         f"{cache} and HF_HUB_OFFLINE forbids fetching it; unset HF_HUB_OFFLINE, "
         f"or fetch it elsewhere from {hub.url}/owner/repo/blob/main/model.gguf and give its path"
     )
+
+
+def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "small | a/s.gguf | - |\nbig | a/b.gguf | small |\n"
+    entries = parse_registry(text, Path("/x/models.txt"))
+    monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
+    assert paired_draft("big") == "small"
+    with pytest.raises(ModelNotFound, match=r"no draft model for 'small'.*models with one: big"):
+        paired_draft("small")
+    with pytest.raises(ModelNotFound, match="--draft-model"):
+        paired_draft("a/b.gguf")

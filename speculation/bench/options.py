@@ -17,6 +17,7 @@ from speculation.bench.suites import SUITES
 from speculation.bench.suites.suite import Suite
 from speculation.engine import DEFAULT_MODEL
 from speculation.methods import Method, parse_method
+from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
@@ -309,8 +310,11 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--draft-model",
+        nargs="?",
+        const=PAIRED,
         metavar="PATH|NAME",
-        help="a smaller model of the same family, for the methods draft and auto (none)",
+        help="a smaller model of the same family, for the methods draft and auto; with nothing "
+        "after it, the one that models.txt names for the model (none)",
     )
     group.add_argument(
         "--heads",

@@ -26,6 +26,7 @@ from speculation.registry.hub import BarMaker, DownloadFailed, fetch
 
 __all__ = [
     "DEFAULT_MODEL",
+    "PAIRED",
     "BarMaker",
     "DownloadFailed",
     "HubFile",
@@ -33,6 +34,7 @@ __all__ = [
     "ModelNotFound",
     "RegistryError",
     "fetch",
+    "paired_draft",
     "parse_hub",
     "parse_registry",
     "read_registry",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 DEFAULT_MODEL = "bundled"
+PAIRED = "paired"  # as a draft model: the one that models.txt names for the model
 
 
 def resolve(
@@ -71,6 +74,22 @@ def resolve(
     if entry.source.startswith("hf:"):
         return fetch(parse_hub(entry.source), progress=progress, bar=bar)
     return _local_file(entry)
+
+
+def paired_draft(model: str | os.PathLike[str]) -> str:
+    """The name of the draft model that models.txt gives for a model's name.
+
+    Raises ModelNotFound where it gives none.
+    """
+    entries = read_registry()
+    entry = entries.get(os.fspath(model))
+    if entry is None or entry.draft is None:
+        paired = ", ".join(name for name, other in entries.items() if other.draft)
+        raise ModelNotFound(
+            f"models.txt names no draft model for {os.fspath(model)!r}; give one by name or path "
+            f"after --draft-model (models with one: {paired or 'none'})"
+        )
+    return entry.draft
 
 
 def _local_file(entry: ModelEntry) -> Path:

@@ -24,7 +24,6 @@ from speculation.bench.report import counted, skipped_turns
 from speculation.bench.results import Skipped
 from speculation.engine import Engine
 from speculation.methods import Method, parse_method
-from speculation.registry import resolve
 
 DRAFT = "draft"
 
@@ -189,7 +188,7 @@ def _measure(
         kv_type=context.params.kv_type,
         flash_attn=context.flash_attn,
         n_gpu_layers=request.gpu_layers,
-        draft_model=None if request.draft_model is None else resolve(request.draft_model),
+        draft_model=None if engine.draft is None else engine.draft.model.path,
     )
     total = len(todo) * request.repeat * len(comparisons)
     live = sys.stderr.isatty()
