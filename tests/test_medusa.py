@@ -62,6 +62,7 @@ def random_weights(
         normal(n_blocks, n_heads, n_embd, n_embd),
         normal(n_blocks, n_heads, n_embd),
         normal(n_heads, n_drafted, n_embd) if own else normal(n_drafted, n_embd),
+        not own,
         None if tokens is None else np.array(tokens, np.int32),
         np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
         parse_choices("0.0.0/0.1/1.0"),
@@ -82,6 +83,7 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
         weights=np.array([[[[1, 0], [0, 2]]]], np.float32),
         biases=np.array([[[0, -1]]], np.float32),
         output=np.array([[1, 0], [0, -1], [1, 1]], np.float32),
+        shares_target=False,
         tokens=np.array([7, 8, 9], np.int32),
         accuracy=np.ones((1, 1), np.float32),
         tree=((0,),),
@@ -312,6 +314,14 @@ def test_heads_survive_their_file(tmp_path: Path, tiny_model: Path) -> None:
     assert again.tokens is not None
     assert again.tokens.tolist() == [5, 6, 280]
     assert again.tree == weights.tree
+
+
+def test_one_output_matrix_for_all_heads_may_be_another_than_the_targets(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    weights = replace(random_weights(), shares_target=False)
+    again = read_weights(HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights)))
+    np.testing.assert_allclose(again.output, weights.output, atol=1e-3)
 
 
 def test_shared_output_is_the_targets_own(tmp_path: Path, tiny_model: Path) -> None:

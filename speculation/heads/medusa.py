@@ -5,8 +5,8 @@ arXiv 2401.10774. Head k is a residual block, or several, and an output matrix:
 
     h_k = h + SiLU(W_k h + b_k)        logits_k = O_k h_k
 
-The output matrices may be one for all, the target's own, which the file of heads then does without;
-and they may be cut to the tokens that are drafted at all, so that drafting costs less.
+The output matrices may be one for all: the target's own, which the file of heads then does without,
+or another. They may be cut to the tokens that are drafted at all, so that drafting costs less.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class MedusaWeights:
     weights   W of each residual block, (n_blocks, n_heads, n_embd, n_embd)
     biases    b of each, (n_blocks, n_heads, n_embd)
     output    O of each head, (n_heads, n_drafted, n_embd), or of all, (n_drafted, n_embd)
+    shares_target  whether O is the target's own
     tokens    the token of each row of O, (n_drafted,); None where that is the row's own number
     accuracy  how often choice r of head k was right in training, (n_heads, n_ranks)
     tree      nodes to draft by default, see ``heads.tree``
@@ -38,6 +39,7 @@ class MedusaWeights:
     weights: Floats
     biases: Floats
     output: Floats
+    shares_target: bool
     tokens: npt.NDArray[np.int32] | None
     accuracy: Floats
     tree: tuple[Path, ...]

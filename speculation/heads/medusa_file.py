@@ -15,6 +15,7 @@ from batching.model import Model
 from batching.tree import Floats
 from speculation.heads.file import ARCHITECTURE, HeadsFile, HeadsInfo
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
+from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 
 DEFAULT_NODES = 15
@@ -59,28 +60,32 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
             name = f"head.{head}.block.{block}"
             weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
             biases[block, head] = file.tensor(f"{name}.bias", n_embd)
-    if not file.value("medusa.shares_output", bool):
-        output = np.stack(
-            [
-                file.tensor(f"head.{head}.output.weight", n_drafted, n_embd)
-                for head in range(n_heads)
-            ]
-        )
-    elif target is None:
+    shares_target = file.value("medusa.shares_target_output", bool)
+    if shares_target and target is None:
         output = np.empty((0, n_embd), np.float32)
-    else:
+    elif shares_target and target is not None:
         output = target_output(target, n_vocab, n_embd, tokens)
+    elif "output.weight" in file.gguf.tensors:
+        output = file.tensor("output.weight", n_drafted, n_embd)
+    else:
+        names = [f"head.{head}.output.weight" for head in range(n_heads)]
+        output = np.stack([file.tensor(name, n_drafted, n_embd) for name in names])
     accuracy = np.array(file.value("medusa.accuracy", list), np.float32)
     if accuracy.size == 0:
         accuracy = assumed_accuracy(n_heads, _N_RANKS)
     elif accuracy.size % n_heads:
         raise HeadsError(f"{file.path}: medusa.accuracy has {accuracy.size} values; train it again")
     accuracy = accuracy.reshape(n_heads, -1)
-    choices = file.value("medusa.choices", str)
-    tree = parse_choices(choices) if choices else best_tree(accuracy, DEFAULT_NODES)
+    choices = file.gguf.metadata.get("medusa.choices", "")
+    tree = parse_choices(choices) if choices else default_tree(accuracy, DEFAULT_NODES)
     if len(tree[-1]) > n_heads:
         raise HeadsError(f"{file.path}: its tree is deeper than its {n_heads} heads; make it anew")
-    return MedusaWeights(weights, biases, output, tokens, accuracy, tree)
+    return MedusaWeights(weights, biases, output, shares_target, tokens, accuracy, tree)
+
+
+def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:
+    """The best tree by ``accuracy``, or, where nothing was ever right, by what is assumed."""
+    return best_tree(accuracy, n_nodes) or best_tree(assumed_accuracy(*accuracy.shape), n_nodes)
 
 
 def target_output(
@@ -101,7 +106,7 @@ def target_output(
     if matrix.shape != (n_vocab, n_embd):
         raise HeadsError(
             f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
-            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --own-output"
+            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --output each"
         )
     return matrix if tokens is None else matrix[tokens]
 
@@ -109,14 +114,13 @@ def target_output(
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
     """Write heads to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
 
-    An output matrix that all heads share is the target's and is not written. The file appears when
+    The target's own output matrix is not written. The file appears when
     it is whole.
     """
     import gguf
 
     partial = path.with_name(f"{path.name}.partial")
     writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-    shares = weights.output.ndim == 2
     writer.add_name(f"{info.method} heads for {info.target_name}")
     writer.add_string("heads.method", info.method)
     writer.add_string("heads.target.name", info.target_name)
@@ -125,7 +129,7 @@ def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
     writer.add_uint32("heads.vocab_size", info.n_vocab)
     writer.add_uint32("medusa.head_count", weights.n_heads)
     writer.add_uint32("medusa.block_count", len(weights.weights))
-    writer.add_bool("medusa.shares_output", shares)
+    writer.add_bool("medusa.shares_target_output", weights.shares_target)
     writer.add_array("medusa.accuracy", weights.accuracy.ravel().tolist())
     writer.add_string("medusa.choices", show_choices(weights.tree))
     if weights.tokens is not None:
@@ -137,8 +141,11 @@ def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
             name = f"head.{head}.block.{block}"
             writer.add_tensor(f"{name}.weight", matrices[head].astype(np.float16))
             writer.add_tensor(f"{name}.bias", biases[head].astype(np.float32))
-        if not shares:
-            writer.add_tensor(f"head.{head}.output.weight", weights.output[head].astype(np.float16))
+    if not weights.shares_target:
+        shared = weights.output.ndim == 2
+        for head, matrix in enumerate([weights.output] if shared else weights.output):
+            name = "output.weight" if shared else f"head.{head}.output.weight"
+            writer.add_tensor(name, matrix.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,228 @@
+"""``python -m speculation.train``: heads for a model, from its own states on your texts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from batching.context import ContextParams
+from batching.errors import SpeculationError
+from batching.gguf_file import fingerprint
+from batching.tree import Floats
+from speculation.engine import DEFAULT_MODEL, Engine
+from speculation.heads.file import HeadsFile, HeadsInfo
+from speculation.heads.medusa_file import read_weights, target_output, write_medusa
+from speculation.heads.tree import best_tree, expected_tokens, parse_choices, show_choices
+from speculation.methods import parameter_docs
+from speculation.registry import resolve
+from speculation.train import TrainError, require_packages, states
+from speculation.train.medusa import MedusaTraining, train
+from speculation.train.texts import own_replies, read_texts
+
+OK, FAILED, INTERRUPTED = 0, 2, 130
+
+DESCRIPTION = """\
+Train drafting heads for a GGUF, and choose the tree they draft. docs/heads.md explains.
+
+The target reads the data, and its states and choices are kept in a folder; heads learn from them
+and are judged by texts that were held out. Ctrl-C while it reads loses nothing: the same command
+goes on. The best data are texts as the model itself writes them: give prompts and --generate.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; return the exit code. Errors end with one line on stderr."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except (SpeculationError, OSError, UnicodeDecodeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on with what was collected", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m speculation.train",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    medusa = commands.add_parser("medusa", help="train Medusa heads", allow_abbrev=False)
+    _add_data(medusa)
+    docs = parameter_docs(MedusaTraining)
+    for field in dataclasses.fields(MedusaTraining):
+        medusa.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            default=field.default,
+            help=f"{docs[field.name]} ({field.default})".strip(),
+        )
+    medusa.set_defaults(run=_medusa)
+    tree = commands.add_parser("tree", help="choose the tree of trained heads by its size")
+    tree.add_argument("--heads", type=Path, required=True, help="a file of heads")
+    tree.add_argument("--nodes", type=int, help="draft tokens; without it all sizes are shown")
+    tree.add_argument("--choices", help="a tree of your own, as paths of ranks")
+    tree.add_argument("--out", type=Path, help="write heads with this tree (the same file)")
+    tree.set_defaults(run=_tree)
+    return parser
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default=DEFAULT_MODEL, help="the target: a GGUF, or a name of models.txt")
+    add("--data", nargs="+", type=Path, required=True, help="texts, chats or prompts")
+    add("--out", type=Path, required=True, help="the file of heads to write")
+    add("--work", type=Path, help="folder of the collected states (OUT.states)")
+    add(
+        "--generate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="let the target write: N tokens at most for each prompt (0: the data as they are)",
+    )
+    add("--max-tokens", type=int, default=1_000_000, help="tokens read in all (1000000)")
+    add("--ctx", type=int, default=512, help="tokens of a piece of text (512)")
+    add("--threads", type=int, help="CPU threads (one a physical core)")
+    add("--gpu-layers", type=int, help="layers on the GPU, if there is one (all)")
+    add("--device", help="where PyTorch trains: cpu, cuda (cuda where there is one)")
+
+
+def _medusa(args: argparse.Namespace) -> None:
+    require_packages()
+    params = MedusaTraining(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(MedusaTraining)}
+    )
+    if not args.out.absolute().parent.is_dir():
+        raise TrainError(f"cannot write {args.out}: no such folder; give a path in one that exists")
+    path = resolve(args.model)
+    with Engine.load(
+        path,
+        ContextParams(n_ctx=args.ctx, n_threads=args.threads),
+        n_gpu_layers=args.gpu_layers,
+    ) as engine:
+        model = engine.model
+        info = HeadsInfo.of_target("medusa", model)
+        output = target_output(path, info.n_vocab, info.n_embd)
+        collected = _collect(args, engine, path)
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"training {params.heads} heads on {len(collected):,} states ({device})", flush=True)
+    progress = _Progress("step")
+    trained = train(collected, output, params, device, progress.loss)
+    progress.end()
+    weights = trained.weights
+    write_medusa(args.out, info, weights)
+    print(f"\nmeasured on {trained.n_held_out:,} states that were held out")
+    _show_accuracy(weights.accuracy)
+    _show_tree(weights.accuracy, weights.tree)
+    print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
+
+
+def _collect(args: argparse.Namespace, engine: Engine, path: Path) -> states.States:
+    folder: Path = args.work or args.out.with_name(f"{args.out.name}.states")
+    run = {
+        "target": fingerprint(path),
+        "data": [f"{file.name} {file.stat().st_size}" for file in args.data],
+        "generate": args.generate,
+        "max_tokens": args.max_tokens,
+        "ctx": engine.context.n_ctx,
+    }
+    states.begin(folder, run)
+    n_before = states.n_samples(folder)
+    length = engine.context.n_ctx
+    if args.generate:
+        samples = own_replies(engine, args.data, length, args.generate, n_before)
+    else:
+        samples = read_texts(engine.model, args.data, length, n_before)
+    progress = _Progress("text" if not args.generate else "writing")
+    states.write_samples(folder, samples, args.max_tokens, progress.tokens)
+    progress.end()
+    progress = _Progress("reading")
+    engine.stop_running()
+    engine.cache.truncate(0)
+    collected = states.collect(folder, engine.context, progress.tokens)
+    progress.end()
+    return collected
+
+
+def _tree(args: argparse.Namespace) -> None:
+    file = HeadsFile(args.heads)
+    weights = read_weights(file)
+    _show_accuracy(weights.accuracy)
+    if args.choices is None and args.nodes is None:
+        print("\ndraft tokens, and tokens per step to be expected")
+        for n in (1, 3, 7, 15, 23, 31, 47, 63):
+            found = best_tree(weights.accuracy, n)
+            print(f"{len(found):6}  {expected_tokens(weights.accuracy, found):.2f}")
+        return
+    require_packages()
+    tree = (
+        best_tree(weights.accuracy, args.nodes)
+        if args.choices is None
+        else parse_choices(args.choices)
+    )
+    if len(tree[-1]) > weights.n_heads:
+        raise TrainError(f"the tree is deeper than the {weights.n_heads} heads; shorten its paths")
+    _show_tree(weights.accuracy, tree)
+    out = args.out or args.heads
+    write_medusa(out, file.info, dataclasses.replace(weights, tree=tree))
+    print(f"written to {out}")
+
+
+def _show_accuracy(accuracy: Floats) -> None:
+    print("\nhow often each choice of a head is right, %; and one of the first so many")
+    n_ranks = accuracy.shape[1]
+    print("head  " + "".join(f"{rank + 1:6}" for rank in range(n_ranks)) + "   top 3  top 5")
+    for head, row in enumerate(100 * accuracy):
+        print(
+            f"{head + 1:4}  "
+            + "".join(f"{value:6.1f}" for value in row)
+            + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
+        )
+
+
+def _show_tree(accuracy: Floats, tree: Sequence[tuple[int, ...]]) -> None:
+    print(
+        f"\nthe tree has {len(tree)} draft tokens and {expected_tokens(accuracy, tree):.2f} tokens "
+        f"per step are to be expected: {show_choices(tree)}"
+    )
+
+
+class _Progress:
+    """A line on stderr that says how far a phase is, renewed twice a second."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self._shown = 0.0
+        self._any = False
+
+    def tokens(self, done: int, total: int) -> None:
+        self._show(f"{self._phase}: {done:,} of {total:,} tokens", last=done >= total)
+
+    def loss(self, step: int, n_steps: int, loss: float) -> None:
+        self._show(f"{self._phase} {step:,} of {n_steps:,}: loss {loss:.3f}", last=step == n_steps)
+
+    def end(self) -> None:
+        if self._any:
+            print(file=sys.stderr)
+
+    def _show(self, text: str, *, last: bool) -> None:
+        now = perf_counter()
+        if last or now - self._shown > 0.5:
+            self._shown, self._any = now, True
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

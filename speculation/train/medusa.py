@@ -1,0 +1,263 @@
+"""Medusa heads learnt from collected states, in PyTorch.
+
+Head k learns, from the state at token t, what the target would say after token t + 1 + k: its own
+choice there, not the text's token, since that is what verification will ask for. The losses of
+further heads count less, by 0.8 a head, as in Medusa (Cai et al. 2024, arXiv 2401.10774).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import InvalidParameter
+from batching.tree import Floats
+from speculation.heads.medusa import MedusaWeights
+from speculation.heads.medusa_file import default_tree
+from speculation.train import TrainError
+from speculation.train.states import States
+
+OUTPUTS = ("target", "one", "each")
+N_RANKS = 10  # choices of a head whose accuracy is measured
+_FURTHER = 0.8  # weight of a head's loss, of that of the head before
+_NO_LABEL = -100  # beyond the end of a text; cross_entropy's own mark
+_NOT_DRAFTED = -101  # a token that no head can say
+_WARM_UP = 0.03  # share of the steps
+_LAST_RATE = 0.05  # of the learning rate, at the end
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MedusaTraining:
+    """What is trained, and how.
+
+    heads     tokens guessed beyond the next one
+    blocks    residual blocks of a head
+    output    target shares its output matrix with all heads, one trains a copy of it for all,
+              each trains a copy for each head
+    vocab     tokens that are drafted: the most frequent in the data; 0 = all
+    epochs    times that the states are gone through
+    batch     states of a step
+    rate      learning rate at its highest
+    held_out  share of the pieces, the last ones, that heads are judged by and do not learn from
+    nodes     draft tokens of the tree written into the file
+    """
+
+    heads: int = 4
+    blocks: int = 1
+    output: str = "target"
+    vocab: int = 0
+    epochs: float = 2.0
+    batch: int = 256
+    rate: float = 1e-3
+    held_out: float = 0.05
+    nodes: int = 15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("heads", 1, 8),
+            ("blocks", 1, 8),
+            ("vocab", 0, 2**31),
+            ("epochs", 0.0, 1000.0),
+            ("batch", 1, 2**20),
+            ("rate", 0.0, 1.0),
+            ("held_out", 0.001, 0.5),
+            ("nodes", 1, 255),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        if self.output not in OUTPUTS:
+            raise InvalidParameter(f"output is {self.output!r}; give one of {', '.join(OUTPUTS)}")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Heads with the accuracies that were measured on what was held out.
+
+    n_held_out  states they were measured on
+    """
+
+    weights: MedusaWeights
+    n_held_out: int
+
+
+def train(
+    states: States,
+    output: Floats,
+    params: MedusaTraining,
+    device: str = "cpu",
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Trained:
+    """Train heads on ``states``; ``output`` is the target's output matrix, (n_vocab, n_embd).
+
+    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError when the states
+    are too few to hold some out.
+    """
+    import torch
+
+    torch.manual_seed(params.seed)
+    first_held_out = _split(states, params.held_out)
+    labels = _labels(states, params.heads)
+    tokens = _drafted(labels, params.vocab, len(output))
+    if tokens is not None:
+        output = output[tokens]
+        labels = _renumbered(labels, tokens)
+    model = _Heads(params, np.array(output), torch).to(device)
+    learnt = np.flatnonzero((labels[:first_held_out] >= 0).any(axis=1))
+    if len(learnt) == 0:
+        raise TrainError("no token of the data can be learnt from; give longer texts")
+    n_steps = max(1, round(params.epochs * len(learnt) / params.batch))
+    rng = np.random.default_rng(params.seed)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=params.rate, weight_decay=0.0
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, n_steps))
+    weights = torch.tensor([_FURTHER**head for head in range(params.heads)], device=device)
+    order = rng.permutation(learnt)
+    at = 0
+    for step in range(n_steps):
+        if at + params.batch > len(order):
+            order, at = rng.permutation(learnt), 0
+        rows = np.sort(order[at : at + params.batch])
+        at += params.batch
+        logits = model(_states(states, rows, device, torch))
+        wanted = torch.from_numpy(np.maximum(labels[rows], _NO_LABEL)).to(device)
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), wanted.flatten(), ignore_index=_NO_LABEL, reduction="none"
+        )
+        n_labels = (wanted != _NO_LABEL).sum(dim=0).clamp(min=1)
+        of_heads = losses.view(wanted.shape).sum(dim=0) / n_labels
+        loss: Any = (of_heads * weights).sum() / weights.sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, n_steps, loss.item())
+    accuracy = _accuracy(model, states, first_held_out, labels, device, torch)
+    return Trained(model.weights(tokens, accuracy, params.nodes), len(states) - first_held_out)
+
+
+def _Heads(params: MedusaTraining, output: Floats, torch: Any) -> Any:  # noqa: N802 - makes a class
+    """The heads as a module: states (n, n_embd) -> logits (n, n_heads, n_drafted)."""
+    nn = torch.nn
+    n_embd = output.shape[1]
+
+    class Heads(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            shape = (params.blocks, params.heads, n_embd, n_embd)
+            self.matrices = nn.Parameter(torch.zeros(shape))
+            self.biases = nn.Parameter(torch.zeros(shape[:-1]))
+            matrix = torch.from_numpy(output)
+            if params.output == "each":
+                matrix = matrix.repeat(params.heads, 1, 1)
+            self.output = nn.Parameter(matrix.clone(), requires_grad=params.output != "target")
+
+        def forward(self, hidden: Any) -> Any:
+            state = hidden.expand(params.heads, -1, -1)  # (n_heads, n, n_embd)
+            for matrix, bias in zip(self.matrices, self.biases, strict=True):
+                state = state + nn.functional.silu(state @ matrix.mT + bias[:, None])
+            return (state @ self.output.mT).transpose(0, 1)
+
+        def weights(self, tokens: Any, accuracy: Floats, nodes: int) -> MedusaWeights:
+            def array(parameter: Any) -> Floats:
+                found: Floats = parameter.detach().cpu().float().numpy()
+                return found
+
+            return MedusaWeights(
+                array(self.matrices),
+                array(self.biases),
+                array(self.output),
+                params.output == "target",
+                tokens,
+                accuracy,
+                default_tree(accuracy, nodes),
+            )
+
+    return Heads()
+
+
+def _split(states: States, held_out: float) -> int:
+    """The first token of the pieces that are held out: the last ones, one at least."""
+    n_pieces = len(states.ends)
+    n_held_out = max(1, round(held_out * n_pieces))
+    if n_pieces - n_held_out < 1:
+        raise TrainError(
+            f"the data make {n_pieces} piece of text, and some must be held out; give more"
+        )
+    return int(states.ends[n_pieces - n_held_out - 1])
+
+
+def _labels(states: States, n_heads: int) -> Ints:
+    """What each head is to say at each token, (n, n_heads); _NO_LABEL where that is not known.
+
+    That is so where the next token is not to be learnt from, and beyond the end of its part. What
+    the target would say after a part's last token, the end of a reply, is nobody's business.
+    """
+    n = len(states)
+    until = np.append(states.until[1:], 0)
+    at = np.arange(n)[:, None] + 1 + np.arange(n_heads)[None]
+    found: Ints = np.asarray(states.choices).astype(np.int64)[np.minimum(at, n - 1)]
+    found[at >= until[:, None] - 1] = _NO_LABEL
+    return found
+
+
+def _drafted(labels: Ints, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
+    """The ``n`` tokens that are wanted most often, ascending; None for all."""
+    if not 0 < n < n_vocab:
+        return None
+    counts = np.bincount(labels[labels >= 0], minlength=n_vocab)
+    return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
+
+
+def _renumbered(labels: Ints, tokens: npt.NDArray[np.int32]) -> Ints:
+    """Labels as rows of the cut output matrix; _NOT_DRAFTED where the token is not in it."""
+    at = np.searchsorted(tokens, labels).clip(max=len(tokens) - 1)
+    return np.where(labels < 0, labels, np.where(tokens[at] == labels, at, _NOT_DRAFTED))
+
+
+def _states(states: States, rows: Ints, device: str, torch: Any) -> Any:
+    return torch.from_numpy(states.hidden[rows].astype(np.float32)).to(device)
+
+
+def _rate(step: int, n_steps: int) -> float:
+    warm_up = max(1, int(_WARM_UP * n_steps))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    along = (step - warm_up) / max(1, n_steps - warm_up)
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * along))
+
+
+def _accuracy(
+    model: Any, states: States, first: int, labels: Ints, device: str, torch: Any
+) -> Floats:
+    """How often each choice of each head is right from token ``first`` on, (n_heads, N_RANKS).
+
+    A token that is not drafted counts as missed.
+    """
+    n_heads = labels.shape[1]
+    hits = np.zeros((n_heads, N_RANKS))
+    counts = np.zeros(n_heads)
+    with torch.inference_mode():
+        for start in range(first, len(states), 1024):
+            rows = np.arange(start, min(start + 1024, len(states)))
+            logits = model(_states(states, rows, device, torch))
+            wanted = torch.from_numpy(labels[rows]).to(device)
+            known = wanted >= 0
+            right = logits.gather(2, wanted.clamp(min=0).unsqueeze(2))
+            rank = (logits > right).sum(dim=2)
+            for head in range(n_heads):
+                ranks = rank[:, head][known[:, head]].cpu().numpy()
+                hits[head] += np.bincount(ranks[ranks < N_RANKS], minlength=N_RANKS)
+            counts += (wanted != _NO_LABEL).sum(dim=0).cpu().numpy()
+    return (hits / np.maximum(counts, 1)[:, None]).astype(np.float32)

@@ -1,0 +1,157 @@
+"""What the target reads to learn from: texts, chats, or its own replies to prompts.
+
+Files are plain text (UTF-8), or JSON Lines, perhaps gzipped, each line one of
+
+    {"text": "..."}                                           plain text
+    {"messages": [{"role": "user", "content": "..."}, ...]}   a chat with its replies
+    {"prompt": "..."} or {"turns": ["...", ...]}              prompts, for the target to reply to
+    {"ids": [1, 17, ...], "spans": [[5, 40], ...]}            tokens of this very target, and which
+                                                              of them it wrote itself, if told
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from batching.model import Model
+from speculation.engine import Engine
+from speculation.prompt import Message, chat_tokens
+from speculation.train import TrainError
+
+_BEGINNING = 32  # tokens of a plain text that the target goes on from
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that are read in one go.
+
+    spans  (start, end) of each part that the target wrote; None where it wrote nothing, and all of
+           the text is learnt from
+    """
+
+    ids: list[int]
+    spans: list[tuple[int, int]] | None = None
+
+    def cut(self, start: int, end: int) -> Piece:
+        """The tokens from ``start`` to ``end``."""
+        if self.spans is None:
+            return Piece(self.ids[start:end])
+        inside = [(max(a, start) - start, min(b, end) - start) for a, b in self.spans]
+        return Piece(self.ids[start:end], [(a, b) for a, b in inside if a < b])
+
+
+# What a line, or a whole file of plain text, holds: text, prompts, a chat, or tokens.
+Sample = str | tuple[str, ...] | list[Message] | Piece
+
+
+def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Piece]:
+    """The tokens of every text, cut to pieces of ``length``; without the first ``skip`` pieces.
+
+    Raises TrainError for a line in another form, prompts without replies among them.
+    """
+    for sample in _samples(files):
+        if isinstance(sample, str):
+            sample = Piece(model.tokenize(sample))
+        elif isinstance(sample, tuple):
+            raise TrainError("the data are prompts without replies; give --generate N as well")
+        elif isinstance(sample, list):
+            sample = Piece(chat_tokens(model, sample))
+        for start in range(0, len(sample.ids), length):
+            if skip > 0:
+                skip -= 1
+            else:
+                yield sample.cut(start, start + length)
+
+
+def own_replies(
+    engine: Engine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
+) -> Iterator[Piece]:
+    """The target's own greedy continuations, ``n_tokens`` long at most, with what they continue.
+
+    Of a chat every user turn is replied to anew; a plain text, or tokens, are continued from their
+    beginning. The first ``skip`` samples are passed over, since they were continued before.
+    """
+    for number, sample in enumerate(_samples(files)):
+        if number < skip:
+            continue
+        if isinstance(sample, str):
+            yield _continued(engine, engine.model.tokenize(sample)[:_BEGINNING], length, n_tokens)
+        elif isinstance(sample, Piece):
+            yield _continued(engine, sample.ids[:_BEGINNING], length, n_tokens)
+        elif isinstance(sample, tuple):
+            chat = [{"role": "user", "content": turn} for turn in sample]
+            yield _replied(engine, chat, length, n_tokens)
+        else:
+            yield _replied(engine, sample, length, n_tokens)
+
+
+def _replied(engine: Engine, chat: Sequence[Message], length: int, n_tokens: int) -> Piece:
+    """A chat's user turns with replies by the target, as far as ``length`` allows.
+
+    The chat is written anew for each turn: what of an earlier reply is not the same tokens then
+    (templates drop a reply's thoughts, and text may be cut into other tokens) is not learnt from.
+    """
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    conversation: list[Message] = []
+    for message in chat:
+        if message["role"] == "assistant":
+            continue
+        conversation.append(message)
+        if message["role"] == "user":
+            prompt = chat_tokens(engine.model, conversation)
+            if len(prompt) + n_tokens > length:
+                break
+            text = engine.generate(prompt, max_tokens=n_tokens).run()
+            spans = [span for span in spans if ids[: span[1]] == prompt[: span[1]]]
+            ids = [*prompt, *text.token_ids]
+            spans.append((len(prompt), len(ids)))
+            conversation.append({"role": "assistant", "content": text.text})
+    return Piece(ids, spans)
+
+
+def _continued(engine: Engine, prompt: list[int], length: int, n_tokens: int) -> Piece:
+    most = min(n_tokens, length - len(prompt))
+    if not prompt or most < 1:
+        return Piece([], [])
+    ids = [*prompt, *engine.generate(prompt, max_tokens=most).run().token_ids]
+    return Piece(ids, [(len(prompt), len(ids))])
+
+
+def _samples(files: Sequence[Path]) -> Iterator[Sample]:
+    for file in files:
+        if not {".jsonl", ".json"} & set(file.suffixes):
+            yield file.read_text(encoding="utf-8")
+            continue
+        open_text = gzip.open if file.suffix == ".gz" else open
+        with open_text(file, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _sample(line, f"{file}, line {number}")
+
+
+def _sample(line: str, where: str) -> Sample:
+    try:
+        found = json.loads(line)
+        if isinstance(found.get("text"), str):
+            return str(found["text"])
+        if isinstance(found.get("prompt"), str):
+            return (found["prompt"],)
+        if "ids" in found:
+            spans = found.get("spans")
+            ids = [int(token) for token in found["ids"]]
+            return Piece(ids, None if spans is None else [(int(a), int(b)) for a, b in spans])
+        for key, kind in (("turns", str), ("messages", dict)):
+            items = found.get(key)
+            if isinstance(items, list) and all(isinstance(item, kind) for item in items):
+                return tuple(items) if key == "turns" else items
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise TrainError(
+        f"{where} is {line.strip()[:60]!r}; give an object with text, messages, prompt, turns or "
+        f"ids on each line"
+    )

@@ -1,0 +1,207 @@
+"""Training heads: what is collected, what is learnt from, and that it ends in heads that draft."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.context import Context, ContextParams
+from batching.model import Model
+from speculation.engine import Engine
+from speculation.heads.file import HeadsFile
+from speculation.heads.medusa_file import read_weights
+from speculation.heads.tree import show_choices
+from speculation.train import TrainError, medusa, states
+from speculation.train.__main__ import main
+from speculation.train.texts import Piece, own_replies, read_texts
+
+EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT) as engine:
+        yield engine
+
+
+def lines(path: Path, *objects: object) -> Path:
+    text = "".join(json.dumps(item) + "\n" for item in objects)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+# What is read
+
+
+def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("the cat saw a dog", encoding="utf-8")
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    mixed = lines(
+        tmp_path / "b.jsonl.gz",
+        {"text": "the cat"},
+        {"messages": chat},
+        {"ids": [1, 2, 3, 4, 5], "spans": [[1, 3], [4, 5]]},
+    )
+    pieces = list(read_texts(engine.model, [plain, mixed], 4))
+    texts = [engine.model.detokenize(piece.ids) for piece in pieces]
+    assert b"".join(texts).startswith(b"<s>the cat saw a dog<s>the cat<s><|user|>a<|end|>")
+    assert pieces[-2:] == [Piece([1, 2, 3, 4], [(1, 3)]), Piece([5], [(0, 1)])]
+    assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == pieces[2:]
+
+
+@pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": ["x"]}', "[1]"])
+def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*give an object with text"):
+        list(read_texts(engine.model, [file], 4))
+
+
+def test_prompts_without_replies_ask_for_them(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
+    with pytest.raises(TrainError, match="give --generate N"):
+        list(read_texts(engine.model, [file], 64))
+
+
+def test_own_replies_are_plain_decodings_and_know_where_they_stand(
+    engine: Engine, tmp_path: Path
+) -> None:
+    file = lines(
+        tmp_path / "p.jsonl", {"prompt": "the cat"}, {"text": "a dog and"}, {"turns": ["a", "b"]}
+    )
+    pieces = list(own_replies(engine, [file], 128, 10))
+    assert len(pieces) == 3
+    for piece in pieces:
+        start, end = piece.spans[-1]
+        plain = engine.generate(piece.ids[:start], method="ar", max_tokens=10).run()
+        assert piece.ids[start:end] == plain.token_ids
+    assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
+
+
+# What is kept
+
+
+def test_states_are_those_that_decoding_gives_and_survive_a_stop(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    pieces = [Piece([5, 270, 271, 272]), Piece([6, 280], []), Piece([7, 8, 9], [(1, 3)])]
+    with Model(tiny_model) as model, Context(model, EXACT) as context:
+
+        def stop(done: int, total: int) -> None:
+            if done >= 6:
+                raise KeyboardInterrupt
+
+        states.begin(tmp_path, {"target": "x"})
+        states.write_samples(tmp_path, pieces[:2], 8, lambda done, total: None)
+        (tmp_path / "ends.npy").unlink()  # stopped before all was written, in the middle of a line
+        with (tmp_path / "samples.jsonl").open("a") as file:
+            file.write('{"ids": [7, 8')
+        assert states.n_samples(tmp_path) == 2
+        states.write_samples(tmp_path, pieces[2:], 8, lambda done, total: None)
+        with pytest.raises(KeyboardInterrupt):
+            states.collect(tmp_path, context, stop)
+        found = states.collect(tmp_path, context, lambda done, total: None)
+        assert found.tokens.tolist() == [5, 270, 271, 272, 6, 280, 7, 8]
+        assert found.ends.tolist() == [4, 6, 8]
+        assert found.until.tolist() == [4, 4, 4, 4, 0, 0, 0, 8]
+        context.want_hidden(True)
+        for first, end in ((0, 4), (4, 6), (6, 8)):
+            context.seq_rm(-1, 0, -1)
+            for position, token in enumerate(found.tokens[first:end].tolist()):
+                output = context.decode(states.chain([token], position))
+                at = first + position
+                np.testing.assert_allclose(found.hidden[at], output.hidden(0), atol=2e-3)
+                assert found.choices[at] == output.argmax(0)
+
+
+def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
+    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    with pytest.raises(TrainError, match="ctx was 512 and is 64; give another --work"):
+        states.begin(tmp_path, {"target": "x", "ctx": 64})
+
+
+def test_heads_learn_from_what_the_target_wrote(tmp_path: Path) -> None:
+    folder = fake_states(tmp_path)
+    labels = medusa._labels(folder, 2)
+    none = medusa._NO_LABEL
+    # Tokens 3 to 6 are a reply. Its first token is followed from the state before it.
+    assert labels.tolist() == [
+        [none] * 2, [none] * 2, [13, 14], [14, 15], [15, none], [none] * 2, [none] * 2,
+        *[[none] * 2] * 3,
+    ]  # fmt: skip
+    cut = medusa._renumbered(labels, np.array([13, 15], np.int32))
+    assert cut[2:5].tolist() == [[0, medusa._NOT_DRAFTED], [medusa._NOT_DRAFTED, 1], [1, none]]
+
+
+def fake_states(folder: Path) -> states.States:
+    """Ten tokens in two pieces; the target wrote tokens 3 to 6 of the first."""
+    np.save(folder / "tokens.npy", np.arange(10, dtype=np.int32))
+    np.save(folder / "choices.npy", np.arange(10, 20, dtype=np.int32))
+    np.save(folder / "ends.npy", np.array([7, 10]))
+    np.save(folder / "until.npy", np.array([0, 0, 0, 7, 7, 7, 7, 0, 0, 0]))
+    np.save(folder / "hidden.npy", np.zeros((10, 4), np.float16))
+    return states.States(folder)
+
+
+# The whole way
+
+
+@pytest.mark.parametrize("options", [[], ["--output", "one", "--vocab", "40", "--blocks", "2"]])
+def test_trained_heads_draft_what_the_target_says(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    data = lines(tmp_path / "p.jsonl", *([{"text": "the cat"}] * 5))
+    out = tmp_path / "heads.gguf"
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(out)]
+    command += ["--generate", "100", "--ctx", "128", "--threads", "1", "--heads", "2"]
+    command += ["--epochs", "15", "--batch", "32", "--rate", "0.01", "--device", "cpu", *options]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "how often each choice of a head is right" in printed
+    assert f"{out}: " in printed
+    with Engine.load(tiny_model, EXACT, heads=out) as engine:
+        plain = engine.generate("the cat", method="ar", max_tokens=80).run()
+        ours = engine.generate("the cat", method="medusa", max_tokens=80).run()
+        assert ours.token_ids == plain.token_ids
+        assert ours.stats.tokens_per_step > 1.3  # it learnt this very text
+
+    assert main(["tree", "--heads", str(out)]) == 0
+    assert "tokens per step to be expected" in capsys.readouterr().out
+    other = tmp_path / "other.gguf"
+    assert main(["tree", "--heads", str(out), "--choices", "0.1/2", "--out", str(other)]) == 0
+    assert show_choices(read_weights(HeadsFile(other)).tree) == "0.1/2"
+    assert main(["tree", "--heads", str(out), "--nodes", "1"]) == 0
+    assert len(read_weights(HeadsFile(out)).tree) == 1
+
+
+def test_what_is_missing_is_said_in_one_line(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = tmp_path / "a.txt"
+    data.write_text("", encoding="utf-8")
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--ctx", "64"]
+    command += ["--threads", "1", "--out", str(tmp_path / "h.gguf")]
+    monkeypatch.setattr("speculation.train.find_spec", lambda name: None)
+    assert main(command) == 2
+    assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
+    monkeypatch.undo()
+    pytest.importorskip("torch")
+    assert main([*command[:-1], str(tmp_path / "none" / "h.gguf")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert main([*command, "--heads", "20"]) == 2
+    assert "heads is 20; give 1 to 8" in capsys.readouterr().err
+    assert main(["tree", "--heads", str(tiny_model)]) == 2
+    assert "holds no drafting heads" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "some must be held out; give more" in capsys.readouterr().err
