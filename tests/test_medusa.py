@@ -28,7 +28,7 @@ from speculation.engine import Engine
 from speculation.estimates import Estimates
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.load import load_heads
-from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
+from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _likeliest
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
 from speculation.methods import parse_method
@@ -121,6 +121,15 @@ def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int]
     there = MedusaHeadsOnGPU(weights, torch, "cpu")
     for mine, theirs in zip(ours.top(hidden, 4), there.top(hidden, 4), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_drafted", [3, 64, 130, 1000])
+def test_the_likeliest_tokens_come_first(n_drafted: int) -> None:
+    rng = np.random.default_rng(n_drafted)
+    for n in (1, 8, 40, 200):
+        logits = rng.standard_normal(n_drafted).astype(np.float32)
+        expected = np.argsort(-logits)[:n]
+        np.testing.assert_array_equal(_likeliest(logits, n), expected)
 
 
 # Trees

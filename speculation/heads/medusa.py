@@ -21,6 +21,7 @@ from batching.tree import Floats
 from speculation.heads.tree import Path
 
 Ints = npt.NDArray[np.int64]
+_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -92,23 +93,35 @@ class MedusaHeads:
             with np.errstate(over="ignore"):  # exp(-inner) is infinite where SiLU is zero
                 state = state + inner / (1.0 + np.exp(-inner))
         if w.output.ndim == 2:
-            shared: Floats = state @ w.output.T
+            # OpenBLAS takes 0.3 ms for 4096 × 256 by 256 × 4; the other way round 0.8.
+            shared: Floats = (w.output @ state.T).T
             return shared
         own: Floats = np.matmul(w.output, state[:, :, None])[:, :, 0]
         return own
 
     def top(self, hidden: Floats, n: int) -> tuple[Ints, Floats]:
-        logits = self.logits(hidden)
-        n = min(n, logits.shape[1])
-        found = np.argpartition(logits, -n, axis=1)[:, -n:]
+        logits = np.ascontiguousarray(self.logits(hidden))
+        found = np.stack([_likeliest(row, n) for row in logits])
         values = np.take_along_axis(logits, found, axis=1)
-        order = np.argsort(-values, axis=1)
-        found = np.take_along_axis(found, order, axis=1)
-        values = np.take_along_axis(values, order, axis=1)
         peak = values[:, :1]
         probs: Floats = np.exp(values - peak) / np.exp(logits - peak).sum(axis=1, keepdims=True)
         tokens = self._weights.tokens
         return (found if tokens is None else tokens[found].astype(np.int64)), probs
+
+
+def _likeliest(logits: Floats, n: int) -> Ints:
+    """The ``n`` highest of ``logits``, (n_drafted,), the highest first; all where they are fewer.
+
+    Of the highest in each of 64 blocks the n-th is a bound that n values at least reach, and few
+    more do: a third of the time of a partition at 4,096 tokens, a twentieth at 150,000.
+    """
+    size = len(logits) // _BLOCKS
+    if n <= _BLOCKS // 2 and size > 1:
+        peaks = logits[: _BLOCKS * size].reshape(_BLOCKS, size).max(axis=1)
+        found = np.flatnonzero(logits >= np.partition(peaks, -n)[-n])
+    else:
+        found = np.arange(len(logits))
+    return found[np.argsort(-logits[found], kind="stable")[:n]]
 
 
 class MedusaHeadsOnGPU:
