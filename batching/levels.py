@@ -54,15 +54,16 @@ class LevelDecoder:
         """Hold the first ``n_tokens`` of what is committed, for trees with ``n_leaves``."""
         self.begin([*self._cache.tokens[:n_tokens], 0], n_leaves)
 
-    def root(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
+    def root(self, tokens: Sequence[int]) -> Output:
         """Commit ``tokens``, the whole text, and start a tree below it.
 
         ``tokens`` goes on from the text of the last call. Row ``n`` of the output, with ``n`` from
-        ``root_row``, is that of the last token. ``embeddings`` are those of the tokens that are
-        not committed yet, (n, n_embd).
+        ``root_row``, is that of the last token.
         """
-        n_known = self._cache.n_past
-        fresh = tokens[n_known:]
+        return self.extend(tokens[self._cache.n_past :])
+
+    def extend(self, fresh: Sequence[int], embeddings: Floats | None = None) -> Output:
+        """The same with the tokens that are new alone, and with embeddings, (n, n_embd)."""
         kept = 0
         if embeddings is None and not self._forked and self._chain:
             kept = min(common_prefix(self._chain, fresh), len(fresh) - 1)

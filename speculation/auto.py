@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
+from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.cost import SIZES, CostModel
-from speculation.drafter import Drafter, Step, needs_hidden
+from speculation.drafter import Drafter, Step, needs_hidden, reader_of
 from speculation.policy import choose
 
-SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa")
+SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa", "eagle")
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
@@ -101,9 +102,18 @@ class Source:
     def awake(self) -> bool:
         return self._rest <= 0
 
+    @property
+    def wakes(self) -> bool:
+        """Whether it will be awake when another text begins."""
+        return self.awake or self._is_cheap
+
+    @property
+    def _is_cheap(self) -> bool:
+        return self._usual <= _CHEAP * self._plain
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Another text: a new chance, if trying costs little."""
-        if self._usual <= _CHEAP * self._plain:
+        if self._is_cheap:
             self._rest = self.account = 0.0
         self._prompt = prompt
         if self.awake:
@@ -160,6 +170,11 @@ class Auto:
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
         self._thought = 0.0  # time spent in this step
         self._awake: list[Source] = []  # this step's sources
+
+    @property
+    def reader(self) -> StateReader | None:
+        """What reads the states of a prompt for the sources that will draft."""
+        return reader_of([source.drafter for source in self.sources if source.wakes])
 
     def begin(self, prompt: Sequence[int]) -> None:
         for source in self.sources:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from batching.target import Output
+from batching.cache import StateReader
+from batching.target import Output, Target
 from batching.tree import TokenTree
 
 
@@ -31,7 +32,8 @@ class Drafter(Protocol):
 
     One that reads ``step.output.hidden`` says so by an attribute ``needs_hidden``, which is true.
     The prompt was read without hidden states by then, so that its rows cost no output each: the
-    first state seen is that of the first step.
+    first state seen is that of the first step. One that needs states of the prompt has an attribute
+    ``reader``, which says of which tokens.
     """
 
     @property
@@ -53,6 +55,31 @@ class Drafter(Protocol):
     def observe(self, step: Step) -> None:
         """See what became of the step."""
         ...
+
+
+def reader_of(drafters: Iterable[Drafter]) -> StateReader | None:
+    """What is to read the target's states of a prompt, by the drafters' attributes ``reader``."""
+    readers = [getattr(drafter, "reader", None) for drafter in drafters]
+    found = [reader for reader in readers if reader is not None]
+    return _Readers(found) if len(found) > 1 else found[0] if found else None
+
+
+class _Readers:
+    """Several readers as one."""
+
+    def __init__(self, readers: Sequence[StateReader]) -> None:
+        self._readers = readers
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        return min([reader.begin(tokens) for reader in self._readers])
+
+    def switch(self, target: Target, wanted: bool) -> None:
+        for reader in self._readers:
+            reader.switch(target, wanted)
+
+    def read(self, first: int, n: int, output: Output) -> None:
+        for reader in self._readers:
+            reader.read(first, n, output)
 
 
 def needs_hidden(drafter: Drafter) -> bool:

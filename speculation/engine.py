@@ -17,7 +17,8 @@ from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel, load_cost, save_cost
 from speculation.decode import Emitted, decode
-from speculation.drafter import Drafter
+from speculation.drafter import Drafter, reader_of
+from speculation.heads.eagle import EagleHead
 from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
@@ -74,6 +75,9 @@ class Engine:
             successors=lambda: load_successors(model),
             draft_sampler=self._draft_sampler,
         )
+        for head in self.resources.heads.values():
+            if isinstance(head, EagleHead):
+                head.start(_head_params(context))
         self._running: Generation | None = None
 
     @classmethod
@@ -97,12 +101,13 @@ class Engine:
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
         loaded = Model(resolve(model), n_gpu_layers=n_gpu_layers, progress=progress)
-        opened: list[Model | Context] = [loaded]
+        opened: list[Model | Context | EagleHead] = [loaded]
         try:
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
             found = load_heads([resolve(name) for name in given], loaded)
+            opened += [head for head in found.values() if isinstance(head, EagleHead)]
             if draft_model is None:
                 return cls(loaded, context, heads=found)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
@@ -230,6 +235,9 @@ class Engine:
         self.stop_running()
         if self.resources.known_cost is not None:
             save_cost(self.context, self.resources.known_cost)
+        for head in self.resources.heads.values():
+            if isinstance(head, EagleHead):
+                head.close()
         self.context.close()
         self.model.close()
         if self.draft is not None:
@@ -306,7 +314,10 @@ class Generation:
             cache = engine.cache
             try:
                 stats.n_reused = cache.prefill(
-                    self.prompt[:-1], progress=self._progress, cancelled=self._cancelled
+                    self.prompt[:-1],
+                    progress=self._progress,
+                    cancelled=self._cancelled,
+                    reader=reader_of(drafters),
                 )
             except Cancelled:
                 self.finish_reason = "cancelled"
@@ -435,6 +446,12 @@ def _draft_params(context: Context) -> ContextParams:
     """A draft context holds the same text as the target's, and a few leaves of a tree."""
     n_batch = min(context.n_batch, context.n_ctx)
     return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=16)
+
+
+def _head_params(context: Context) -> ContextParams:
+    """Heads with a context of their own hold the text as well, and compute as the target does."""
+    flash_attn = "on" if context.flash_attn else "off"
+    return replace(_draft_params(context), flash_attn=flash_attn)
 
 
 def _require_rewind_of_draft(draft: Context) -> None:

@@ -37,6 +37,8 @@ class Candidate(NamedTuple):
 Candidates = Sequence[Candidate]
 # Candidates so far, the one whose children are looked for (-1 = the root), its depth, its logits.
 Children = Callable[[Candidates, int, int, Floats], list[Candidate]]
+# The likeliest tokens after a row of logits, as many as wanted, and how likely each is.
+Top = Callable[[Floats, int], list[tuple[int, float]]]
 # Decode tokens below nodes of the level before, given by their places in it.
 Level = Callable[[Sequence[int], Sequence[int]], Output]
 
@@ -68,7 +70,9 @@ def grow(
     return nodes
 
 
-def grow_static(shape: Sequence[Path], level: Level, output: Output, row: int) -> list[Candidate]:
+def grow_static(
+    shape: Sequence[Path], top: Top, level: Level, output: Output, row: int
+) -> list[Candidate]:
     """The candidates of a tree fixed by ranks; ``shape`` has parents first, siblings by rank."""
     nodes: list[Candidate] = []
     index: dict[Path, int] = {(): -1}
@@ -78,7 +82,7 @@ def grow_static(shape: Sequence[Path], level: Level, output: Output, row: int) -
         below: list[Path] = []
         for i, path in enumerate(frontier):
             ranks = [child[-1] for child in shape if child[:-1] == path]
-            found = likeliest(output.logits(row + i), max(ranks) + 1)
+            found = top(output.logits(row + i), max(ranks) + 1)
             reached = nodes[index[path]].path_prob if path else 1.0
             for rank in ranks:
                 if rank < len(found):

@@ -16,6 +16,8 @@ from speculation.cost import CostModel
 from speculation.drafter import Drafter
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
+from speculation.drafters.eagle import PRIORS as EAGLE_PRIORS
+from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
@@ -71,6 +73,20 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
     return params.verify == "rejection" and resources.sampling.temperature > 0
 
 
+def _eagle(
+    params: Eagle1Params | Eagle2Params,
+    resources: Resources,
+    target_seconds: Callable[[], float] | None = None,
+) -> Eagle:
+    method = "eagle-1" if isinstance(params, Eagle1Params) else "eagle-2"
+    return Eagle(
+        params,
+        resources.head_levels("eagle", method),
+        estimates=resources.keep("eagle", lambda: Estimates(EAGLE_PRIORS)),
+        target_seconds=target_seconds,
+    )
+
+
 def _medusa(params: MedusaParams, resources: Resources) -> Medusa:
     estimates = resources.keep("medusa", lambda: Estimates(MEDUSA_PRIORS))
     return Medusa(params, resources.medusa, estimates)
@@ -108,6 +124,10 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
                 target_seconds=lambda: resources.cost.curve(0).at(1),
             )
+        if "eagle" in resources.heads:
+            sources["eagle"] = lambda: _eagle(
+                Eagle2Params(), resources, lambda: resources.cost.curve(0).at(1)
+            )
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
@@ -143,6 +163,8 @@ METHODS: dict[str, MethodKind] = {
         MethodKind(
             "medusa", "Medusa", MedusaParams, lambda p, r: [_medusa(p, r)], _medusa_verifier
         ),
+        MethodKind("eagle-1", "EAGLE-1", Eagle1Params, lambda p, r: [_eagle(p, r)]),
+        MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
     )
 }
 

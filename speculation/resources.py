@@ -11,6 +11,7 @@ from batching.target import Target
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
+from speculation.head_levels import HeadLevels
 from speculation.heads.medusa import Heads
 from speculation.sampling import SamplingParams
 
@@ -91,6 +92,18 @@ class Resources:
                 "method medusa needs heads for it and none were loaded; give them with --heads"
             )
         return heads
+
+    def head_levels(self, name: str, method: str) -> HeadLevels:
+        """The text in the context of the heads ``name``, which ``method`` drafts with.
+
+        Raises InvalidParameter when none were loaded.
+        """
+        heads = self.heads.get(name)
+        if heads is None:
+            raise InvalidParameter(
+                f"method {method} needs heads for it and none were loaded; give them with --heads"
+            )
+        return self.keep(("levels", name), lambda: HeadLevels(heads))
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What is kept under ``key``, made when it is asked for first."""

@@ -57,6 +57,29 @@ class FakeHeads:
         return np.array(tokens), np.tile(probs[:n], (self.n_heads, 1))
 
 
+class FakeEagleHead:
+    """A head whose context guesses like ``logits``; its rows carry token and state, (n, 1 + 5)."""
+
+    needs_hidden = True
+    tokens = None
+
+    def __init__(self, logits: Callable[[tuple[int, ...]], Floats]) -> None:
+        self.context = FakeTarget(logits=logits)
+        self.context.want_hidden(True)
+
+    def states_of(self, output: FakeOutput, row: int) -> Floats:
+        return output.hidden(row)
+
+    def switch(self, target: FakeTarget, wanted: bool) -> None:
+        target.want_hidden(wanted)
+
+    def encode(self, states: Floats) -> Floats:
+        return states
+
+    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
+        return np.column_stack([np.array(tokens, np.float32), states])
+
+
 class FakeOutput:
     def __init__(
         self,

@@ -15,12 +15,19 @@ from batching.cache import SequenceCache
 from batching.tree import Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
-from speculation.drafter import Drafter, Step
+from speculation.drafter import Drafter, Step, reader_of
 from speculation.methods import parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.verify import Match
-from tests.fake_target import N_VOCAB, FakeHeads, FakeSampler, FakeTarget, fake_logits
+from tests.fake_target import (
+    N_VOCAB,
+    FakeEagleHead,
+    FakeHeads,
+    FakeSampler,
+    FakeTarget,
+    fake_logits,
+)
 
 
 class RandomTrees:
@@ -72,6 +79,13 @@ METHODS = (
     "medusa:nodes=40",
     "auto:sources=medusa",
     "auto:sources=medusa+prompt-lookup+lookahead",
+    "eagle-1",
+    "eagle-1:choices=0.0.0/1.0/2,window=3",
+    "eagle-2",
+    "eagle-2:depth=3,top_k=3,nodes=7,window=2",
+    "eagle-2:top_k=1,nodes=4,window=0",
+    "auto:sources=eagle",
+    "auto:sources=eagle+medusa+prompt-lookup",
     "prompt-lookup",
     "prompt-lookup:branches=4,order=longest",
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
@@ -92,7 +106,7 @@ def resources() -> Resources:
     return Resources(
         lambda: CostModel({0: curve}),
         draft=FakeTarget(logits=draft_logits),
-        heads={"medusa": FakeHeads()},
+        heads={"medusa": FakeHeads(), "eagle": FakeEagleHead(draft_logits)},
     )
 
 
@@ -127,7 +141,7 @@ def run(
     target = FakeTarget(n_ctx=n_ctx)
     cache = SequenceCache(target)
     cache.reserve(1 + sum(drafter.n_branches for drafter in drafters))
-    cache.prefill(prompt[:-1])
+    cache.prefill(prompt[:-1], reader=reader_of(drafters))
     sampler = FakeSampler(temperature, seed, penalty)
     stats = Stats()
     text: list[int] = []
@@ -177,7 +191,7 @@ def test_random_trees_are_often_right() -> None:
 
 
 def test_heads_that_read_the_state_are_often_right() -> None:
-    for method in ("medusa", "auto:sources=medusa"):
+    for method in ("medusa", "auto:sources=medusa", "eagle-1", "eagle-2", "auto:sources=eagle"):
         steps = [run(method, seed)[1] for seed in range(50)]
         assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
 

@@ -5,10 +5,13 @@ docs/heads.md lists metadata and tensors. What is common to every kind of heads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from batching.errors import HeadsError
 from batching.gguf_file import GGUFFile, fingerprint
@@ -100,6 +103,11 @@ class HeadsFile:
 
         Raises HeadsError where it is missing or has another shape.
         """
+        self.check_tensor(name, *shape)
+        return self.gguf.tensor(name)
+
+    def check_tensor(self, name: str, *shape: int) -> None:
+        """Raise HeadsError where a tensor is missing or has another shape."""
         tensor = self.gguf.tensors.get(name)
         if tensor is None or tensor.shape != shape:
             found = "is missing" if tensor is None else f"is {_sizes(tensor.shape)}"
@@ -107,7 +115,63 @@ class HeadsFile:
                 f"{self.path}: {name} {found}, where heads for hidden states of "
                 f"{self.info.n_embd} have {_sizes(shape)}; train the heads again"
             )
-        return self.gguf.tensor(name)
+
+    def tokens(self) -> npt.NDArray[np.int32] | None:
+        """The tokens that are drafted at all, where it is not the whole vocabulary.
+
+        Raises HeadsError where they are not of the vocabulary.
+        """
+        if "tokens" not in self.gguf.tensors:
+            return None
+        found = self.gguf.integers("tokens")
+        if found.min() < 0 or found.max() >= self.info.n_vocab:
+            raise HeadsError(
+                f"{self.path}: it drafts tokens beyond {self.info.n_vocab}; train it again"
+            )
+        return found
+
+
+def write_heads(
+    path: Path,
+    info: HeadsInfo,
+    metadata: Mapping[str, int | float],
+    tensors: Mapping[str, npt.NDArray[Any]],
+    kind: str = "f16",
+) -> None:
+    """Write heads to one GGUF: matrices as ``kind`` (f32, f16 or q8_0), vectors as they are.
+
+    Where rows do not divide into Q8_0's blocks of 32, they are written as F16. Needs the package
+    gguf (the extra ``train``). The file appears when it is whole.
+    """
+    import gguf
+
+    partial = path.with_name(f"{path.name}.partial")
+    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    writer.add_name(f"{info.method} heads for {info.target_name}")
+    writer.add_string("heads.method", info.method)
+    writer.add_string("heads.target.name", info.target_name)
+    writer.add_string("heads.target.fingerprint", info.fingerprint)
+    writer.add_uint32("heads.embedding_length", info.n_embd)
+    writer.add_uint32("heads.vocab_size", info.n_vocab)
+    for key, value in metadata.items():
+        if isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_float32(key, value)
+    for name, values in tensors.items():
+        if values.ndim < 2:
+            writer.add_tensor(name, np.ascontiguousarray(values))
+        elif kind == "q8_0" and values.shape[-1] % 32 == 0:
+            q8_0 = gguf.GGMLQuantizationType.Q8_0
+            quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
+            writer.add_tensor(name, quantized, raw_dtype=q8_0)
+        else:
+            writer.add_tensor(name, values.astype(np.float32 if kind == "f32" else np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(path)
 
 
 def model_name(model: Model) -> str:

@@ -8,10 +8,14 @@ from typing import Any
 
 from batching.errors import HeadsError
 from batching.model import Model
+from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import HeadsFile
 from speculation.heads.medusa_file import load_medusa
 
-LOADERS: dict[str, Callable[[HeadsFile, Model], Any]] = {"medusa": load_medusa}
+LOADERS: dict[str, Callable[[HeadsFile, Model], Any]] = {
+    "medusa": load_medusa,
+    "eagle": load_eagle,
+}
 
 
 def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""EAGLE: a head foretells the target's states, one after the other, and so its tokens.
+
+EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
+follow the head's confidence: of each level the likeliest paths are expanded, and of everything
+found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). Both share one head and one way to
+draft: level by level in the head's own context, which then takes in the true states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from batching.cache import StateReader
+from batching.errors import InvalidParameter
+from batching.target import Output
+from batching.tree import Floats, TokenTree
+from speculation.drafter import Step
+from speculation.estimates import Estimates
+from speculation.growth import Candidate, Candidates, best_nodes, grow, grow_static, hang
+from speculation.head_levels import HeadLevels
+from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
+
+MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
+MAX_DEPTH = 16
+# How often the head's first choice is the target's, by its probability in tenths.
+PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
+# The tree of EAGLE-1's published program: 25 nodes, five levels.
+PUBLISHED = (
+    "0.0.0.0.0/0.0.0.0.1/0.0.0.1/0.0.0.2/0.0.1/0.0.2/0.1.0/0.1.1/0.2.0/0.2.1/1.0.0/1.1/2.0/2.1/3.0"
+)
+
+
+@dataclass(frozen=True)
+class Eagle1Params:
+    """Which candidates are drafted.
+
+    choices  the tree, as paths of ranks: 0.0.0/1.0 goes three deep along the first choices and two
+             deep along the second; candidates on the way to a path's end are part of it
+    window   tokens at the end of a prompt that the head sees; the target gives their states while
+             it reads them, which costs their output. 0 = none: drafting begins with the second step
+    """
+
+    choices: Choices = PUBLISHED
+    window: int = 256
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
+        _check_window(self.window)
+        if self.depth > MAX_DEPTH:
+            raise InvalidParameter(f"choices go {self.depth} deep; give {MAX_DEPTH} at most")
+        if self.width > MAX_WIDTH:
+            raise InvalidParameter(
+                f"choices expand {self.width} nodes of a level; give {MAX_WIDTH} at most"
+            )
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return parse_choices(self.choices)
+
+    @property
+    def depth(self) -> int:
+        return len(self.shape[-1])
+
+    @property
+    def width(self) -> int:
+        """Nodes of a level that have children, at most."""
+        inner = {path[:-1] for path in self.shape}
+        return max(Counter(map(len, inner)).values())
+
+    @property
+    def n_branches(self) -> int:
+        return n_leaves(self.shape)
+
+
+@dataclass(frozen=True)
+class Eagle2Params:
+    """How far and how broadly the head drafts, and what is kept of it.
+
+    depth   levels: draft tokens in a row
+    top_k   nodes of a level that are expanded, and drafts looked at below each
+    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    window  tokens at the end of a prompt that the head sees; the target gives their states while
+            it reads them, which costs their output. 0 = none: drafting begins with the second step
+    """
+
+    depth: int = 5
+    top_k: int = 8
+    nodes: int = 24
+    window: int = 256
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("depth", 1, MAX_DEPTH),
+            ("top_k", 1, MAX_WIDTH),
+            ("nodes", 1, 255),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        _check_window(self.window)
+
+    @property
+    def width(self) -> int:
+        return self.top_k
+
+    @property
+    def n_branches(self) -> int:
+        return 0 if self.top_k == 1 else self.nodes
+
+
+def _check_window(window: int) -> None:
+    if window < 0:
+        raise InvalidParameter(f"window is {window}; give 0 or more tokens")
+
+
+class Eagle:
+    """The head's context in step with the text, and a tree of its guesses each step."""
+
+    def __init__(
+        self,
+        params: Eagle1Params | Eagle2Params,
+        levels: HeadLevels,
+        *,
+        estimates: Estimates | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``levels`` is shared with the texts before and after, ``estimates`` may be.
+
+        ``target_seconds`` is what a step of the target costs: where the tree has a floor, drafting
+        goes on only while it is worth its own time.
+        """
+        self.params = params
+        self.n_branches = params.n_branches
+        self._levels = levels
+        self._estimates = estimates or Estimates(PRIORS)
+        self._target_seconds = target_seconds
+        self._seconds = 0.0  # of a level, on average
+        self._last = 0  # place of the text's last token
+        self._choices: dict[int, tuple[int, float]] = {}  # first choice below each tree node
+        levels.prepare(params.window, params.width)
+
+    @property
+    def needs_hidden(self) -> bool:
+        return self._levels.head.needs_hidden
+
+    @property
+    def reader(self) -> StateReader:
+        """What reads the states of a prompt."""
+        return self._levels
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._estimates.new_text()
+        self._levels.prepare(self.params.window, self.params.width)
+        if not self._levels.follows(prompt):
+            self._levels.begin(prompt[:-1])
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        self._last = len(tokens) - 1
+        self._choices = {}
+        start = perf_counter()
+        root = self._levels.root(tokens, self.params.depth * self.params.width)
+        if root is None:
+            return  # the first states of a text are still to come, or there is no room
+        nodes = self._grow(*root, tree)
+        chosen: Sequence[int] = range(len(nodes))
+        if isinstance(self.params, Eagle2Params):
+            chosen = best_nodes(nodes, min(self.params.nodes, tree.room))
+        placed = hang(nodes, chosen, tree, self._holds)
+        for c in chosen:  # siblings come in the order of their probability
+            if nodes[c].parent in placed:
+                below = placed[nodes[c].parent]
+                self._choices.setdefault(below, (nodes[c].token, nodes[c].prob))
+        depth = 1 + max(tree.depths)
+        self._seconds += 0.1 * ((perf_counter() - start) / depth - self._seconds)
+
+    def observe(self, step: Step) -> None:
+        tree, path = step.tree, step.path
+        became = [*(tree.tokens[node] for node in path[1:]), step.bonus]
+        for node, actual in zip(path, became, strict=True):
+            if node in self._choices:
+                token, prob = self._choices[node]
+                self._estimates.learn(min(9, int(10 * prob)), held=token == actual)
+            self._levels.see(self._last, step.output, node)
+            self._last += 1
+
+    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[Candidate]:
+        params, levels = self.params, self._levels
+        if isinstance(params, Eagle1Params):
+            return grow_static(params.shape, levels.top, levels.level, output, row)
+        floor = self._floor(tree)
+
+        def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
+            reached = 1.0 if parent < 0 else nodes[parent].path_prob
+            found = []
+            for token, prob in levels.top(logits, params.width):
+                # With a floor it matters how likely a path is, without it only which is likelier.
+                candidate = Candidate(parent, token, prob, reached * prob)
+                if floor:
+                    candidate = candidate._replace(path_prob=reached * self._holds(candidate))
+                if candidate.path_prob >= floor:
+                    found.append(candidate)
+            return found
+
+        return grow(children, levels.level, output, row, depth=params.depth, width=params.width)
+
+    def _floor(self, tree: TokenTree) -> float:
+        """Path probability below which another level is not worth its row and its own decode."""
+        if not tree.floor or self._target_seconds is None:
+            return tree.floor
+        return tree.floor + self._seconds / self._target_seconds()
+
+    def _holds(self, candidate: Candidate) -> float:
+        """How likely a candidate is to hold where its parent does."""
+        return self._estimates.of(min(9, int(10 * candidate.prob)))

@@ -1,0 +1,130 @@
+"""HeadLevels: a text in the context of a head that is fed with the target's states, and trees.
+
+A row of such a head takes a token and the state before it. States come in as the target reads the
+prompt and decodes the steps; each waits until the text has the token after it. Below the text's
+last token the head's own guesses stand for the states, and go again with the tree: what was
+accepted of it is decoded anew from the true states, as in EAGLE (arXiv 2401.15077).
+
+Where states are missing, because the target held that part of the text already or other drafters
+were at work, the head's context simply lacks those tokens: its positions count rows, and attention
+knows only how far apart two rows are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from batching.cache import common_prefix
+from batching.levels import LevelDecoder
+from batching.target import Output, Target
+from batching.tree import Floats
+from speculation.growth import likeliest
+from speculation.heads.eagle import DraftHead
+
+_UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
+
+
+class HeadLevels:
+    """The text in a head's context; reads the states of prompts (``batching.cache.StateReader``).
+
+    window   tokens at the end of a prompt whose states are wanted, for the texts to come
+    n_leaves nodes that can be decoded in one level
+    """
+
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+        self.window = 0
+        self.n_leaves = 1
+        self._levels = LevelDecoder(head.context)
+        self._text: list[int] = []  # as far as it is known
+        self._places: list[int] = []  # which tokens of the text have a row
+        self._states: dict[int, Floats] = {}  # by token, until there is a row for the next
+        self._row = 0  # of the last level's first node in its output
+        self._output: Output | None = None
+
+    def prepare(self, window: int, n_leaves: int) -> None:
+        """A text will be drafted with trees of ``n_leaves``, by ``window`` tokens of its prompt."""
+        self.window = window
+        if n_leaves != self.n_leaves:
+            self.n_leaves = n_leaves
+            self._levels.keep(len(self._places), n_leaves)
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        """A text starts with ``tokens``: the first whose state is wanted, as far as needed.
+
+        That of the last common token is asked for again, for the row that follows it.
+        """
+        n_common = common_prefix(self._text, tokens)
+        del self._places[bisect_left(self._places, n_common) :]
+        self._levels.keep(len(self._places), self.n_leaves)
+        self._text = list(tokens)
+        self._states.clear()
+        if not self.window:
+            return len(tokens)
+        return max(0, len(tokens) - self.window, n_common - 1)
+
+    def switch(self, target: Target, wanted: bool) -> None:
+        self.head.switch(target, wanted)
+
+    def read(self, first: int, n: int, output: Output) -> None:
+        for row in range(n):
+            self.see(first + row, output, row)
+
+    def see(self, place: int, output: Output, row: int) -> None:
+        """The state after token ``place`` of the text is in ``row`` of the target's output."""
+        self._states[place] = self.head.states_of(output, row).copy()
+
+    def follows(self, prompt: Sequence[int]) -> bool:
+        """Whether ``begin`` was called for this very prompt, but for its last token."""
+        return self._text == list(prompt[:-1])
+
+    def root(self, tokens: Sequence[int], n_below: int) -> tuple[Output, int] | None:
+        """Decode rows for the tokens of the text whose states came: output and row of the last.
+
+        None where the state before the last token is unknown, or the context has no room for that
+        and ``n_below`` nodes of a tree.
+        """
+        last = len(tokens) - 1
+        done = self._places[-1] if self._places else -1
+        known = sorted(place for place in self._states if done <= place < last)
+        n_rows = len(self._places) + len(known) + n_below
+        if not known or known[-1] != last - 1 or n_rows > self.head.context.n_ctx:
+            self._states.clear()
+            return None
+        states = self.head.encode(np.stack([self._states[place] for place in known]))
+        self._states.clear()
+        self._text += tokens[len(self._text) :]
+        places = [place + 1 for place in known]
+        fresh = [tokens[place] for place in places]
+        embeddings = self.head.inputs(fresh, states)
+        if self._levels.n_past != len(self._places):  # an error came in between
+            self._levels.keep(len(self._places), self.n_leaves)
+        if len(fresh) > _UNREAD:  # a prompt: no output but for the last row
+            self.head.context.want_hidden(False)
+            try:
+                self._levels.extend(fresh[:-1], embeddings[:-1])
+            finally:
+                self.head.context.want_hidden(True)
+            fresh, embeddings = fresh[-1:], embeddings[-1:]
+        self._output = self._levels.extend(fresh, embeddings)
+        self._row = self._levels.root_row
+        self._places += places
+        return self._output, self._row
+
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
+        """Decode ``tokens`` below nodes of the level before; see ``LevelDecoder.level``."""
+        assert self._output is not None, "a tree begins with its root"
+        states = np.stack([self._output.hidden(self._row + parent) for parent in parents])
+        self._row = 0
+        self._output = self._levels.level(parents, tokens, self.head.inputs(tokens, states))
+        return self._output
+
+    def top(self, logits: Floats, n: int) -> list[tuple[int, float]]:
+        """The ``n`` likeliest tokens after a row, as the target numbers them, and how likely."""
+        found = likeliest(logits, n)
+        if self.head.tokens is None:
+            return found
+        return [(int(self.head.tokens[token]), prob) for token, prob in found]

@@ -1,0 +1,137 @@
+"""EAGLE's head in its file: read for a model, and joined with it to what llama.cpp can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import HeadsError
+from batching.gguf_file import GGUFFile
+from batching.gguf_writer import RawTensor, write_gguf
+from batching.model import Model
+from batching.tree import Floats
+from speculation.heads.eagle import EagleHead, EagleShape
+from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+
+
+def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
+    """The head for ``model``, which the file was checked against; ``start`` it before drafting.
+
+    Raises HeadsError where it has other sizes than its file says, UnsupportedModel where the
+    target's file has no output matrix or no embeddings.
+    """
+    shape = read_shape(file)
+    for name, sizes in shape.tensors.items():
+        file.check_tensor(name, *sizes)
+    tokens = file.tokens()
+    target = GGUFFile(model.path)
+    folder = TemporaryDirectory(prefix="speculation-", ignore_cleanup_errors=True)
+    try:
+        layer = Path(folder.name) / "layer.gguf"
+        write_layer(layer, file, shape, target, tokens)
+        return EagleHead(
+            file.gguf.tensor("fc.weight"),
+            file.gguf.tensor("fc.bias"),
+            partial(target.rows, "token_embd.weight"),
+            layer,
+            tokens=tokens,
+            folder=folder,
+            n_gpu_layers=model.n_gpu_layers,
+        )
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def read_shape(file: HeadsFile) -> EagleShape:
+    """The sizes that a file says its layer has. Raises HeadsError where they make no layer."""
+    shape = EagleShape(
+        n_embd=file.info.n_embd,
+        n_head=file.value("eagle.head_count", int),
+        n_head_kv=file.value("eagle.head_count_kv", int),
+        n_ff=file.value("eagle.feed_forward_length", int),
+        rope_base=file.value("eagle.rope_freq_base", float),
+        norm_eps=file.value("eagle.norm_epsilon", float),
+    )
+    if (
+        min(shape.n_head, shape.n_head_kv, shape.n_ff) < 1
+        or shape.n_embd % (2 * shape.n_head)
+        or shape.n_head % shape.n_head_kv
+    ):
+        raise HeadsError(
+            f"{file.path}: states of {shape.n_embd} do not split into {shape.n_head} heads over "
+            f"{shape.n_head_kv}; train it again"
+        )
+    return shape
+
+
+def write_layer(
+    path: Path,
+    file: HeadsFile,
+    shape: EagleShape,
+    target: GGUFFile,
+    tokens: npt.NDArray[np.int32] | None = None,
+) -> None:
+    """Write the layer as a model of one layer, with the target's output matrix in its own type.
+
+    Without a vocabulary of its own, and with output and embeddings tied: the latter are not used.
+    """
+    name = target.output_name
+    matrix, rows = target.tensors[name], target.raw(name)
+    if matrix.shape != (file.info.n_vocab, file.info.n_embd):
+        raise HeadsError(
+            f"the output matrix of {target.path.name} is {' × '.join(map(str, matrix.shape))}, not "
+            f"{file.info.n_vocab} × {file.info.n_embd}: no head can share it"
+        )
+    if tokens is not None:
+        rows = rows[tokens]
+    n_drafted = len(rows)
+    tensors = {"token_embd.weight": RawTensor((n_drafted, shape.n_embd), matrix.type, rows)}
+    for name in shape.tensors:
+        if not name.startswith("fc."):
+            tensor = file.gguf.tensors[name]
+            tensors[name] = RawTensor(tensor.shape, tensor.type, file.gguf.raw(name))
+    metadata: dict[str, str | int | float] = {
+        "general.architecture": "llama",
+        "general.name": f"EAGLE's layer for {file.info.target_name}",
+        "llama.context_length": 1 << 20,  # positions are relative: nothing depends on it
+        "llama.embedding_length": shape.n_embd,
+        "llama.block_count": 1,
+        "llama.feed_forward_length": shape.n_ff,
+        "llama.attention.head_count": shape.n_head,
+        "llama.attention.head_count_kv": shape.n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": shape.norm_eps,
+        "llama.rope.dimension_count": shape.n_embd // shape.n_head,
+        "llama.rope.freq_base": shape.rope_base,
+        "llama.vocab_size": n_drafted,
+        "tokenizer.ggml.model": "no_vocab",
+    }
+    write_gguf(path, metadata, tensors)
+
+
+def write_eagle(
+    path: Path,
+    info: HeadsInfo,
+    shape: EagleShape,
+    tensors: Mapping[str, Floats],
+    *,
+    tokens: npt.NDArray[np.int32] | None = None,
+    kind: str = "q8_0",
+) -> None:
+    """Write a head, its matrices as ``kind``; ``tensors`` are those that ``shape`` names."""
+    everything: dict[str, npt.NDArray[np.generic]] = dict(tensors)
+    if tokens is not None:
+        everything["tokens"] = tokens.astype(np.int32)
+    metadata: dict[str, int | float] = {
+        "eagle.head_count": shape.n_head,
+        "eagle.head_count_kv": shape.n_head_kv,
+        "eagle.feed_forward_length": shape.n_ff,
+        "eagle.rope_freq_base": float(shape.rope_base),
+        "eagle.norm_epsilon": float(shape.norm_eps),
+    }
+    write_heads(path, info, metadata, everything, kind)
