@@ -8,22 +8,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
 
 from batching.context import ContextParams
 from batching.errors import SpeculationError
-from batching.gguf_file import fingerprint
+from batching.gguf_file import GGUFFile, fingerprint
 from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
+from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa_file import read_weights, target_output, write_medusa
 from speculation.heads.tree import best_tree, expected_tokens, parse_choices, show_choices
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
 from speculation.train import TrainError, require_packages, states
+from speculation.train.eagle import EagleTraining, shape_for, train_eagle
 from speculation.train.medusa import MedusaTraining, train
 from speculation.train.texts import own_replies, read_texts
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
+T = TypeVar("T")
 
 DESCRIPTION = """\
 Train drafting heads for a GGUF, and choose the tree they draft. docs/heads.md explains.
@@ -57,15 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     medusa = commands.add_parser("medusa", help="train Medusa heads", allow_abbrev=False)
     _add_data(medusa)
-    docs = parameter_docs(MedusaTraining)
-    for field in dataclasses.fields(MedusaTraining):
-        medusa.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=type(field.default),
-            default=field.default,
-            help=f"{docs[field.name]} ({field.default})".strip(),
-        )
+    _add_params(medusa, MedusaTraining)
     medusa.set_defaults(run=_medusa)
+    eagle = commands.add_parser("eagle", help="train a head for EAGLE-1 and -2", allow_abbrev=False)
+    _add_data(eagle)
+    _add_params(eagle, EagleTraining)
+    eagle.set_defaults(run=_eagle)
     tree = commands.add_parser("tree", help="choose the tree of trained heads by its size")
     tree.add_argument("--heads", type=Path, required=True, help="a file of heads")
     tree.add_argument("--nodes", type=int, help="draft tokens; without it all sizes are shown")
@@ -73,6 +76,43 @@ def _parser() -> argparse.ArgumentParser:
     tree.add_argument("--out", type=Path, help="write heads with this tree (the same file)")
     tree.set_defaults(run=_tree)
     return parser
+
+
+def _add_params(parser: argparse.ArgumentParser, params: type[Any]) -> None:
+    docs = parameter_docs(params)
+    for field in dataclasses.fields(params):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=type(field.default),
+            default=field.default,
+            help=f"{docs[field.name]} ({field.default})".strip(),
+        )
+
+
+def _params(args: argparse.Namespace, kind: type[T]) -> T:
+    """The parameters that ``_add_params`` asked for; before anything is loaded, what can fail."""
+    require_packages()
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    params = kind(**{name: getattr(args, name) for name in names})
+    if not args.out.absolute().parent.is_dir():
+        raise TrainError(f"cannot write {args.out}: no such folder; give a path in one that exists")
+    return params
+
+
+def _load(args: argparse.Namespace) -> Engine:
+    return Engine.load(
+        resolve(args.model),
+        ContextParams(n_ctx=args.ctx, n_threads=args.threads),
+        n_gpu_layers=args.gpu_layers,
+    )
+
+
+def _device(args: argparse.Namespace) -> str:
+    import torch
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -96,27 +136,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _medusa(args: argparse.Namespace) -> None:
-    require_packages()
-    params = MedusaTraining(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(MedusaTraining)}
-    )
-    if not args.out.absolute().parent.is_dir():
-        raise TrainError(f"cannot write {args.out}: no such folder; give a path in one that exists")
-    path = resolve(args.model)
-    with Engine.load(
-        path,
-        ContextParams(n_ctx=args.ctx, n_threads=args.threads),
-        n_gpu_layers=args.gpu_layers,
-    ) as engine:
-        model = engine.model
-        info = HeadsInfo.of_target("medusa", model)
+    params = _params(args, MedusaTraining)
+    with _load(args) as engine:
+        path = engine.model.path
+        info = HeadsInfo.of_target("medusa", engine.model)
         output = target_output(path, info.n_vocab, info.n_embd)
         collected = _collect(args, engine, path)
-    import torch
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(args)
     print(f"training {params.heads} heads on {len(collected):,} states ({device})", flush=True)
     progress = _Progress("step")
     trained = train(collected, output, params, device, progress.loss)
@@ -126,6 +152,31 @@ def _medusa(args: argparse.Namespace) -> None:
     print(f"\nmeasured on {trained.n_held_out:,} states that were held out")
     _show_accuracy(weights.accuracy)
     _show_tree(weights.accuracy, weights.tree)
+    print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
+
+
+def _eagle(args: argparse.Namespace) -> None:
+    params = _params(args, EagleTraining)
+    with _load(args) as engine:
+        path = engine.model.path
+        info = HeadsInfo.of_target("eagle", engine.model)
+        shape = shape_for(engine.model, params.ff)
+        output = target_output(path, info.n_vocab, info.n_embd)
+        embeddings = GGUFFile(path).tensor("token_embd.weight")
+        collected = _collect(args, engine, path)
+    device = _device(args)
+    print(f"training a head on {len(collected):,} states ({device})", flush=True)
+    progress = _Progress("step")
+    trained = train_eagle(collected, embeddings, output, shape, params, device, progress.loss)
+    progress.end()
+    write_eagle(args.out, info, shape, trained.tensors, tokens=trained.tokens, kind=params.kind)
+    print(f"\nof {trained.n_held_out:,} states that were held out: how often each token of a chain")
+    print("is right if those before it were, %")
+    print("".join(f"{100 * value:6.1f}" for value in trained.accuracy))
+    print(
+        f"\na chain of {len(trained.accuracy)} gives "
+        f"{1 + float(np.cumprod(trained.accuracy).sum()):.2f} tokens per step"
+    )
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 

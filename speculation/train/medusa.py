@@ -7,7 +7,6 @@ further heads count less, by 0.8 a head, as in Medusa (Cai et al. 2024, arXiv 24
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from batching.tree import Floats
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
 from speculation.train import TrainError
+from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one", "each")
@@ -27,8 +27,6 @@ N_RANKS = 10  # choices of a head whose accuracy is measured
 _FURTHER = 0.8  # weight of a head's loss, of that of the head before
 _NO_LABEL = -100  # beyond the end of a text; cross_entropy's own mark
 _NOT_DRAFTED = -101  # a token that no head can say
-_WARM_UP = 0.03  # share of the steps
-_LAST_RATE = 0.05  # of the learning rate, at the end
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,7 +102,7 @@ def train(
     import torch
 
     torch.manual_seed(params.seed)
-    first_held_out = _split(states, params.held_out)
+    first_held_out = held_out_from(states, params.held_out)
     labels = _labels(states, params.heads)
     tokens = _drafted(labels, params.vocab, len(output))
     if tokens is not None:
@@ -119,7 +117,7 @@ def train(
     optimizer = torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=params.rate, weight_decay=0.0
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, n_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
     weights = torch.tensor([_FURTHER**head for head in range(params.heads)], device=device)
     order = rng.permutation(learnt)
     at = 0
@@ -187,17 +185,6 @@ def _Heads(params: MedusaTraining, output: Floats, torch: Any) -> Any:  # noqa: 
     return Heads()
 
 
-def _split(states: States, held_out: float) -> int:
-    """The first token of the pieces that are held out: the last ones, one at least."""
-    n_pieces = len(states.ends)
-    n_held_out = max(1, round(held_out * n_pieces))
-    if n_pieces - n_held_out < 1:
-        raise TrainError(
-            f"the data make {n_pieces} piece of text, and some must be held out; give more"
-        )
-    return int(states.ends[n_pieces - n_held_out - 1])
-
-
 def _labels(states: States, n_heads: int) -> Ints:
     """What each head is to say at each token, (n, n_heads); _NO_LABEL where that is not known.
 
@@ -228,14 +215,6 @@ def _renumbered(labels: Ints, tokens: npt.NDArray[np.int32]) -> Ints:
 
 def _states(states: States, rows: Ints, device: str, torch: Any) -> Any:
     return torch.from_numpy(states.hidden[rows].astype(np.float32)).to(device)
-
-
-def _rate(step: int, n_steps: int) -> float:
-    warm_up = max(1, int(_WARM_UP * n_steps))
-    if step < warm_up:
-        return (step + 1) / warm_up
-    along = (step - warm_up) / max(1, n_steps - warm_up)
-    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * along))
 
 
 def _accuracy(

@@ -1,0 +1,283 @@
+"""EAGLE's head learnt from collected states, in PyTorch.
+
+From a token and the state before it the head learns the state after it, and what the target would
+say there: smooth L1 on the states, and cross-entropy with the target's own distribution, as in
+EAGLE (Li et al. 2024, arXiv 2401.15077), where the states read are noisy so that a guess will do
+for them. ``layer`` says how it learns to go on from its guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import InvalidParameter
+from batching.model import Model
+from batching.tree import Floats
+from speculation.heads.eagle import EagleShape
+from speculation.train import TrainError
+from speculation.train.schedule import held_out_from, rate_at
+from speculation.train.states import States
+
+KINDS = ("f32", "f16", "q8_0")
+N_DEPTHS = 6  # tokens in a row whose accuracy is measured
+_FURTHER = 0.8  # weight of a pass, of that of the pass before
+_N_JUDGED = 64  # held-out pieces that are gone through in a measurement
+
+
+@dataclass(frozen=True)
+class EagleTraining:
+    """What is trained, and how.
+
+    ff        width of the layer's feed-forward block; 0 = the target's
+    vocab     tokens that are drafted: the most frequent in the data; 0 = all
+    passes    how often a text is gone through, the head's guesses taking the place of states
+    states    weight of the loss on states, beside that on the target's distribution
+    noise     what is added to the states read, uniform, as a share of their size
+    epochs    times that the texts are gone through
+    batch     texts of a step
+    rate      learning rate at its highest
+    held_out  share of the pieces, the last ones, that the head is judged by
+    kind      type of the matrices in the file: f32, f16 or q8_0
+    """
+
+    ff: int = 0
+    vocab: int = 0
+    passes: int = 3
+    states: float = 1.0
+    noise: float = 0.1
+    epochs: float = 8.0
+    batch: int = 8
+    rate: float = 1e-3
+    held_out: float = 0.05
+    kind: str = "q8_0"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("ff", 0, 2**20),
+            ("vocab", 0, 2**31),
+            ("passes", 1, 8),
+            ("states", 0.0, 1000.0),
+            ("noise", 0.0, 10.0),
+            ("epochs", 0.0, 1000.0),
+            ("batch", 1, 2**20),
+            ("rate", 0.0, 1.0),
+            ("held_out", 0.001, 0.5),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        if self.kind not in KINDS:
+            raise InvalidParameter(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class TrainedEagle:
+    """A head, and how often each token of a chain holds if those before it did.
+
+    tensors   by the names that the file has for them
+    tokens    what it drafts, (n_drafted,); None = everything
+    accuracy  (N_DEPTHS,), on what was held out
+    """
+
+    shape: EagleShape
+    tensors: dict[str, Floats]
+    tokens: npt.NDArray[np.int32] | None
+    accuracy: Floats
+    n_held_out: int
+
+
+def shape_for(model: Model, ff: int = 0) -> EagleShape:
+    """A layer like the target's own, as far as its heads divide its width."""
+    architecture = model.metadata("general.architecture")
+
+    def of(key: str, default: float) -> float:
+        value = model.metadata(f"{architecture}.{key}")
+        try:
+            return float(value) if value is not None else default
+        except ValueError:  # a list, one value a layer
+            return default
+
+    n_embd = model.n_embd_out
+    n_head = int(of("attention.head_count", 0))
+    if n_head < 1 or n_embd % (2 * n_head):
+        n_head = next(n for n in (n_embd // 128, n_embd // 64, 1) if n and n_embd % (2 * n) == 0)
+    n_head_kv = int(of("attention.head_count_kv", n_head))
+    if n_head_kv < 1 or n_head % n_head_kv:
+        n_head_kv = n_head
+    n_ff = ff or int(of("feed_forward_length", 0)) or 4 * n_embd
+    base = of("rope.freq_base", 10_000.0)
+    return EagleShape(n_embd, n_head, n_head_kv, n_ff, base)
+
+
+def train_eagle(
+    states: States,
+    embeddings: Floats,
+    output: Floats,
+    shape: EagleShape,
+    params: EagleTraining,
+    device: str = "cpu",
+    progress: Callable[[int, int, float], None] | None = None,
+) -> TrainedEagle:
+    """Train a head on ``states``; ``embeddings`` and ``output`` are the target's matrices.
+
+    Both are (n_vocab, n_embd).
+
+    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError when the states
+    are too few to hold some out, or none is to be learnt from.
+    """
+    import torch
+
+    from speculation.train.layer import EagleModule
+
+    torch.manual_seed(params.seed)
+    data = _Data(states, embeddings, device)
+    first = held_out_from(states, params.held_out)
+    learnt = [i for i, end in enumerate(states.ends) if end <= first and data.learnt(i).any()]
+    judged = [i for i, end in enumerate(states.ends) if end > first and data.learnt(i).any()]
+    if not learnt:
+        raise TrainError("no token of the data can be learnt from; give longer texts")
+    tokens = drafted(states, params.vocab, len(output))
+    matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
+    scale = float(np.sqrt((states.hidden[:4096].astype(np.float32) ** 2).mean()))
+    model = EagleModule(shape, scale).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.rate, weight_decay=0.0)
+    n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    for step, pieces in enumerate(_batches(learnt, params.batch, n_steps, params.seed)):
+        batch = data.batch(pieces)
+        noise = (torch.rand_like(batch.before) * 2 - 1) * params.noise * scale
+        guesses = model(batch.embeddings, batch.before + noise, params.passes)
+        loss: Any = 0.0
+        for s, guess in enumerate(guesses):
+            some = batch.learnt.clone()
+            some[:, :s] = False
+            wanted, ours = batch.after[some], guess[some]
+            close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
+            says = torch.nn.functional.cross_entropy(
+                ours @ matrix.T, (wanted @ matrix.T).softmax(dim=1)
+            )
+            loss = loss + _FURTHER**s * (says + params.states * close)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, n_steps, loss.item())
+    accuracy = _accuracy(model, data, judged[:_N_JUDGED], matrix, tokens)
+    return TrainedEagle(
+        shape,
+        {name: tensor.numpy() for name, tensor in model.tensors().items()},
+        tokens,
+        accuracy,
+        len(states) - first,
+    )
+
+
+def drafted(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
+    """The ``n`` tokens that the target chooses most often, ascending; None for all."""
+    if not 0 < n < n_vocab:
+        return None
+    counts = np.bincount(np.asarray(states.choices), minlength=n_vocab)
+    return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Pieces of text, padded at their ends. Place i of a piece stands for its token i + 1.
+
+    embeddings  of the tokens, (pieces, time, n_embd)
+    before      the states before them
+    after       and after them, which are to be learnt
+    choices     what the target would say after them, (pieces, time)
+    learnt      where that is to be learnt from, (pieces, time)
+    """
+
+    embeddings: Any
+    before: Any
+    after: Any
+    choices: Any
+    learnt: Any
+
+
+class _Data:
+    """Batches of a collection, on the device that trains."""
+
+    def __init__(self, states: States, embeddings: Floats, device: str) -> None:
+        self._states = states
+        self._embeddings = embeddings
+        self._device = device
+        self._starts = np.concatenate([[0], states.ends[:-1]])
+
+    def learnt(self, piece: int) -> npt.NDArray[np.bool_]:
+        """By place: whether the token after it is the target's own, (time,).
+
+        Of the last token of a piece nobody knows.
+        """
+        start, end = self._starts[piece], self._states.ends[piece]
+        found: npt.NDArray[np.bool_] = self._states.until[start + 2 : end] > 0
+        return np.append(found, False)[: max(0, end - start - 1)]
+
+    def batch(self, pieces: Sequence[int]) -> _Batch:
+        import torch
+
+        time = max(int(self._states.ends[p] - self._starts[p]) for p in pieces) - 1
+        n_embd = self._states.hidden.shape[1]
+        wide = np.zeros((3, len(pieces), time, n_embd), np.float32)
+        learnt = np.zeros((len(pieces), time), bool)
+        choices = np.zeros((len(pieces), time), np.int64)
+        for i, piece in enumerate(pieces):
+            start, end = int(self._starts[piece]), int(self._states.ends[piece])
+            n = end - start - 1
+            hidden = self._states.hidden[start:end].astype(np.float32)
+            wide[0, i, :n] = self._embeddings[self._states.tokens[start + 1 : end]]
+            wide[1, i, :n], wide[2, i, :n] = hidden[:-1], hidden[1:]
+            learnt[i, :n] = self.learnt(piece)
+            choices[i, :n] = self._states.choices[start + 1 : end]
+        parts = [torch.from_numpy(part).to(self._device) for part in (*wide, choices, learnt)]
+        return _Batch(*parts)
+
+
+def _batches(pieces: Sequence[int], size: int, n: int, seed: int) -> Iterator[list[int]]:
+    rng = np.random.default_rng(seed)
+    order: list[int] = []
+    for _ in range(n):
+        if len(order) < min(size, len(pieces)):
+            order += rng.permutation(pieces).tolist()
+        yield order[:size]
+        del order[:size]
+
+
+def _accuracy(
+    model: Any,
+    data: _Data,
+    pieces: Sequence[int],
+    matrix: Any,
+    tokens: npt.NDArray[np.int32] | None,
+) -> Floats:
+    """How often token d of a chain is right if all before it were, (N_DEPTHS,)."""
+    import torch
+
+    hits, counts = np.zeros(N_DEPTHS), np.zeros(N_DEPTHS)
+    names = None if tokens is None else torch.from_numpy(tokens.astype(np.int64)).to(matrix.device)
+    with torch.inference_mode():
+        for piece in pieces:
+            batch = data.batch([piece])
+            held = batch.learnt.clone()
+            for s, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
+                said = (guess @ matrix.T).argmax(dim=2)
+                right = (said if names is None else names[said]) == batch.choices
+                if s:  # the token before it must have held, one place to the left
+                    held = held.roll(1, 1) & batch.learnt
+                    held[:, 0] = False
+                counts[s] += int(held.sum())
+                held = held & right
+                hits[s] += int(held.sum())
+    return (hits / np.maximum(counts, 1)).astype(np.float32)

@@ -1,0 +1,144 @@
+"""The decoder layer that EAGLE's heads learn, in PyTorch, and how it is taught to draft alone.
+
+What llama.cpp computes for one layer of the architecture ``llama``: RMSNorm, rotary positions on
+interleaved pairs, grouped queries, SwiGLU. Imported by those who train; needs PyTorch.
+
+A head that drafts reads its own guesses. To learn that, a sequence is gone through several times:
+in pass s every position sees the s states before it as guessed in the passes before, and the older
+ones as they are, which is what it will see s tokens below the root of a tree. After "training-time
+test" in EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and HASS (Zhang et al. 2024, arXiv 2408.15766).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speculation.heads.eagle import EagleShape
+
+Past = list[tuple[Tensor, Tensor]]  # keys and values of each pass, (rows, heads, time, size)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward block; what is attended to may be wider than what it is added to.
+
+    ``width`` is that of the attention's input, ``n_embd`` in a plain Llama layer.
+    """
+
+    def __init__(self, shape: EagleShape, width: int) -> None:
+        super().__init__()
+        self.shape = shape
+        size = shape.n_embd // shape.n_head
+        self.attn_q = nn.Linear(width, shape.n_embd, bias=False)
+        self.attn_k = nn.Linear(width, size * shape.n_head_kv, bias=False)
+        self.attn_v = nn.Linear(width, size * shape.n_head_kv, bias=False)
+        self.attn_output = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
+        self.ffn_norm = nn.RMSNorm(shape.n_embd, eps=shape.norm_eps)
+        self.ffn_gate = nn.Linear(shape.n_embd, shape.n_ff, bias=False)
+        self.ffn_up = nn.Linear(shape.n_embd, shape.n_ff, bias=False)
+        self.ffn_down = nn.Linear(shape.n_ff, shape.n_embd, bias=False)
+        for name, weight in self.named_parameters():
+            if name in ("attn_output.weight", "ffn_down.weight"):
+                nn.init.zeros_(weight)  # the layer begins as one that adds nothing
+            elif weight.ndim == 2:
+                nn.init.normal_(weight, std=0.5 / math.sqrt(weight.shape[1]))
+
+    def forward(self, inner: Tensor, residual: Tensor, past: Past) -> Tensor:
+        """States (rows, time, n_embd) from ``inner``, (rows, time, width), of the next pass.
+
+        ``past`` has keys and values of the passes before, and gets those of this one.
+        """
+        rows, time, _ = inner.shape
+        size = self.shape.n_embd // self.shape.n_head
+        q, k, v = (
+            linear(inner).view(rows, time, -1, size).transpose(1, 2)
+            for linear in (self.attn_q, self.attn_k, self.attn_v)
+        )
+        factors = rotations(time, size, self.shape.rope_base, inner.device)
+        shared = self.shape.n_head // self.shape.n_head_kv
+        q, k = rotate(q, factors), rotate(k, factors)
+        past.append((k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)))
+        mixed = attend(q, past).transpose(1, 2).reshape(rows, time, -1)
+        y = residual + self.attn_output(mixed)
+        normed = self.ffn_norm(y)
+        return y + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, past: Past) -> Tensor:
+    """Attention of pass s = len(past) - 1, (rows, heads, time, size).
+
+    Position t sees position t - s + j as pass j had it, for j = 1 … s, and what lies before as
+    pass 0 had it: of that the columns up to t - s. The first s positions see nonsense.
+    """
+    s = len(past) - 1
+    if s == 0:
+        return F.scaled_dot_product_attention(q, *past[0], is_causal=True)
+    time, scale = q.shape[2], q.shape[3] ** -0.5
+    keys, values = past[0]
+    seen = torch.ones(time, time, dtype=torch.bool, device=q.device).tril(-s)
+    scores = (q @ keys.transpose(2, 3) * scale).masked_fill(~seen, -torch.inf)
+    guessed = [(k.roll(s - j, 2), v.roll(s - j, 2)) for j, (k, v) in enumerate(past[1:], 1)]
+    own = [(q * k).sum(dim=3, keepdim=True) * scale for k, _ in guessed]
+    weights = torch.cat([scores, *own], dim=3).softmax(dim=3)
+    mixed = weights[..., :time] @ values
+    for j, (_, v) in enumerate(guessed):
+        mixed = mixed + weights[..., time + j, None] * v
+    return mixed
+
+
+def rotations(time: int, size: int, base: float, device: torch.device) -> Tensor:
+    """Cosine and sine of position times frequency, (2, time, size / 2)."""
+    pairs = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
+    angles = torch.outer(torch.arange(time, dtype=torch.float64, device=device), base**-pairs)
+    return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def rotate(x: Tensor, factors: Tensor) -> Tensor:
+    """Turn neighbouring pairs of x, (rows, heads, time, size), by their position's angle."""
+    cos, sin = factors.unbind(0)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=4).flatten(3)
+
+
+class EagleModule(nn.Module):
+    """EAGLE's head: embeddings and states (rows, time, n_embd) -> the states of each pass."""
+
+    def __init__(self, shape: EagleShape, scale: float) -> None:
+        """``scale`` is how large the target's states are, root mean square."""
+        super().__init__()
+        n = shape.n_embd
+        self.fc = nn.Linear(2 * n, n)
+        self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
+        self.layer = Layer(shape, n)
+        self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
+        with torch.no_grad():  # it begins by repeating the state before
+            self.fc.weight.normal_(std=0.1 / math.sqrt(n))
+            self.fc.weight[:, n:] += torch.eye(n)
+            self.fc.bias.zero_()
+            self.output_norm.weight.fill_(scale)
+
+    def forward(self, embeddings: Tensor, states: Tensor, n_passes: int) -> list[Tensor]:
+        past: Past = []
+        found: list[Tensor] = []
+        for _ in range(n_passes):
+            if found:
+                states = torch.cat([states[:, :1], found[-1][:, :-1]], dim=1)
+            x = self.fc(torch.cat([embeddings, states], dim=2))
+            found.append(self.output_norm(self.layer(self.attn_norm(x), x, past)))
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by the names that a head's file has for them."""
+        return {
+            file_name(name): parameter.detach().cpu().float()
+            for name, parameter in self.named_parameters()
+        }
+
+
+def file_name(name: str) -> str:
+    """A parameter's name in the file: llama.cpp's for what belongs to the layer."""
+    name = name.removeprefix("layer.")
+    return name if name.startswith(("fc", "output")) else f"blk.0.{name}"

@@ -1,0 +1,34 @@
+"""What all trainings of heads have in common: the learning rate, and what they are judged by."""
+
+from __future__ import annotations
+
+import math
+
+from speculation.train import TrainError
+from speculation.train.states import States
+
+_WARM_UP = 0.03  # share of the steps
+_LAST_RATE = 0.05  # of the learning rate, at the end
+
+
+def rate_at(step: int, n_steps: int) -> float:
+    """The learning rate as a share of the highest: a short rise, then down along a cosine."""
+    warm_up = max(1, int(_WARM_UP * n_steps))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    along = (step - warm_up) / max(1, n_steps - warm_up)
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * along))
+
+
+def held_out_from(states: States, share: float) -> int:
+    """The first token of the pieces that are held out: the last ones, one at least.
+
+    Raises TrainError when nothing would be left.
+    """
+    n_pieces = len(states.ends)
+    n_held_out = max(1, round(share * n_pieces))
+    if n_pieces - n_held_out < 1:
+        raise TrainError(
+            f"the data make {n_pieces} piece of text, and some must be held out; give more"
+        )
+    return int(states.ends[n_pieces - n_held_out - 1])
