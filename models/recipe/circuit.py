@@ -82,12 +82,12 @@ def _attend_to_position_before(attention: Attention, head: int) -> None:
 
 
 def _query(attention: Attention) -> Tensor:
-    return attention.qkv.weight[: attention.shape.dim]
+    return attention.qkv.weight.chunk(3)[0]
 
 
 def _key(attention: Attention) -> Tensor:
-    return attention.qkv.weight[attention.shape.dim : 2 * attention.shape.dim]
+    return attention.qkv.weight.chunk(3)[1]
 
 
 def _value(attention: Attention) -> Tensor:
-    return attention.qkv.weight[2 * attention.shape.dim :]
+    return attention.qkv.weight.chunk(3)[2]

@@ -39,6 +39,7 @@ from models.recipe.tokenizer import END, Tokenizer
 from models.recipe.train import CHECKPOINT, Schedule, log, start, train_step
 
 SHAPE = Shape(dim=128, layers=2, heads=2, hidden=384)
+SIZES = ("layers", "dim", "heads", "head", "hidden")
 BUCKET = 32  # rows of chats are padded to a multiple of this many tokens
 MIX_TIME = 512  # tokens in a row of the training mix
 
@@ -191,7 +192,7 @@ def distil(args: argparse.Namespace) -> None:
     )  # fmt: skip
     held_out = replies.read(args.held_out) if args.held_out else []
     teacher = Teacher(load_decoder(args.teacher), args.device, args.bf16)
-    shape = Shape(dim=args.dim, layers=args.layers, heads=args.heads, hidden=args.hidden)
+    shape = Shape(**{size: getattr(args, size) for size in SIZES})
     run = start(shape, schedule, args.device)
     if args.resume:
         run.load(out / CHECKPOINT)
@@ -242,12 +243,12 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a compiler")
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--seed", type=int, default=1)
-    for size in ("layers", "dim", "heads", "hidden"):
+    for size in SIZES:
         parser.add_argument(f"--{size}", type=int, default=getattr(SHAPE, size))
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--step-tokens", type=int, default=4096, help="a multiple of 512")
     parser.add_argument("--decay-share", type=float, default=0.4, help="of the steps")
-    parser.add_argument("--muon-lr", type=float, default=0.015)
+    parser.add_argument("--muon-lr", type=float, default=0.0075)
     parser.add_argument("--adam-lr", type=float, default=0.005)
     parser.add_argument("--mix", type=float, default=0.25, help="share of batches from the mix")
     parser.add_argument("--prompts", type=float, default=0.2, help="share of prompt positions")

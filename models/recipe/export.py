@@ -80,6 +80,9 @@ def write_gguf(
     writer.add_feed_forward_length(shape.hidden)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.heads)
+    if shape.inner != shape.dim:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.rope_theta)

@@ -16,26 +16,35 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the decoder; all but `layers` and `heads` must be multiples of 32 for Q8_0."""
+    """Sizes of the decoder; `vocab`, `dim` and `hidden` must be multiples of 32 for Q8_0.
+
+    head  size of a head; 0 shares `dim` out among the heads
+    """
 
     vocab: int = 4096
     dim: int = 256
     layers: int = 8
     heads: int = 4
+    head: int = 0
     hidden: int = 704
     context: int = 2048
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads or (self.dim // self.heads) % 2:
+        if (not self.head and self.dim % self.heads) or self.head_dim % 2:
             raise ValueError(f"dim {self.dim} must split into {self.heads} heads of even size")
-        if self.vocab % 32 or self.dim % 32 or self.hidden % 32:
-            raise ValueError("vocab, dim and hidden must be multiples of 32 (a Q8_0 block)")
+        if self.vocab % 32 or self.dim % 32 or self.hidden % 32 or self.inner % 32:
+            raise ValueError("vocab, dim, hidden and all heads' size must be multiples of 32")
 
     @property
     def head_dim(self) -> int:
-        return self.dim // self.heads
+        return self.head or self.dim // self.heads
+
+    @property
+    def inner(self) -> int:
+        """Size of all heads together."""
+        return self.heads * self.head_dim
 
 
 def rotations(shape: Shape) -> Tensor:
@@ -62,18 +71,18 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.out = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.qkv = nn.Linear(shape.dim, 3 * shape.inner, bias=False)
+        self.out = nn.Linear(shape.inner, shape.dim, bias=False)
 
     def forward(self, x: Tensor, factors: Tensor) -> Tensor:
-        rows, time, dim = x.shape
+        rows, time, _ = x.shape
         heads = self.qkv(x).view(rows, time, 3, self.shape.heads, self.shape.head_dim)
         q, k, v = heads.unbind(2)  # each (rows, time, heads, head_dim)
         q, k = rotate(q, factors), rotate(k, factors)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
-        return self.out(mixed.transpose(1, 2).reshape(rows, time, dim))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).reshape(rows, time, -1))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
