@@ -24,7 +24,7 @@ _LONGEST = 32  # common context is told apart up to this length
 # 0.81, 0.82, …) and on 11,000 of a model of 7M parameters (0.45, 0.71, 0.80, 0.87, 0.92, …, 0.99
 # from 32 on), and set between the two, since that small model repeats itself more than others.
 _PRIORS = (
-    0.5, 0.40, 0.62, 0.72, 0.79, 0.84, 0.86, 0.86, *[0.89] * 4, *[0.93] * 5, *[0.95] * 15, 0.985
+    0.5, 0.38, 0.58, 0.69, 0.76, 0.81, 0.84, 0.84, *[0.87] * 4, *[0.92] * 5, *[0.945] * 15, 0.975
 )  # fmt: skip
 
 
@@ -49,8 +49,8 @@ class PromptLookupParams:
     min_ngram: int = 1
     draft: int = 10
     adaptive: bool = True
-    p_min: float = 0.4
-    draft_max: int = 31
+    p_min: float = 0.5
+    draft_max: int = 15
     branches: int = 1
     order: str = "longest"
     candidates: int = 8
