@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import llama_cpp.llama_cpp as C
@@ -47,7 +48,8 @@ class BatchMemory:
             logits=self.logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, rows: Rows) -> None:
+    def fill(self, rows: Rows, *, all_output: bool = False) -> None:
+        """Have the batch say what ``rows`` say; ``all_output`` gives every row output."""
         n = len(rows)
         if n > self.n_batch:
             raise TreeTooLarge(
@@ -55,6 +57,8 @@ class BatchMemory:
                 f"lower the draft, window or guesses, or raise n_batch"
             )
         self.struct.n_tokens = n
+        if all_output:
+            rows = replace(rows, outputs=[True] * n)
         if rows.embeddings is not None or self.struct.embd:
             self._feed(rows.embeddings)
         if n == 1:  # plain decoding: single items cost a quarter of what slices do

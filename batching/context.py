@@ -30,6 +30,7 @@ from batching.errors import (
     OutOfMemory,
 )
 from batching.hardware import available_memory, physical_cores, supports_gpu
+from batching.internals import check_taps, internal
 from batching.model import Model, recent_log
 from batching.rows import Rows
 from batching.target import Output
@@ -93,12 +94,17 @@ class Context:
         params: ContextParams | None = None,
         *,
         trace: str | Path | None = None,
+        other: Context | None = None,
     ) -> None:
-        """Make a context for ``model``; ``trace`` names a file that gets one JSON line a decode."""
+        """Make a context for ``model``; ``trace`` names a file that gets one JSON line a decode.
+
+        ``other`` is a context, to be closed later, of the model whose embeddings and output matrix
+        this one shares, if it has none.
+        """
         params = params or ContextParams()
         self.model = model
         self.flash_attn = choose_flash_attn(model, params)
-        self._handle: Any = _new_context(model, params, self.flash_attn)
+        self._handle: Any = _new_context(model, params, self.flash_attn, other)
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = C.llama_n_ctx(self._handle)
@@ -110,7 +116,8 @@ class Context:
         self._batch = BatchMemory(
             self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
         )
-        self._output = _Output(self._handle, self.n_vocab, model.n_embd_out)
+        self._output = _Output(self._handle, self.n_vocab, model)
+        self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self.trace_path = trace
         self._trace: IO[str] | None = None
         if trace is not None:
@@ -122,7 +129,8 @@ class Context:
         Raises CacheFull when no cells are free, TreeTooLarge when the batch memory cannot hold the
         rows, DecodeFailed when llama.cpp refuses them or fails.
         """
-        self._batch.fill(rows)
+        # The graph of a head computes all rows, and llama.cpp takes its output from the first.
+        self._batch.fill(rows, all_output=self.model.takes_both and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
         code = C.llama_decode(self._handle, self._batch.struct)
@@ -134,8 +142,44 @@ class Context:
     def want_hidden(self, wanted: bool) -> None:
         # A change makes llama.cpp build another compute graph, so it is told of changes only.
         if wanted != self._output.has_hidden:
-            C.llama_set_embeddings(self._handle, wanted)
+            if self.model.takes_both:
+                internal("llama_set_embeddings_nextn")(self._handle, wanted, True)
+            else:
+                C.llama_set_embeddings(self._handle, wanted)
             self._output.has_hidden = wanted
+
+    def want_layers(self, layers: Sequence[int]) -> None:
+        """See ``Target``. Raises UnsupportedModel where this model does not give them out."""
+        if tuple(layers) == self._output.layers:
+            return
+        check_taps(self.model, layers)
+        switch = internal("llama_set_embeddings_layer_inp")
+        for layer in {*self._output.layers, *layers}:
+            switch(self._handle, layer, layer in layers)
+        self._output.layers = tuple(layers)
+
+    def encode(self, features: Floats) -> Floats:
+        """What the encoder of a head makes of features of its target, (n, width) -> (n, n_embd).
+
+        Raises DecodeFailed when llama.cpp refuses them or fails.
+        """
+        width = features.shape[1]
+        if self._features is None or self._features.n_embd != width:
+            self._features = BatchMemory(self.n_batch, self.n_seq_max, width)
+        found: Floats = np.empty((len(features), self.model.n_embd_out), np.float32)
+        for first in range(0, len(features), self.n_batch):
+            some = features[first : first + self.n_batch]
+            n = len(some)
+            # Each row is encoded by itself; llama.cpp wants positions to go on nevertheless.
+            place = C.llama_memory_seq_pos_max(self._memory, 0) + 1
+            rows = Rows([0] * n, range(place, place + n), [range(1)] * n, [True] * n, some)
+            self._features.fill(rows)
+            code = C.llama_encode(self._handle, self._features.struct)
+            if code:
+                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {width}")
+            pointer = internal("llama_get_embeddings_nextn")(self._handle)
+            found[first : first + n] = np.ctypeslib.as_array(pointer, (n, found.shape[1]))
+        return found
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
@@ -169,13 +213,18 @@ class _Output:
     """Logits and hidden states of the last decode, as views of llama.cpp's own buffer.
 
     has_hidden  whether decodes give hidden states, and so every row has output
+    layers      those whose inputs decodes give, of every row
     """
 
-    def __init__(self, handle: Any, n_vocab: int, n_embd: int) -> None:
+    def __init__(self, handle: Any, n_vocab: int, model: Model) -> None:
         self._handle = handle
         self._n_vocab = n_vocab
-        self._n_embd = n_embd
+        self._n_embd = model.n_embd_out
+        self._n_embd_inner = model.n_embd
+        self._is_fed = model.takes_both
         self.has_hidden = False
+        self.layers: tuple[int, ...] = ()
+        self._inputs: list[Floats] = []
         self._hidden: Floats | None = None
         self._address = 0
         self._logits: Floats = np.zeros((0, n_vocab), np.float32)
@@ -185,6 +234,7 @@ class _Output:
 
     def renew(self, outputs: Sequence[bool]) -> None:
         self._hidden = None
+        self._inputs = []
         if self.has_hidden:
             outputs = [True] * len(outputs)
         pointer = C.llama_get_logits(self._handle)
@@ -222,11 +272,24 @@ class _Output:
             if not self.has_hidden:
                 raise RuntimeError("hidden states were not asked for before this decode")
             # They lie behind the logits, wherever this batch's number of rows puts them.
-            pointer = C.llama_get_embeddings(self._handle)
+            if self._is_fed:
+                pointer = internal("llama_get_embeddings_nextn")(self._handle)
+            else:
+                pointer = C.llama_get_embeddings(self._handle)
             shape = (len(self._outputs), self._n_embd)
             self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
         hidden: Floats = self._hidden[row]
         return hidden
+
+    def layer_inputs(self, row: int) -> Floats:
+        if not self._inputs:
+            if not self.layers:
+                raise RuntimeError("inputs of layers were not asked for before this decode")
+            get = internal("llama_get_embeddings_layer_inp")
+            shape = (len(self._outputs), self._n_embd_inner)
+            pointers = [get(self._handle, layer) for layer in self.layers]
+            self._inputs = [np.ctypeslib.as_array(pointer, shape) for pointer in pointers]
+        return np.concatenate([inputs[row] for inputs in self._inputs])
 
 
 def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
@@ -287,8 +350,12 @@ def _chain(position: int, n: int) -> Rows:
     return Rows([0] * n, range(position, position + n), [range(1)] * n, [False] * (n - 1) + [True])
 
 
-def _new_context(model: Model, params: ContextParams, flash_attn: bool) -> Any:
+def _new_context(
+    model: Model, params: ContextParams, flash_attn: bool, other: Context | None = None
+) -> Any:
     native = C.llama_context_default_params()
+    if other is not None:
+        native.ctx_other = other._handle
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
     native.n_batch = native.n_ubatch = min(params.n_batch, native.n_ctx)
     native.n_seq_max = params.n_seq_max

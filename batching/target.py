@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from batching.rows import Rows
@@ -26,6 +27,13 @@ class Output(Protocol):
         """The state after the final norm, ``(n_embd,)``: what the output matrix turns into logits.
 
         Only after ``Target.want_hidden(True)``; raises RuntimeError otherwise.
+        """
+        ...
+
+    def layer_inputs(self, row: int) -> Floats:
+        """What went into some layers, one after the other, ``(n_layers * n_embd,)``; of any row.
+
+        Only after ``Target.want_layers``; raises RuntimeError otherwise.
         """
         ...
 
@@ -60,6 +68,13 @@ class Target(Protocol):
 
         They then compute the output of every row, asked for or not, which is llama.cpp's rule: to
         be off while a prompt is read.
+        """
+        ...
+
+    def want_layers(self, layers: Sequence[int]) -> None:
+        """Of which layers decodes from here on also give the inputs; empty = of none.
+
+        That makes no row have output that would not have it.
         """
         ...
 

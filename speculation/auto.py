@@ -19,10 +19,10 @@ from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.cost import SIZES, CostModel
-from speculation.drafter import Drafter, Step, needs_hidden, reader_of
+from speculation.drafter import Drafter, Step, needs_hidden, needs_layers, reader_of
 from speculation.policy import choose
 
-SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa", "eagle")
+SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa", "eagle", "eagle-3")
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
@@ -165,6 +165,7 @@ class Auto:
         self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
         self.n_branches = self._max_leaves + explored
         self.needs_hidden = any(needs_hidden(source.drafter) for source in sources)
+        self.needs_layers = needs_layers([source.drafter for source in sources])
         self._n_past = 0
         self._curve = cost.curve(0)
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average

@@ -10,7 +10,7 @@ from batching.cache import SequenceCache
 from batching.rows import tree_rows
 from batching.sampler import Sampler
 from batching.tree import TokenTree
-from speculation.drafter import Drafter, Step, needs_hidden
+from speculation.drafter import Drafter, Step, needs_hidden, needs_layers
 from speculation.stats import Stats
 from speculation.verify import Verifier
 
@@ -51,6 +51,7 @@ def decode(
     stats.prefill_seconds += perf_counter() - start
     try:
         target.want_hidden(any(needs_hidden(drafter) for drafter in drafters))
+        target.want_layers(needs_layers(drafters))
         while True:
             start = perf_counter()
             # 1. Draft: the root is the last token, whose KV entry this step makes.
@@ -95,6 +96,7 @@ def decode(
                 return
     finally:
         target.want_hidden(False)
+        target.want_layers(())
         cache.truncate(min(len(tokens) - 1, cache.n_past))
 
 

@@ -33,7 +33,8 @@ class Drafter(Protocol):
     One that reads ``step.output.hidden`` says so by an attribute ``needs_hidden``, which is true.
     The prompt was read without hidden states by then, so that its rows cost no output each: the
     first state seen is that of the first step. One that needs states of the prompt has an attribute
-    ``reader``, which says of which tokens.
+    ``reader``, which says of which tokens. ``needs_layers`` names the layers of the target whose
+    inputs are read from ``step.output.layer_inputs``.
     """
 
     @property
@@ -80,6 +81,15 @@ class _Readers:
     def read(self, first: int, n: int, output: Output) -> None:
         for reader in self._readers:
             reader.read(first, n, output)
+
+
+def needs_layers(drafters: Iterable[Drafter]) -> tuple[int, ...]:
+    """The layers whose inputs are read; of several drafters that read some, all read the same."""
+    for drafter in drafters:
+        layers: tuple[int, ...] = getattr(drafter, "needs_layers", ())
+        if layers:
+            return layers
+    return ()
 
 
 def needs_hidden(drafter: Drafter) -> bool:

@@ -18,7 +18,7 @@ from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel, load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter, reader_of
-from speculation.heads.eagle import EagleHead
+from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
@@ -76,7 +76,7 @@ class Engine:
             draft_sampler=self._draft_sampler,
         )
         for head in self.resources.heads.values():
-            if isinstance(head, EagleHead):
+            if isinstance(head, HeadInContext):
                 head.start(_head_params(context))
         self._running: Generation | None = None
 
@@ -101,13 +101,13 @@ class Engine:
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
         loaded = Model(resolve(model), n_gpu_layers=n_gpu_layers, progress=progress)
-        opened: list[Model | Context | EagleHead] = [loaded]
+        opened: list[Model | Context | HeadInContext] = [loaded]
         try:
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
             found = load_heads([resolve(name) for name in given], loaded)
-            opened += [head for head in found.values() if isinstance(head, EagleHead)]
+            opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:
                 return cls(loaded, context, heads=found)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
@@ -236,7 +236,7 @@ class Engine:
         if self.resources.known_cost is not None:
             save_cost(self.context, self.resources.known_cost)
         for head in self.resources.heads.values():
-            if isinstance(head, EagleHead):
+            if isinstance(head, HeadInContext):
                 head.close()
         self.context.close()
         self.model.close()

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from batching.errors import InvalidParameter
@@ -76,13 +77,13 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
 def _eagle(
     params: Eagle1Params | Eagle2Params,
     resources: Resources,
+    heads: str = "eagle",
     target_seconds: Callable[[], float] | None = None,
 ) -> Eagle:
-    method = "eagle-1" if isinstance(params, Eagle1Params) else "eagle-2"
     return Eagle(
         params,
-        resources.head_levels("eagle", method),
-        estimates=resources.keep("eagle", lambda: Estimates(EAGLE_PRIORS)),
+        resources.head_levels(heads),
+        estimates=resources.keep(heads, lambda: Estimates(EAGLE_PRIORS)),
         target_seconds=target_seconds,
     )
 
@@ -124,10 +125,11 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
                 target_seconds=lambda: resources.cost.curve(0).at(1),
             )
-        if "eagle" in resources.heads:
-            sources["eagle"] = lambda: _eagle(
-                Eagle2Params(), resources, lambda: resources.cost.curve(0).at(1)
-            )
+        for heads in ("eagle", "eagle-3"):
+            if heads in resources.heads:
+                sources[heads] = partial(
+                    _eagle, Eagle2Params(), resources, heads, lambda: resources.cost.curve(0).at(1)
+                )
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
@@ -165,6 +167,7 @@ METHODS: dict[str, MethodKind] = {
         ),
         MethodKind("eagle-1", "EAGLE-1", Eagle1Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
+        MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),
     )
 }
 

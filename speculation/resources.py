@@ -93,15 +93,16 @@ class Resources:
             )
         return heads
 
-    def head_levels(self, name: str, method: str) -> HeadLevels:
-        """The text in the context of the heads ``name``, which ``method`` drafts with.
+    def head_levels(self, name: str) -> HeadLevels:
+        """The text in the context of the head ``name``: eagle or eagle-3.
 
-        Raises InvalidParameter when none were loaded.
+        Raises InvalidParameter when none was loaded.
         """
         heads = self.heads.get(name)
         if heads is None:
             raise InvalidParameter(
-                f"method {method} needs heads for it and none were loaded; give them with --heads"
+                f"this method needs a head of the kind {name} and none was loaded; give one with "
+                f"--heads"
             )
         return self.keep(("levels", name), lambda: HeadLevels(heads))
 

@@ -61,6 +61,7 @@ class FakeEagleHead:
     """A head whose context guesses like ``logits``; its rows carry token and state, (n, 1 + 5)."""
 
     needs_hidden = True
+    layers = ()
     tokens = None
 
     def __init__(self, logits: Callable[[tuple[int, ...]], Floats]) -> None:
@@ -149,6 +150,9 @@ class FakeTarget:
 
     def want_hidden(self, wanted: bool) -> None:
         self._has_hidden = wanted
+
+    def want_layers(self, layers: Sequence[int]) -> None:
+        self._layers = tuple(layers)
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:

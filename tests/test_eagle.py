@@ -32,6 +32,7 @@ from speculation.heads.tree import parse_choices
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from tests.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
+from tests.reference import layer, rms_norm
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
@@ -71,41 +72,10 @@ def write_head(
 # The layer
 
 
-def rms_norm(x: Floats, weight: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * weight
-
-
-def rotated(x: Floats, positions: Sequence[int]) -> Floats:
-    """Pairs (x[2i], x[2i + 1]) of each head turned by their position; x is (time, heads, size)."""
-    out = x.copy()
-    size = x.shape[2]
-    for row, position in enumerate(positions):
-        for i in range(size // 2):
-            angle = position * 10_000.0 ** (-2 * i / size)
-            even, odd = x[row, :, 2 * i], x[row, :, 2 * i + 1]
-            out[row, :, 2 * i] = even * np.cos(angle) - odd * np.sin(angle)
-            out[row, :, 2 * i + 1] = even * np.sin(angle) + odd * np.cos(angle)
-    return out
-
-
 def reference(w: dict[str, Floats], x: Floats) -> Floats:
     """The head's states for one sequence of inputs x, (time, 32), in plain NumPy."""
-    n, positions = len(x), range(len(x))
-    normed = rms_norm(x, w["blk.0.attn_norm.weight"])
-    q = rotated((normed @ w["blk.0.attn_q.weight"].T).reshape(n, 4, 8), positions)
-    k = rotated((normed @ w["blk.0.attn_k.weight"].T).reshape(n, 2, 8), positions)
-    v = (normed @ w["blk.0.attn_v.weight"].T).reshape(n, 2, 8)
-    mixed = np.zeros((n, 4, 8), np.float32)
-    for head in range(4):
-        scores = q[:, head] @ k[:, head // 2].T / np.sqrt(8)
-        scores[np.triu_indices(n, 1)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        mixed[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, head // 2]
-    y = x + mixed.reshape(n, 32) @ w["blk.0.attn_output.weight"].T
-    normed = rms_norm(y, w["blk.0.ffn_norm.weight"])
-    gate = normed @ w["blk.0.ffn_gate.weight"].T
-    inner = gate / (1 + np.exp(-gate)) * (normed @ w["blk.0.ffn_up.weight"].T)
-    return rms_norm(y + inner @ w["blk.0.ffn_down.weight"].T, w["output_norm.weight"])
+    y = layer(w, rms_norm(x, w["blk.0.attn_norm.weight"]), x)
+    return rms_norm(y, w["output_norm.weight"])
 
 
 @pytest.fixture
@@ -342,7 +312,7 @@ def test_parameters_out_of_range_say_so() -> None:
         Eagle1Params(choices=".".join("0" * 17))
     with pytest.raises(InvalidParameter, match="choices expand 20 nodes of a level; give 16"):
         Eagle1Params(choices=[[a, 0] for a in range(20)])
-    with pytest.raises(InvalidParameter, match="method eagle-2 needs heads .* --heads"):
+    with pytest.raises(InvalidParameter, match="needs a head of the kind eagle .* --heads"):
         parse_method("eagle-2").drafters()
     assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"
     assert len(Eagle1Params().shape) == 25

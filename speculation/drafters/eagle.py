@@ -2,8 +2,9 @@
 
 EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
 follow the head's confidence: of each level the likeliest paths are expanded, and of everything
-found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). Both share one head and one way to
-draft: level by level in the head's own context, which then takes in the true states.
+found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). EAGLE-3 grows the same tree with
+another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). All draft level by
+level in the head's own context, which then takes in the true states.
 """
 
 from __future__ import annotations
@@ -145,6 +146,10 @@ class Eagle:
     @property
     def needs_hidden(self) -> bool:
         return self._levels.head.needs_hidden
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        return self._levels.head.layers
 
     @property
     def reader(self) -> StateReader:

@@ -45,6 +45,11 @@ class DraftHead(Protocol):
         """Whether the states after the target's final norm are what it reads."""
         ...
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of which layers of the target it reads the inputs."""
+        ...
+
     def states_of(self, output: Output, row: int) -> Floats:
         """What the head reads of a row of the target, (width,); a view."""
         ...
@@ -103,13 +108,43 @@ class EagleShape:
         }
 
 
-class EagleHead:
-    """F in NumPy, the layer in llama.cpp.
+class HeadInContext:
+    """A head whose layer llama.cpp runs, in a context of its own. Close it with the target."""
 
-    Close it when the target is closed.
-    """
+    def __init__(self, layer: Path, *, n_gpu_layers: int | None = None) -> None:
+        """``layer`` is the GGUF that llama.cpp is to run."""
+        self.model = Model(layer, n_gpu_layers=n_gpu_layers)
+        self._context: Context | None = None
+
+    def start(self, params: ContextParams) -> None:
+        """Make the context, by what the target's is: ``flash_attn`` on or off."""
+        if self._context is not None:
+            self._context.close()
+        self._context = self._make_context(params)
+        self._context.want_hidden(True)
+
+    def _make_context(self, params: ContextParams) -> Context:
+        return Context(self.model, params)
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            raise RuntimeError("start was not called before drafting")
+        return self._context
+
+    def close(self) -> None:
+        """Free context and layer. Idempotent."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        self.model.close()
+
+
+class EagleHead(HeadInContext):
+    """F in NumPy, the layer in llama.cpp."""
 
     needs_hidden = True
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -128,6 +163,7 @@ class EagleHead:
         of the layer, in ``folder`` if that is to go with the head. ``tokens`` are the target's ids
         of what it drafts, (n_drafted,), where that is not everything.
         """
+        super().__init__(layer, n_gpu_layers=n_gpu_layers)
         n_embd = len(bias)
         self._of_token = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
         self._of_state = np.ascontiguousarray(weight[:, n_embd:].T)
@@ -135,21 +171,6 @@ class EagleHead:
         self._embeddings = embeddings
         self.tokens = tokens
         self._folder = folder
-        self._model = Model(layer, n_gpu_layers=n_gpu_layers)
-        self._context: Context | None = None
-
-    def start(self, params: ContextParams) -> None:
-        """Make the context, by what the target's is: ``flash_attn`` on or off."""
-        if self._context is not None:
-            self._context.close()
-        self._context = Context(self._model, params)
-        self._context.want_hidden(True)
-
-    @property
-    def context(self) -> Context:
-        if self._context is None:
-            raise RuntimeError("start was not called before drafting")
-        return self._context
 
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
@@ -167,10 +188,6 @@ class EagleHead:
         return rows
 
     def close(self) -> None:
-        """Free context and layer, and remove the layer's file. Idempotent."""
-        if self._context is not None:
-            self._context.close()
-            self._context = None
-        self._model.close()
+        super().close()
         if self._folder is not None:
             self._folder.cleanup()

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import HeadsError
+from batching.gguf_file import GGUFFile
 from batching.model import Model
+from speculation.heads import eagle3
+from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import HeadsFile
 from speculation.heads.medusa_file import load_medusa
@@ -22,23 +25,35 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     """The heads of each file by their method, checked against ``model``.
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file of something else, of
-    another model, or of a method that another file is for already; OutOfMemory.
+    another model, or of a method that another file is for already; VocabularyMismatch,
+    UnsupportedModel where llama.cpp lacks what the heads need of the model; OutOfMemory.
     """
     found: dict[str, Any] = {}
     files: dict[str, Path] = {}
-    for path in paths:
-        file = HeadsFile(path)
-        method = file.info.method
-        if method not in LOADERS:
-            raise HeadsError(
-                f"{path} holds heads for the method {method!r}, which this version does not have; "
-                f"it has {', '.join(LOADERS)}"
-            )
-        if method in files:
-            raise HeadsError(
-                f"{files[method].name} and {path.name} are both heads for {method}; give one"
-            )
-        file.check_target(model)
-        files[method] = path
-        found[method] = LOADERS[method](file, model)
+    try:
+        for path in paths:
+            gguf = GGUFFile(path)
+            is_eagle3 = gguf.metadata.get("general.architecture") == eagle3.ARCHITECTURE
+            file = None if is_eagle3 else HeadsFile(path)
+            method = eagle3.METHOD if file is None else file.info.method
+            if file is not None and method not in LOADERS:
+                raise HeadsError(
+                    f"{path} holds heads for the method {method!r}, which this version does not "
+                    f"have; it has {', '.join((*LOADERS, eagle3.METHOD))}"
+                )
+            if method in files:
+                raise HeadsError(
+                    f"{files[method].name} and {path.name} are both heads for {method}; give one"
+                )
+            files[method] = path
+            if file is None:
+                found[method] = eagle3.load_eagle3(gguf, model)
+            else:
+                file.check_target(model)
+                found[method] = LOADERS[method](file, model)
+    except BaseException:
+        for head in found.values():
+            if isinstance(head, HeadInContext):
+                head.close()
+        raise
     return found

@@ -1,0 +1,79 @@
+"""A random head of the architecture ``eagle3``, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from batching.tree import Floats
+from tests.tiny_gguf import _finished, _writer, vocabulary
+
+N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
+
+
+def eagle3_tensors(
+    n_embd: int = 32, n_target: int = 32, seed: int = 0, n_drafted: int = 0
+) -> dict[str, Floats]:
+    rng = np.random.default_rng(seed)
+    n_kv = n_embd // N_HEAD * N_HEAD_KV
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (n_embd, 3 * n_target),
+        "blk.0.attn_norm.weight": (n_embd,),
+        "blk.0.attn_norm_2.weight": (n_embd,),
+        "blk.0.attn_q.weight": (n_embd, 2 * n_embd),
+        "blk.0.attn_k.weight": (n_kv, 2 * n_embd),
+        "blk.0.attn_v.weight": (n_kv, 2 * n_embd),
+        "blk.0.attn_output.weight": (n_embd, n_embd),
+        "blk.0.ffn_norm.weight": (n_embd,),
+        "blk.0.ffn_gate.weight": (N_FF, n_embd),
+        "blk.0.ffn_up.weight": (N_FF, n_embd),
+        "blk.0.ffn_down.weight": (n_embd, N_FF),
+        "output_norm.weight": (n_embd,),
+    }
+    if n_drafted:
+        shapes["output.weight"] = (n_drafted, n_embd)
+    return {
+        name: (
+            rng.standard_normal(shape) / np.sqrt(shape[-1])
+            if len(shape) == 2
+            else 1 + 0.1 * rng.standard_normal(shape)
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def write_tiny_eagle3(
+    path: Path,
+    *,
+    layers: Sequence[int] = (1, 2, 3),
+    n_embd: int = 32,
+    n_target: int = 32,
+    seed: int = 0,
+    tokens: Sequence[int] | None = None,
+    fingerprint: str | None = None,
+) -> Path:
+    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own."""
+    writer = _writer(path, "eagle3", 512, n_embd, 1, None)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(n_embd // N_HEAD)
+    writer.add_array("eagle3.target_layers", list(layers))
+    writer.add_uint32("eagle3.target_hidden_size", n_target)
+    if fingerprint is not None:
+        writer.add_string("heads.target.name", "somebody")
+        writer.add_string("heads.target.fingerprint", fingerprint)
+    n_drafted = 0 if tokens is None else len(tokens)
+    for name, values in eagle3_tensors(n_embd, n_target, seed, n_drafted).items():
+        writer.add_tensor(name, values)
+    if tokens is not None:
+        ids = np.array(tokens, np.int64)
+        writer.add_tensor("d2t", ids, raw_dtype=GGMLQuantizationType.I64)
+    return _finished(writer, path)
+
+
+N_TINY = len(vocabulary()[0])
