@@ -115,7 +115,7 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
 
     def make() -> Auto:
         sources: dict[str, Callable[[], Drafter]] = {
-            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2)),
+            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2, draft_max=31)),
             "recycling": lambda: _recycling(RecyclingParams(nodes=48), resources),
         }
         if resources.draft is not None:
