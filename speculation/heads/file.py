@@ -134,7 +134,7 @@ class HeadsFile:
 def write_heads(
     path: Path,
     info: HeadsInfo,
-    metadata: Mapping[str, int | float],
+    metadata: Mapping[str, bool | int | float | str | list[float]],
     tensors: Mapping[str, npt.NDArray[Any]],
     kind: str = "f16",
 ) -> None:
@@ -154,10 +154,16 @@ def write_heads(
     writer.add_uint32("heads.embedding_length", info.n_embd)
     writer.add_uint32("heads.vocab_size", info.n_vocab)
     for key, value in metadata.items():
-        if isinstance(value, int):
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
             writer.add_uint32(key, value)
-        else:
+        elif isinstance(value, float):
             writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
     for name, values in tensors.items():
         if values.ndim < 2:
             writer.add_tensor(name, np.ascontiguousarray(values))

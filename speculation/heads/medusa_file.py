@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from batching.gguf_file import GGUFFile
 from batching.hardware import available_memory, supports_gpu
 from batching.model import Model
 from batching.tree import Floats
-from speculation.heads.file import ARCHITECTURE, HeadsFile, HeadsInfo
+from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
@@ -46,13 +47,8 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
     """
     n_embd, n_vocab = file.info.n_embd, file.info.n_vocab
     n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
-    n_drafted = n_vocab
-    tokens = None
-    if "tokens" in file.gguf.tensors:
-        tokens = file.gguf.integers("tokens")
-        n_drafted = len(tokens)
-        if tokens.min() < 0 or tokens.max() >= n_vocab:
-            raise HeadsError(f"{file.path}: it drafts tokens beyond {n_vocab}; train it again")
+    tokens = file.tokens()
+    n_drafted = n_vocab if tokens is None else len(tokens)
     weights = np.empty((n_blocks, n_heads, n_embd, n_embd), np.float32)
     biases = np.empty((n_blocks, n_heads, n_embd), np.float32)
     for head in range(n_heads):
@@ -114,40 +110,26 @@ def target_output(
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
     """Write heads to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
 
-    The target's own output matrix is not written. The file appears when
-    it is whole.
+    The target's own output matrix is not written.
     """
-    import gguf
-
-    partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-    writer.add_name(f"{info.method} heads for {info.target_name}")
-    writer.add_string("heads.method", info.method)
-    writer.add_string("heads.target.name", info.target_name)
-    writer.add_string("heads.target.fingerprint", info.fingerprint)
-    writer.add_uint32("heads.embedding_length", info.n_embd)
-    writer.add_uint32("heads.vocab_size", info.n_vocab)
-    writer.add_uint32("medusa.head_count", weights.n_heads)
-    writer.add_uint32("medusa.block_count", len(weights.weights))
-    writer.add_bool("medusa.shares_target_output", weights.shares_target)
-    writer.add_array("medusa.accuracy", weights.accuracy.ravel().tolist())
-    writer.add_string("medusa.choices", show_choices(weights.tree))
+    metadata: dict[str, bool | int | float | str | list[float]] = {
+        "medusa.head_count": weights.n_heads,
+        "medusa.block_count": len(weights.weights),
+        "medusa.shares_target_output": weights.shares_target,
+        "medusa.accuracy": weights.accuracy.ravel().tolist(),
+        "medusa.choices": show_choices(weights.tree),
+    }
+    tensors: dict[str, npt.NDArray[Any]] = {}
     if weights.tokens is not None:
-        writer.add_tensor("tokens", weights.tokens.astype(np.int32))
-    for head in range(weights.n_heads):
-        for block, (matrices, biases) in enumerate(
-            zip(weights.weights, weights.biases, strict=True)
-        ):
-            name = f"head.{head}.block.{block}"
-            writer.add_tensor(f"{name}.weight", matrices[head].astype(np.float16))
-            writer.add_tensor(f"{name}.bias", biases[head].astype(np.float32))
+        tensors["tokens"] = weights.tokens.astype(np.int32)
+    for block, (matrices, biases) in enumerate(zip(weights.weights, weights.biases, strict=True)):
+        for head, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
+            tensors[f"head.{head}.block.{block}.weight"] = matrix
+            tensors[f"head.{head}.block.{block}.bias"] = bias.astype(np.float32)
     if not weights.shares_target:
-        shared = weights.output.ndim == 2
-        for head, matrix in enumerate([weights.output] if shared else weights.output):
-            name = "output.weight" if shared else f"head.{head}.output.weight"
-            writer.add_tensor(name, matrix.astype(np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(path)
+        if weights.output.ndim == 2:
+            tensors["output.weight"] = weights.output
+        else:
+            for head, matrix in enumerate(weights.output):
+                tensors[f"head.{head}.output.weight"] = matrix
+    write_heads(path, info, metadata, tensors)

@@ -48,12 +48,12 @@ class MedusaTraining:
     """
 
     heads: int = 4
-    blocks: int = 1
+    blocks: int = 2
     output: str = "target"
     vocab: int = 0
-    epochs: float = 2.0
+    epochs: float = 4.0
     batch: int = 256
-    rate: float = 1e-3
+    rate: float = 3e-3
     held_out: float = 0.05
     nodes: int = 15
     seed: int = 0
