@@ -17,7 +17,9 @@ from speculation.train import TrainError, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, _Data, drafted, shape_for, train_eagle
 from speculation.train.texts import Piece
+from tests.reference import layer, rms_norm
 from tests.test_eagle import SHAPE, random_tensors, reference
+from tests.tiny_eagle3 import eagle3_tensors
 from tests.tiny_gguf import write_tiny_gguf
 
 torch = pytest.importorskip("torch")
@@ -26,12 +28,12 @@ EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
 
 def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
-    from speculation.train.layer import EagleModule, file_name
+    from speculation.train.layer import EagleModule, file_name, tensors_of
 
     built = EagleModule(SHAPE, 1.0)
     for name, parameter in built.named_parameters():
         parameter.data = torch.from_numpy(tensors[file_name(name)])
-    assert set(built.tensors()) == set(SHAPE.tensors)
+    assert set(tensors_of(built)) == set(SHAPE.tensors)
     return built
 
 
@@ -63,6 +65,31 @@ def test_in_pass_s_the_last_s_states_are_guesses_and_the_older_ones_true() -> No
         np.testing.assert_allclose(passes[2][0, t], expected, atol=1e-5)
 
 
+def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
+    from speculation.train.layer import Eagle3Module, file_name
+
+    w = eagle3_tensors()
+    built = Eagle3Module(SHAPE, torch.ones(32))
+    for name, parameter in built.named_parameters():
+        parameter.data = torch.from_numpy(w[file_name(name)])
+    rng = np.random.default_rng(0)
+    embeddings, features = rng.standard_normal((7, 32)), rng.standard_normal((7, 96))
+    embeddings, features = embeddings.astype(np.float32), features.astype(np.float32)
+    with torch.inference_mode():
+        passes = built(torch.from_numpy(embeddings)[None], torch.from_numpy(features)[None], 2)
+
+    def states(tokens: Floats, g: Floats) -> Floats:
+        known = rms_norm(tokens, w["blk.0.attn_norm.weight"])
+        inner = np.concatenate([known, rms_norm(g, w["blk.0.attn_norm_2.weight"])], axis=1)
+        return layer(w, inner, g)
+
+    g = features @ w["fc.weight"].T
+    np.testing.assert_allclose(passes[0][0], states(embeddings, g), atol=1e-4)
+    guess = states(embeddings[:5], g[:5])[-1]
+    drafted = states(embeddings[:6], np.concatenate([g[:5], guess[None]]))[-1]
+    np.testing.assert_allclose(passes[1][0, 5], drafted, atol=1e-4)
+
+
 def collected(folder: Path) -> states.States:
     """Two pieces of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
     folder.mkdir()
@@ -77,7 +104,7 @@ def collected(folder: Path) -> states.States:
 def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
     embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
-    data = _Data(found, embeddings, "cpu")
+    data = _Data(found, found.hidden, embeddings, "cpu")
     batch = data.batch([0, 1])
     assert batch.embeddings[0, :, 0].tolist() == [102, 104, 106, 108, 110]
     assert batch.before[0, :, 0].tolist() == [0, 2, 4, 6, 8]
@@ -133,6 +160,29 @@ def test_a_head_learns_to_draft_what_the_target_says(
             assert ours.stats.tokens_per_step > 1.5, method
 
 
+@pytest.mark.parametrize("vocab", [0, 200])
+def test_a_head_for_eagle_3_learns_from_three_layers(
+    tmp_path: Path, vocab: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4)
+    data = tmp_path / "prompts.jsonl"
+    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
+    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
+    out = tmp_path / "head.gguf"
+    flags = ["--eagle3", "--layers", 1, 2, 3, "--model", target, "--data", data, "--out", out]
+    flags += ["--generate", 60, "--epochs", 60, "--batch", 2, "--rate", 0.005, "--threads", 1]
+    flags += ["--vocab", vocab, "--kind", "f32"]
+    assert main(["eagle", *map(str, flags)]) == 0
+    assert "tokens per step" in capsys.readouterr().out
+    with Engine.load(target, EXACT, heads=out) as engine:
+        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
+        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
+        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
+        ours = engine.generate(prompt, method="eagle-3", max_tokens=50).run()
+        assert ours.token_ids == plain.token_ids
+        assert ours.stats.tokens_per_step > 1.4
+
+
 def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     states.begin(folder, {})
@@ -140,5 +190,6 @@ def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
     states.write_samples(folder, pieces, 100, lambda done, total: None)
     np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(6, np.int32))
-    data = _Data(states.States(folder), np.zeros((9, 4), np.float32), "cpu")
+    found = states.States(folder)
+    data = _Data(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
     assert [data.learnt(piece).tolist() for piece in range(3)] == [[], [False], [True, False]]

@@ -24,7 +24,8 @@ from speculation.heads.tree import best_tree, expected_tokens, parse_choices, sh
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
 from speculation.train import TrainError, require_packages, states
-from speculation.train.eagle import EagleTraining, shape_for, train_eagle
+from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
+from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
 from speculation.train.texts import own_replies, read_texts
 
@@ -65,8 +66,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(medusa)
     _add_params(medusa, MedusaTraining)
     medusa.set_defaults(run=_medusa)
-    eagle = commands.add_parser("eagle", help="train a head for EAGLE-1 and -2", allow_abbrev=False)
+    eagle = commands.add_parser("eagle", help="train a head for EAGLE", allow_abbrev=False)
     _add_data(eagle)
+    eagle.add_argument(
+        "--eagle3",
+        action="store_true",
+        help="a head for EAGLE-3, over the inputs of three layers (for EAGLE-1 and -2)",
+    )
+    eagle.add_argument(
+        "--layers",
+        nargs=3,
+        type=int,
+        help="those layers, counted from 0 (2, half of all, and the last but two)",
+    )
     _add_params(eagle, EagleTraining)
     eagle.set_defaults(run=_eagle)
     tree = commands.add_parser("tree", help="choose the tree of trained heads by its size")
@@ -162,14 +174,32 @@ def _eagle(args: argparse.Namespace) -> None:
         info = HeadsInfo.of_target("eagle", engine.model)
         shape = shape_for(engine.model, params.ff)
         output = target_output(path, info.n_vocab, info.n_embd)
-        embeddings = GGUFFile(path).tensor("token_embd.weight")
-        collected = _collect(args, engine, path)
+        target = GGUFFile(path)
+        embeddings = target.tensor("token_embd.weight")
+        layers: Sequence[int] = ()
+        if args.eagle3:
+            layers = args.layers or default_layers(engine.model)
+        collected = _collect(args, engine, path, layers)
     device = _device(args)
     print(f"training a head on {len(collected):,} states ({device})", flush=True)
     progress = _Progress("step")
-    trained = train_eagle(collected, embeddings, output, shape, params, device, progress.loss)
+    trained = train_eagle(
+        collected,
+        embeddings,
+        output,
+        shape,
+        params,
+        device,
+        progress.loss,
+        output_norm=target.tensor("output_norm.weight") if layers else None,
+    )
     progress.end()
-    write_eagle(args.out, info, shape, trained.tensors, tokens=trained.tokens, kind=params.kind)
+    tokens = trained.tokens
+    if layers:
+        own = None if tokens is None else output[tokens]
+        write_eagle3(args.out, info, shape, trained.tensors, layers, path, tokens, own, params.kind)
+    else:
+        write_eagle(args.out, info, shape, trained.tensors, tokens=tokens, kind=params.kind)
     print(f"\nof {trained.n_held_out:,} states that were held out: how often each token of a chain")
     print("is right if those before it were, %")
     print("".join(f"{100 * value:6.1f}" for value in trained.accuracy))
@@ -180,15 +210,19 @@ def _eagle(args: argparse.Namespace) -> None:
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 
-def _collect(args: argparse.Namespace, engine: Engine, path: Path) -> states.States:
+def _collect(
+    args: argparse.Namespace, engine: Engine, path: Path, layers: Sequence[int] = ()
+) -> states.States:
     folder: Path = args.work or args.out.with_name(f"{args.out.name}.states")
-    run = {
+    run: dict[str, Any] = {
         "target": fingerprint(path),
         "data": [f"{file.name} {file.stat().st_size}" for file in args.data],
         "generate": args.generate,
         "max_tokens": args.max_tokens,
         "ctx": engine.context.n_ctx,
     }
+    if layers:
+        run["layers"] = list(layers)
     states.begin(folder, run)
     n_before = states.n_samples(folder)
     length = engine.context.n_ctx
@@ -202,7 +236,7 @@ def _collect(args: argparse.Namespace, engine: Engine, path: Path) -> states.Sta
     progress = _Progress("reading")
     engine.stop_running()
     engine.cache.truncate(0)
-    collected = states.collect(folder, engine.context, progress.tokens)
+    collected = states.collect(folder, engine.context, progress.tokens, layers)
     progress.end()
     return collected
 

@@ -1,9 +1,11 @@
-"""EAGLE's head learnt from collected states, in PyTorch.
+"""EAGLE's heads learnt from collected states, in PyTorch.
 
 From a token and the state before it the head learns the state after it, and what the target would
 say there: smooth L1 on the states, and cross-entropy with the target's own distribution, as in
 EAGLE (Li et al. 2024, arXiv 2401.15077), where the states read are noisy so that a guess will do
-for them. ``layer`` says how it learns to go on from its guesses.
+for them. EAGLE-3's head (Li et al. 2025, arXiv 2503.01840) reads what went into three layers
+instead, and learns from the distribution alone. ``layer`` says how both learn to go on from their
+guesses.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class EagleTraining:
     ff        width of the layer's feed-forward block; 0 = the target's
     vocab     tokens that are drafted: the most frequent in the data; 0 = all
     passes    how often a text is gone through, the head's guesses taking the place of states
-    states    weight of the loss on states, beside that on the target's distribution
+    states    weight of the loss on states, beside that on the target's distribution; EAGLE-3 has
+              none
     noise     what is added to the states read, uniform, as a share of their size
     epochs    times that the texts are gone through
     batch     texts of a step
@@ -116,6 +119,15 @@ def shape_for(model: Model, ff: int = 0) -> EagleShape:
     return EagleShape(n_embd, n_head, n_head_kv, n_ff, base)
 
 
+def default_layers(model: Model) -> tuple[int, int, int]:
+    """The layers that EAGLE-3's authors, and llama.cpp's converter, take; a small model has less.
+
+    The third, half of all, and the last but two.
+    """
+    n = model.n_layer
+    return min(2, n - 1), n // 2, max(n - 3, 0)
+
+
 def train_eagle(
     states: States,
     embeddings: Floats,
@@ -124,20 +136,26 @@ def train_eagle(
     params: EagleTraining,
     device: str = "cpu",
     progress: Callable[[int, int, float], None] | None = None,
+    *,
+    output_norm: Floats | None = None,
 ) -> TrainedEagle:
     """Train a head on ``states``; ``embeddings`` and ``output`` are the target's matrices.
 
-    Both are (n_vocab, n_embd).
+    Both are (n_vocab, n_embd). ``output_norm``, the weight of the target's last norm, (n_embd,),
+    makes it a head for EAGLE-3, which takes states with ``layers``.
 
     ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError when the states
     are too few to hold some out, or none is to be learnt from.
     """
     import torch
 
-    from speculation.train.layer import EagleModule
+    from speculation.train.layer import Eagle3Module, EagleModule, tensors_of
 
     torch.manual_seed(params.seed)
-    data = _Data(states, embeddings, device)
+    read = states.hidden if output_norm is None else states.layers
+    if read is None:
+        raise TrainError("the states were collected without the inputs of layers; collect anew")
+    data = _Data(states, read, embeddings, device)
     first = held_out_from(states, params.held_out)
     learnt = [i for i, end in enumerate(states.ends) if end <= first and data.learnt(i).any()]
     judged = [i for i, end in enumerate(states.ends) if end > first and data.learnt(i).any()]
@@ -145,25 +163,32 @@ def train_eagle(
         raise TrainError("no token of the data can be learnt from; give longer texts")
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
-    scale = float(np.sqrt((states.hidden[:4096].astype(np.float32) ** 2).mean()))
-    model = EagleModule(shape, scale).to(device)
+    scale, noise = _size(states.hidden), params.noise * _size(read)
+    model: Any
+    if output_norm is None:
+        model = EagleModule(shape, scale).to(device)
+    else:
+        model = Eagle3Module(shape, torch.from_numpy(output_norm)).to(device)
+    weight = params.states if output_norm is None else 0.0
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.rate, weight_decay=0.0)
     n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
     for step, pieces in enumerate(_batches(learnt, params.batch, n_steps, params.seed)):
         batch = data.batch(pieces)
-        noise = (torch.rand_like(batch.before) * 2 - 1) * params.noise * scale
-        guesses = model(batch.embeddings, batch.before + noise, params.passes)
+        before = batch.before + noise * (torch.rand_like(batch.before) * 2 - 1)
+        guesses = model(batch.embeddings, before, params.passes)
         loss: Any = 0.0
         for s, guess in enumerate(guesses):
             some = batch.learnt.clone()
             some[:, :s] = False
-            wanted, ours = batch.after[some], guess[some]
-            close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
+            wanted, ours = batch.after[some], model.read(guess[some])
             says = torch.nn.functional.cross_entropy(
                 ours @ matrix.T, (wanted @ matrix.T).softmax(dim=1)
             )
-            loss = loss + _FURTHER**s * (says + params.states * close)
+            loss = loss + _FURTHER**s * says
+            if weight:
+                close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
+                loss = loss + _FURTHER**s * weight * close
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,11 +199,16 @@ def train_eagle(
     accuracy = _accuracy(model, data, judged[:_N_JUDGED], matrix, tokens)
     return TrainedEagle(
         shape,
-        {name: tensor.numpy() for name, tensor in model.tensors().items()},
+        {name: tensor.numpy() for name, tensor in tensors_of(model).items()},
         tokens,
         accuracy,
         len(states) - first,
     )
+
+
+def _size(states: npt.NDArray[np.float16]) -> float:
+    """Root mean square."""
+    return float(np.sqrt((states[:4096].astype(np.float32) ** 2).mean()))
 
 
 def drafted(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
@@ -194,7 +224,7 @@ class _Batch:
     """Pieces of text, padded at their ends. Place i of a piece stands for its token i + 1.
 
     embeddings  of the tokens, (pieces, time, n_embd)
-    before      the states before them
+    before      what is read of the target before them, (pieces, time, width)
     after       and after them, which are to be learnt
     choices     what the target would say after them, (pieces, time)
     learnt      where that is to be learnt from, (pieces, time)
@@ -210,8 +240,16 @@ class _Batch:
 class _Data:
     """Batches of a collection, on the device that trains."""
 
-    def __init__(self, states: States, embeddings: Floats, device: str) -> None:
+    def __init__(
+        self,
+        states: States,
+        read: npt.NDArray[np.float16],
+        embeddings: Floats,
+        device: str,
+    ) -> None:
+        """``read``, (n, width), is what the head reads of the target."""
         self._states = states
+        self._read = read
         self._embeddings = embeddings
         self._device = device
         self._starts = np.concatenate([[0], states.ends[:-1]])
@@ -230,19 +268,20 @@ class _Data:
 
         time = max(int(self._states.ends[p] - self._starts[p]) for p in pieces) - 1
         n_embd = self._states.hidden.shape[1]
-        wide = np.zeros((3, len(pieces), time, n_embd), np.float32)
+        wide = np.zeros((2, len(pieces), time, n_embd), np.float32)
+        before = np.zeros((len(pieces), time, self._read.shape[1]), np.float32)
         learnt = np.zeros((len(pieces), time), bool)
         choices = np.zeros((len(pieces), time), np.int64)
         for i, piece in enumerate(pieces):
             start, end = int(self._starts[piece]), int(self._states.ends[piece])
             n = end - start - 1
-            hidden = self._states.hidden[start:end].astype(np.float32)
             wide[0, i, :n] = self._embeddings[self._states.tokens[start + 1 : end]]
-            wide[1, i, :n], wide[2, i, :n] = hidden[:-1], hidden[1:]
+            wide[1, i, :n] = self._states.hidden[start + 1 : end]
+            before[i, :n] = self._read[start : end - 1]
             learnt[i, :n] = self.learnt(piece)
             choices[i, :n] = self._states.choices[start + 1 : end]
-        parts = [torch.from_numpy(part).to(self._device) for part in (*wide, choices, learnt)]
-        return _Batch(*parts)
+        arrays = (wide[0], before, wide[1], choices, learnt)
+        return _Batch(*[torch.from_numpy(array).to(self._device) for array in arrays])
 
 
 def _batches(pieces: Sequence[int], size: int, n: int, seed: int) -> Iterator[list[int]]:
@@ -272,7 +311,7 @@ def _accuracy(
             batch = data.batch([piece])
             held = batch.learnt.clone()
             for s, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
-                said = (guess @ matrix.T).argmax(dim=2)
+                said = (model.read(guess) @ matrix.T).argmax(dim=2)
                 right = (said if names is None else names[said]) == batch.choices
                 if s:  # the token before it must have held, one place to the left
                     held = held.roll(1, 1) & batch.learnt

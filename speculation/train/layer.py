@@ -130,12 +130,53 @@ class EagleModule(nn.Module):
             found.append(self.output_norm(self.layer(self.attn_norm(x), x, past)))
         return found
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The parameters by the names that a head's file has for them."""
-        return {
-            file_name(name): parameter.detach().cpu().float()
-            for name, parameter in self.named_parameters()
-        }
+    def read(self, states: Tensor) -> Tensor:
+        """What the output matrix turns into logits."""
+        return states
+
+
+class Eagle3Module(nn.Module):
+    """EAGLE-3's head: features of three layers (rows, time, 3 n_embd) -> the states of each pass.
+
+    What llama.cpp computes for the architecture ``eagle3``.
+    """
+
+    def __init__(self, shape: EagleShape, output_norm: Tensor) -> None:
+        """``output_norm`` is the weight of the target's own, which it begins with."""
+        super().__init__()
+        n = shape.n_embd
+        self.fc = nn.Linear(3 * n, n, bias=False)
+        self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
+        self.attn_norm_2 = nn.RMSNorm(n, eps=shape.norm_eps)
+        self.layer = Layer(shape, 2 * n)
+        self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
+        with torch.no_grad():  # it begins with what went into the last of the layers
+            self.fc.weight.normal_(std=0.1 / math.sqrt(n))
+            self.fc.weight[:, 2 * n :] += torch.eye(n)
+            self.output_norm.weight.copy_(output_norm)
+
+    def forward(self, embeddings: Tensor, features: Tensor, n_passes: int) -> list[Tensor]:
+        past: Past = []
+        found: list[Tensor] = []
+        known = self.attn_norm(embeddings)
+        states = first = self.fc(features)
+        for _ in range(n_passes):
+            if found:
+                states = torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)
+            inner = torch.cat([known, self.attn_norm_2(states)], dim=2)
+            found.append(self.layer(inner, states, past))
+        return found
+
+    def read(self, states: Tensor) -> Tensor:
+        return self.output_norm(states)  # type: ignore[no-any-return]
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """A head's parameters by the names that its file has for them."""
+    return {
+        file_name(name): parameter.detach().cpu().float()
+        for name, parameter in module.named_parameters()
+    }
 
 
 def file_name(name: str) -> str:

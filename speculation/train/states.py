@@ -9,6 +9,8 @@ A folder holds one collection. It can be stopped at any time and goes on where i
     until.npy      (n,) int64: where the part that a token belongs to ends, if it is to be learnt
                    from; else 0
     hidden.npy     (n, n_embd) float16: the state after the final norm at each token
+    layers.npy     (n, n_layers * n_embd) float16: what went into some layers, for heads that read
+                   that
     choices.npy    (n,) int32: what the target would say next, greedily
     done           how many pieces are read
 """
@@ -39,6 +41,7 @@ class States:
 
     tokens, choices  (n,)
     hidden           (n, n_embd)
+    layers           (n, n_layers * n_embd), or None where that was not collected
     ends             (n_pieces,)
     until            (n,)
     """
@@ -48,6 +51,10 @@ class States:
         self.ends: npt.NDArray[np.int64] = np.load(folder / "ends.npy")
         self.until: npt.NDArray[np.int64] = np.load(folder / "until.npy")
         self.hidden: npt.NDArray[np.float16] = np.load(folder / "hidden.npy", mmap_mode="r")
+        file = folder / "layers.npy"
+        self.layers: npt.NDArray[np.float16] | None = (
+            np.load(file, mmap_mode="r") if file.exists() else None
+        )
         self.choices: npt.NDArray[np.int32] = np.load(folder / "choices.npy", mmap_mode="r")
 
     def __len__(self) -> int:
@@ -129,11 +136,17 @@ def _until(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
     return found
 
 
-def collect(folder: Path, context: Context, progress: Callable[[int, int], None]) -> States:
+def collect(
+    folder: Path,
+    context: Context,
+    progress: Callable[[int, int], None],
+    layers: Sequence[int] = (),
+) -> States:
     """Read the samples and keep a state and a choice for every token; go on where it was.
 
-    ``progress(n_tokens, n_all)`` is called after each piece. Raises TrainError when the disk has
-    no room.
+    ``progress(n_tokens, n_all)`` is called after each piece. What goes into ``layers`` is kept as
+    well. Raises TrainError when the disk has no room, UnsupportedModel where llama.cpp does not
+    give that out.
     """
     tokens = np.load(folder / "tokens.npy")
     ends = np.load(folder / "ends.npy")
@@ -141,16 +154,21 @@ def collect(folder: Path, context: Context, progress: Callable[[int, int], None]
     done = int(done_file.read_text()) if done_file.exists() else 0
     n_embd = context.model.n_embd_out
     if done == 0:
-        _check_room(folder, len(tokens) * (2 * n_embd + 4))
+        _check_room(folder, len(tokens) * (2 * n_embd * (1 + len(layers)) + 4))
     hidden = _mapped(folder / "hidden.npy", np.float16, (len(tokens), n_embd))
     choices = _mapped(folder / "choices.npy", np.int32, (len(tokens),))
+    width = len(layers) * context.model.n_embd
+    inner = _mapped(folder / "layers.npy", np.float16, (len(tokens), width)) if layers else None
 
     def keep(n_pieces: int) -> None:
         hidden.flush()
         choices.flush()
+        if inner is not None:
+            inner.flush()
         done_file.write_text(str(n_pieces))
 
     context.want_hidden(True)
+    context.want_layers(layers)
     try:
         for piece in range(done, len(ends)):
             start = int(ends[piece - 1]) if piece else 0
@@ -162,11 +180,14 @@ def collect(folder: Path, context: Context, progress: Callable[[int, int], None]
                 for row in range(len(chunk)):
                     hidden[first + row] = output.hidden(row)
                     choices[first + row] = output.argmax(row)
+                    if inner is not None:
+                        inner[first + row] = output.layer_inputs(row)
             progress(end, len(tokens))
             if (piece + 1) % _KEEP_EVERY == 0:
                 keep(piece + 1)
     finally:
         context.want_hidden(False)
+        context.want_layers(())
         context.seq_rm(-1, 0, -1)
     keep(len(ends))
     return States(folder)
