@@ -150,6 +150,17 @@ def fake_states(folder: Path) -> states.States:
     return states.States(folder)
 
 
+def test_accuracy_and_replay_count_ranks() -> None:
+    other = medusa.N_RANKS
+    ranks = np.array([[-1, -1], [0, 2], [1, 0], [0, other], [0, 0], [1, -1], [-1, -1]])
+    accuracy = medusa.accuracy_of(ranks)
+    np.testing.assert_allclose(accuracy[:, :3], [[0.6, 0.4, 0], [0.5, 0, 0.25]])
+    # Steps begin at states 1 (one draft holds), 3 (one), 5 (none): five tokens in three steps.
+    assert medusa.replayed(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
+    # With the second choices too: at 1 both hold, at 4 both, and the text is at its end.
+    assert medusa.replayed(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
+
+
 # The whole way
 
 

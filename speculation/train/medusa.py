@@ -7,7 +7,7 @@ further heads count less, by 0.8 a head, as in Medusa (Cai et al. 2024, arXiv 24
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
+from speculation.heads.tree import Path
 from speculation.train import TrainError
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
@@ -81,10 +82,12 @@ class Trained:
     """Heads with the accuracies that were measured on what was held out.
 
     n_held_out  states they were measured on
+    tokens_per_step  of decoding what was held out with the tree in the file
     """
 
     weights: MedusaWeights
     n_held_out: int
+    tokens_per_step: float
 
 
 def train(
@@ -141,8 +144,9 @@ def train(
         schedule.step()
         if progress is not None:
             progress(step + 1, n_steps, loss.item())
-    accuracy = _accuracy(model, states, first_held_out, labels, device, torch)
-    return Trained(model.weights(tokens, accuracy, params.nodes), len(states) - first_held_out)
+    ranks = _ranks(model, states, first_held_out, labels, device, torch)
+    found = model.weights(tokens, accuracy_of(ranks), params.nodes)
+    return Trained(found, int((ranks[:, 0] >= 0).sum()), replayed(ranks, found.tree))
 
 
 def _Heads(params: MedusaTraining, output: Floats, torch: Any) -> Any:  # noqa: N802 - makes a class
@@ -217,26 +221,53 @@ def _states(states: States, rows: Ints, device: str, torch: Any) -> Any:
     return torch.from_numpy(states.hidden[rows].astype(np.float32)).to(device)
 
 
-def _accuracy(
-    model: Any, states: States, first: int, labels: Ints, device: str, torch: Any
-) -> Floats:
-    """How often each choice of each head is right from token ``first`` on, (n_heads, N_RANKS).
+def _ranks(model: Any, states: States, first: int, labels: Ints, device: str, torch: Any) -> Ints:
+    """The rank of what each head is to say, from token ``first`` on, (n, n_heads).
 
-    A token that is not drafted counts as missed.
+    N_RANKS stands for all from there on and for tokens that are not drafted; -1 for no label.
     """
-    n_heads = labels.shape[1]
-    hits = np.zeros((n_heads, N_RANKS))
-    counts = np.zeros(n_heads)
+    found = []
     with torch.inference_mode():
         for start in range(first, len(states), 1024):
             rows = np.arange(start, min(start + 1024, len(states)))
             logits = model(_states(states, rows, device, torch))
             wanted = torch.from_numpy(labels[rows]).to(device)
-            known = wanted >= 0
             right = logits.gather(2, wanted.clamp(min=0).unsqueeze(2))
-            rank = (logits > right).sum(dim=2)
-            for head in range(n_heads):
-                ranks = rank[:, head][known[:, head]].cpu().numpy()
-                hits[head] += np.bincount(ranks[ranks < N_RANKS], minlength=N_RANKS)
-            counts += (wanted != _NO_LABEL).sum(dim=0).cpu().numpy()
-    return (hits / np.maximum(counts, 1)[:, None]).astype(np.float32)
+            found.append((logits > right).sum(dim=2).clamp(max=N_RANKS).cpu().numpy())
+    ranks: Ints = np.concatenate(found)
+    ranks[labels[first:] == _NOT_DRAFTED] = N_RANKS
+    ranks[labels[first:] == _NO_LABEL] = -1
+    return ranks
+
+
+def accuracy_of(ranks: Ints) -> Floats:
+    """How often each choice of each head is right, (n_heads, N_RANKS), from ``ranks``."""
+    found = np.zeros((ranks.shape[1], N_RANKS), np.float32)
+    for head, column in enumerate(ranks.T):
+        known = column[column >= 0]
+        if len(known):
+            found[head] = np.bincount(known, minlength=N_RANKS + 1)[:N_RANKS] / len(known)
+    return found
+
+
+def replayed(ranks: Ints, tree: Sequence[Path]) -> float:
+    """Tokens per step when texts whose states have these ``ranks`` are decoded with ``tree``.
+
+    A step goes as far as the tree holds what was right; the next goes on behind it. It is less
+    than the accuracies promise, since the places where much is right are soon left behind.
+    """
+    nodes = set(tree)
+    n_tokens = n_steps = at = 0
+    while at < len(ranks):
+        if ranks[at, 0] < 0:  # between texts
+            at += 1
+            continue
+        path: tuple[int, ...] = ()
+        for rank in ranks[at].tolist():
+            if (*path, rank) not in nodes:
+                break
+            path = (*path, rank)
+        n_tokens += len(path) + 1
+        n_steps += 1
+        at += len(path) + 1
+    return n_tokens / max(1, n_steps)
