@@ -139,7 +139,7 @@ class Source:
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
         if account < -_ALLOWANCE:
-            self._rest, account = -account / _UPKEEP, 0.0
+            self._rest, account = -account / _UPKEEP, -0.5 * _ALLOWANCE  # it wakes on probation
         self.account = min(account, _RESERVE)
 
     def rest(self) -> None:

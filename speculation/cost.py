@@ -31,13 +31,15 @@ _FAR = 1024  # the region that is measured beside the first
 _ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
 _DRIFT = 0.01  # and how fast the other sizes follow
+_FORGETTING = 0.98  # what a size that is not run is multiplied by, each time a curve is redrawn
 
 
 class CostCurve:
     """Seconds of decoding n rows: straight lines between the measured sizes, and beyond them.
 
     sizes           row counts, ascending, the first 1
-    seconds         median time of each; never less than that of a smaller batch
+    seconds         time of each; where a larger batch was quicker, its time counts, since what
+                    disturbs a measurement only ever lengthens it
     switch_seconds  what a batch costs more when the one before had another number of rows
     """
 
@@ -55,6 +57,7 @@ class CostCurve:
         self._share = 0.0
         self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
         self._n_followed = 0
+        self._unseen = [0] * len(self.sizes)  # for how many redrawings a size was not run
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; beyond the largest size as steep as before it."""
@@ -67,7 +70,7 @@ class CostCurve:
         """Seconds for 0, 1, 2, … 64 rows at least; shared, not to be changed."""
         if not self._table:
             most = max(SIZES[-1], self.sizes[-1])
-            seconds = np.maximum.accumulate(self.seconds)
+            seconds = np.minimum.accumulate(self.seconds[::-1])[::-1]
             inside = np.interp(np.arange(1, most + 1), self.sizes, seconds)
             if len(seconds) > 1 and most > self.sizes[-1]:
                 slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
@@ -78,26 +81,42 @@ class CostCurve:
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.
 
-        The sizes around n follow most; all others are shifted by a part of the difference, since
-        what the bare measurement misses (cold caches, a longer context) costs every batch about
-        the same. The first steps weigh most. One batch that was interrupted counts no more than
-        twice its due. It takes effect after every 32nd call, at first every 8th: a curve that is
-        drawn anew costs more than a step may.
+        The sizes around n follow most, the more so the longer they were not run; all others are
+        shifted by a part of the difference, since what the bare measurement misses (cold caches, a
+        longer context) costs every batch about the same. The first steps weigh most. One batch that
+        was interrupted counts no more than twice its due. A size that is not run gets a little
+        cheaper with time, so that one measured in a bad moment is tried again.
+
+        It takes effect after every 32nd call, at first every 8th: a curve that is drawn anew costs
+        more than a step may.
         """
         steps = self._steps
         steps.append((n, seconds))
         if len(steps) < (32 if self._n_followed >= 64 else 8):
             return
+        known = self.seconds
+        seen = set()
         for rows, took in steps:
             self._n_followed += 1
+            early = 1 / (4 + self._n_followed)
             expected = self.at(rows)
             change = min(2 * expected, max(0.5 * expected, took)) - expected
-            near = max(_RATE, 1 / (4 + self._n_followed)) * change
-            far = max(_DRIFT, 0.5 / (4 + self._n_followed)) * change
             i = bisect_left(self.sizes, rows)
             own = (i,) if i < len(self.sizes) and self.sizes[i] == rows else (i - 1, i)
-            for k, known in enumerate(self.seconds):
-                self.seconds[k] = max(0.5 * known, known + (near if k in own else far))
+            for k in range(len(known)):
+                rate = max(_DRIFT, 0.5 * early)
+                if k in own:
+                    rate = max(_RATE, early, min(0.5, _RATE * self._unseen[k]))
+                    self._unseen[k] = 0
+                    seen.add(k)
+                known[k] = max(0.5 * known[k], known[k] + rate * change)
+        least = known[0]  # no batch is cheaper than a smaller one that was run
+        for k in range(1, len(known)):
+            if k in seen:
+                least = max(least, known[k])
+            else:
+                self._unseen[k] += 1
+                known[k] = max(least, _FORGETTING * known[k])
         steps.clear()
         self._table = []
         self._share = 0.0
@@ -181,10 +200,11 @@ def measure_cost(
 
     The context must be empty and is empty afterwards. In rounds over all sizes, so that what else
     the machine does meets all of them, two single rows and then the size twice are decoded, much as
-    a text would have them: after a large batch the caches are cold. The first decode of another
-    shape makes a new compute graph, and its extra time is ``switch_seconds``. No round is begun
-    that would exceed ``budget_seconds``, and the first one is cut short there: sizes it did not
-    reach are left out of the curve. ``progress`` is told each size when its first round is done.
+    a text would have them: after a large batch the caches are cold. Of the rounds the lower
+    quartile counts. The first decode of another shape makes a new compute graph, and its extra time
+    is ``switch_seconds``. No round is begun that would exceed ``budget_seconds``, and the first one
+    is cut short there: sizes it did not reach are left out of the curve. ``progress`` is told each
+    size when its first round is done.
     """
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     start = perf_counter()
@@ -214,8 +234,8 @@ def measure_cost(
         if now + (now - begin) - start > budget_seconds:
             break
     context.seq_rm(-1, 0, -1)
-    medians = [median(times) for times in seconds]
-    return CostCurve(sizes[: len(medians)], medians, median(switches) if switches else 0.0)
+    quick = [sorted(times)[len(times) // 4] for times in seconds]
+    return CostCurve(sizes[: len(quick)], quick, median(switches) if switches else 0.0)
 
 
 def _decode_seconds(context: Context, n_past: int, n: int) -> float:

@@ -106,7 +106,7 @@ class Cost(Suite):
         }
         tables = [
             Table(
-                "median time of a decode, ms",
+                "time of a decode, ms",
                 ["rows", *(f"n_past {curve.n_past}" for curve in curves)],
                 [
                     [
@@ -172,8 +172,8 @@ class Cost(Suite):
             ax.set_ylim(bottom=0)
         left.legend()
         caption = (
-            "Left: median time of decoding n rows (points) and the fitted roof (lines). Right: the "
-            "same over the time of a single row: a step of n rows pays once it yields more tokens "
+            "Left: time of decoding n rows (points; lower quartile) and the fitted roof (lines). "
+            "Right: the same over the time of a single row: a step of n rows pays once it yields more tokens "
             "than that."
         )
         return [("cost", caption, figure)]
