@@ -188,7 +188,8 @@ class Auto:
         if not awake:
             return
         start = perf_counter()
-        wide = TokenTree(tokens[-1], tree.max_nodes)
+        most = curve.ample_rows() + 8 * (len(awake) - 1)  # a chain, and what others put beside it
+        wide = TokenTree(tokens[-1], min(tree.max_nodes, most))
         wide.floor = max(curve.row_share(), _FLOOR)
         ends = []  # first node after those of each source, in order
         for source in awake:

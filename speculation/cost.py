@@ -31,7 +31,7 @@ _FAR = 1024  # the region that is measured beside the first
 _ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
 _DRIFT = 0.01  # and how fast the other sizes follow
-_FORGETTING = 0.98  # what a size that is not run is multiplied by, each time a curve is redrawn
+_FORGETTING = 0.99  # what a size that is not run is multiplied by, each time a curve is redrawn
 
 
 class CostCurve:
@@ -55,6 +55,7 @@ class CostCurve:
         self.switch_seconds = switch_seconds
         self._table: list[float] = []
         self._share = 0.0
+        self._ample = 0
         self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
         self._n_followed = 0
         self._unseen = [0] * len(self.sizes)  # for how many redrawings a size was not run
@@ -87,12 +88,12 @@ class CostCurve:
         was interrupted counts no more than twice its due. A size that is not run gets a little
         cheaper with time, so that one measured in a bad moment is tried again.
 
-        It takes effect after every 32nd call, at first every 8th: a curve that is drawn anew costs
+        It takes effect after every 64th call, at first every 8th: a curve that is drawn anew costs
         more than a step may.
         """
         steps = self._steps
         steps.append((n, seconds))
-        if len(steps) < (32 if self._n_followed >= 64 else 8):
+        if len(steps) < (64 if self._n_followed >= 64 else 8):
             return
         known = self.seconds
         seen = set()
@@ -120,6 +121,15 @@ class CostCurve:
         steps.clear()
         self._table = []
         self._share = 0.0
+        self._ample = 0
+
+    def ample_rows(self) -> int:
+        """As many rows as can pay: were all of them certain, more would gain 5% at most."""
+        if not self._ample:
+            rates = [n / seconds for n, seconds in enumerate(self.table()[1 : SIZES[-1] + 1], 1)]
+            enough = 0.95 * max(rates)
+            self._ample = next(n for n, rate in enumerate(rates, 1) if rate >= enough)
+        return self._ample
 
     def row_share(self) -> float:
         """What a further row costs at the cheapest, as a share of a batch of one."""

@@ -93,6 +93,12 @@ def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
     assert curve.row_share() == pytest.approx(0.5)
 
 
+def test_no_more_rows_are_ample_than_could_pay() -> None:
+    assert CostCurve((1, 64), (1.0, 1.0)).ample_rows() == 61  # 95% of 64 tokens a step
+    assert CostCurve((1, 64), (1.0, 64.0)).ample_rows() == 1
+    assert CostCurve((1, 64), (1.0, 1.0 + 63 / 3)).ample_rows() == 24  # 24 / 8.67 of 64 / 22
+
+
 def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
     curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))
     for _ in range(320):
@@ -103,10 +109,10 @@ def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
 
 def test_a_size_measured_in_a_bad_moment_is_tried_again() -> None:
     curve = CostCurve((1, 2, 4, 8), (1.0, 9.0, 9.0, 9.0))
-    for _ in range(64 + 32 * 120):
+    for _ in range(64 * 250):
         curve.follow(1, 1.0)
     assert curve.at(2) < 1.5
-    for _ in range(32):
+    for _ in range(64):
         curve.follow(4, 3.0)
     assert curve.at(4) == pytest.approx(3.0, rel=0.05)
 

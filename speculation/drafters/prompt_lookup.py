@@ -159,7 +159,8 @@ class PromptLookup:
                 break
             if params.adaptive:
                 floor = tree.floor or params.p_min
-                probs = self._estimates.run(context, left, floor, params.draft_max)
+                most = min(params.draft_max, tree.room)
+                probs = self._estimates.run(context, left, floor, most)
                 if not tree.floor:
                     del probs[_even_length(len(probs)) :]
                 if probs:

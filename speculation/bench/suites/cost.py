@@ -173,8 +173,8 @@ class Cost(Suite):
         left.legend()
         caption = (
             "Left: time of decoding n rows (points; lower quartile) and the fitted roof (lines). "
-            "Right: the same over the time of a single row: a step of n rows pays once it yields more tokens "
-            "than that."
+            "Right: the same over the time of a single row: a step of n rows pays once it yields "
+            "more tokens than that."
         )
         return [("cost", caption, figure)]
 
