@@ -15,7 +15,14 @@ from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, states
 from speculation.train.__main__ import main
-from speculation.train.eagle import EagleTraining, _Data, drafted, shape_for, train_eagle
+from speculation.train.eagle import (
+    EagleTraining,
+    _Data,
+    batches,
+    drafted,
+    shape_for,
+    train_eagle,
+)
 from speculation.train.texts import Piece
 from tests.reference import layer, rms_norm
 from tests.test_eagle import SHAPE, random_tensors, reference
@@ -117,6 +124,15 @@ def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Pat
     tokens = drafted(found, 3, 12)
     assert tokens is not None
     assert len(tokens) == 3
+
+
+def test_batches_are_of_equal_length_and_leave_nothing_out() -> None:
+    lengths = [10 * (i % 7) for i in range(100)]
+    seen = list(batches(range(100), lengths, 8, 26, 0))
+    assert sorted(i for some in seen[:13] for i in some) == list(range(100))
+    assert sorted(i for some in seen[13:] for i in some) == list(range(100))
+    assert seen[:13] != seen[13:]
+    assert sum(max(lengths[i] for i in some) * len(some) for some in seen[:13]) < 1.2 * sum(lengths)
 
 
 def test_a_layer_is_shaped_like_the_targets(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from speculation.train.states import States
 KINDS = ("f32", "f16", "q8_0")
 N_DEPTHS = 6  # tokens in a row whose accuracy is measured
 _FURTHER = 0.8  # weight of a pass, of that of the pass before
+_SORTED = 16  # batches' worth of pieces that are sorted by length
 _N_JUDGED = 64  # held-out pieces that are gone through in a measurement
 
 
@@ -173,7 +174,9 @@ def train_eagle(
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.rate, weight_decay=0.0)
     n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
-    for step, pieces in enumerate(_batches(learnt, params.batch, n_steps, params.seed)):
+    lengths = np.diff(states.ends, prepend=0).tolist()
+    order = batches(learnt, lengths, params.batch, n_steps, params.seed)
+    for step, pieces in enumerate(order):
         batch = data.batch(pieces)
         before = batch.before + noise * (torch.rand_like(batch.before) * 2 - 1)
         guesses = model(batch.embeddings, before, params.passes)
@@ -284,14 +287,23 @@ class _Data:
         return _Batch(*[torch.from_numpy(array).to(self._device) for array in arrays])
 
 
-def _batches(pieces: Sequence[int], size: int, n: int, seed: int) -> Iterator[list[int]]:
+def batches(
+    pieces: Sequence[int], lengths: Sequence[int], size: int, n: int, seed: int
+) -> Iterator[list[int]]:
+    """``n`` batches of ``size`` pieces, each piece once in a while and with others as long.
+
+    A batch is padded to its longest, so a few dozen batches' worth at a time is sorted by length.
+    """
     rng = np.random.default_rng(seed)
-    order: list[int] = []
+    ready: list[list[int]] = []
     for _ in range(n):
-        if len(order) < min(size, len(pieces)):
-            order += rng.permutation(pieces).tolist()
-        yield order[:size]
-        del order[:size]
+        if not ready:
+            order = rng.permutation(pieces).tolist()
+            for first in range(0, len(order), size * _SORTED):
+                some = sorted(order[first : first + size * _SORTED], key=lambda i: lengths[i])
+                ready += [some[i : i + size] for i in range(0, len(some), size)]
+            rng.shuffle(ready)
+        yield ready.pop()
 
 
 def _accuracy(
