@@ -100,10 +100,14 @@ class CostCurve:
         for rows, took in steps:
             self._n_followed += 1
             early = 1 / (4 + self._n_followed)
-            expected = self.at(rows)
+            i = min(bisect_left(self.sizes, rows), len(known) - 1)
+            own: tuple[int, ...] = (i,)
+            expected = known[i]
+            if i > 0 and rows < self.sizes[i]:
+                own = (i - 1, i)
+                share = (rows - self.sizes[i - 1]) / (self.sizes[i] - self.sizes[i - 1])
+                expected = known[i - 1] + share * (known[i] - known[i - 1])
             change = min(2 * expected, max(0.5 * expected, took)) - expected
-            i = bisect_left(self.sizes, rows)
-            own = (i,) if i < len(self.sizes) and self.sizes[i] == rows else (i - 1, i)
             for k in range(len(known)):
                 rate = max(_DRIFT, 0.5 * early)
                 if k in own:
