@@ -30,8 +30,7 @@ REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_
 _FAR = 1024  # the region that is measured beside the first
 _ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
-_DRIFT = 0.01  # and how fast the other sizes follow
-_FORGETTING = 0.99  # what a size that is not run is multiplied by, each time a curve is redrawn
+_SHAPE_RATE = 0.005  # and how fast its shape does
 
 
 class CostCurve:
@@ -58,7 +57,6 @@ class CostCurve:
         self._ample = 0
         self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
         self._n_followed = 0
-        self._unseen = [0] * len(self.sizes)  # for how many redrawings a size was not run
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; beyond the largest size as steep as before it."""
@@ -82,46 +80,25 @@ class CostCurve:
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.
 
-        The sizes around n follow most, the more so the longer they were not run; all others are
-        shifted by a part of the difference, since what the bare measurement misses (cold caches, a
-        longer context) costs every batch about the same. The first steps weigh most. One batch that
-        was interrupted counts no more than twice its due. A size that is not run gets a little
-        cheaper with time, so that one measured in a bad moment is tried again.
-
-        It takes effect after every 64th call, at first every 8th: a curve that is drawn anew costs
-        more than a step may.
+        The whole curve follows soon, as when the machine slows down or the context grows; its shape
+        hardly does, for which batch is run when is no accident: single rows come after long drafts
+        that failed, with cold caches, and taking them as typical would make every draft look cheap.
+        One batch that was interrupted counts no more than twice its due. It takes effect after
+        every 64th call, at first every 8th: a curve that is drawn anew costs more than a step may.
         """
         steps = self._steps
         steps.append((n, seconds))
         if len(steps) < (64 if self._n_followed >= 64 else 8):
             return
-        known = self.seconds
-        seen = set()
+        known, scale = self.seconds, 1.0
         for rows, took in steps:
             self._n_followed += 1
-            early = 1 / (4 + self._n_followed)
+            expected = scale * self.at(rows)
+            ratio = min(2.0, max(0.5, took / expected))
+            scale *= ratio ** max(_RATE, 1 / (4 + self._n_followed))
             i = min(bisect_left(self.sizes, rows), len(known) - 1)
-            own: tuple[int, ...] = (i,)
-            expected = known[i]
-            if i > 0 and rows < self.sizes[i]:
-                own = (i - 1, i)
-                share = (rows - self.sizes[i - 1]) / (self.sizes[i] - self.sizes[i - 1])
-                expected = known[i - 1] + share * (known[i] - known[i - 1])
-            change = min(2 * expected, max(0.5 * expected, took)) - expected
-            for k in range(len(known)):
-                rate = max(_DRIFT, 0.5 * early)
-                if k in own:
-                    rate = max(_RATE, early, min(0.5, _RATE * self._unseen[k]))
-                    self._unseen[k] = 0
-                    seen.add(k)
-                known[k] = max(0.5 * known[k], known[k] + rate * change)
-        least = known[0]  # no batch is cheaper than a smaller one that was run
-        for k in range(1, len(known)):
-            if k in seen:
-                least = max(least, known[k])
-            else:
-                self._unseen[k] += 1
-                known[k] = max(least, _FORGETTING * known[k])
+            known[i] *= ratio**_SHAPE_RATE
+        self.seconds = [scale * value for value in known]
         steps.clear()
         self._table = []
         self._share = 0.0
