@@ -45,7 +45,7 @@ class Eagle1Params:
     """
 
     choices: Choices = PUBLISHED
-    window: int = 256
+    window: int = 64
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
@@ -90,7 +90,7 @@ class Eagle2Params:
     depth: int = 5
     top_k: int = 8
     nodes: int = 24
-    window: int = 256
+    window: int = 64
 
     def __post_init__(self) -> None:
         for name, low, high in (
