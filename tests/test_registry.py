@@ -127,6 +127,7 @@ def test_the_registry_of_this_project_reads_and_its_drafts_are_smaller_relatives
     assert len(entries) >= 13
     drafts = {name: entry.draft for name, entry in entries.items() if entry.draft}
     assert drafts == {
+        "bundled": "bundled-draft",
         "qwen2.5-7b-instruct": "qwen2.5-0.5b-instruct",
         "qwen2.5-14b-instruct": "qwen2.5-0.5b-instruct",
         "qwen3-4b-instruct-2507": "qwen3-0.6b",
