@@ -26,7 +26,7 @@ SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa", "eagle"
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
-_UPKEEP = 0.0125  # share of the time that a source which does not pay may take
+_UPKEEP = 0.008  # share of the time that a source which does not pay may take
 _RATE = 1 / 16  # of the average overhead
 _LOOP_SECONDS = 20e-6  # what a step takes besides drafting and decoding
 _CHEAP = 0.08  # share of a plain step that drafting may take for a source to be woken by a new text
@@ -80,7 +80,7 @@ class Source:
     """A drafter among others, and whether it has been worth its time.
 
     Its account is in plain steps: a draft that held saves one less its row, and every microsecond
-    of drafting costs a part of one. In debt it rests, for as long as makes the loss an eightieth of
+    of drafting costs a part of one. In debt it rests, for so long that the loss is less than 1% of
     the time; then it may try again. Rows that did not hold are not its debt: which rows to decode
     is the policy's decision, and the estimates learn from them.
     """

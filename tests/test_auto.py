@@ -194,7 +194,7 @@ def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -
     return awake
 
 
-def test_a_source_that_never_pays_takes_an_eightieth_of_the_time(
+def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for seconds in (0.005, 0.1, 2.0):
