@@ -47,7 +47,7 @@ class ContextParams:
     """How a context is set up.
 
     n_ctx       cells of the KV cache; 0 = the length the model was trained for, 8192 at most
-    n_batch     rows one decode can hold; prompts are decoded in chunks of it
+    n_batch     rows one decode can hold, at least n_seq_max; prompts are decoded in chunks of it
     n_seq_max   sequences; up to 64 cost nothing, 256 cost 45 µs a decode (measured on 2 cores)
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
@@ -357,7 +357,10 @@ def _new_context(
     if other is not None:
         native.ctx_other = other._handle
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
-    native.n_batch = native.n_ubatch = min(params.n_batch, native.n_ctx)
+    # llama.cpp ends the process over a batch, or a context, that has not a row for every sequence.
+    native.n_ctx = max(native.n_ctx, params.n_seq_max)
+    native.n_batch = max(min(params.n_batch, native.n_ctx), params.n_seq_max)
+    native.n_ubatch = native.n_batch
     native.n_seq_max = params.n_seq_max
     native.kv_unified = True  # rows may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences

@@ -197,6 +197,7 @@ def measure_cost(
     is cut short there: sizes it did not reach are left out of the curve. ``progress`` is told each
     size when its first round is done.
     """
+    sizes = [size for size in sizes if size < min(context.n_ctx, context.n_batch + 1)]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     start = perf_counter()
     for first in range(0, n_past, context.n_batch):

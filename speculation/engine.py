@@ -208,9 +208,11 @@ class Engine:
     def prepare(self) -> None:
         """Measure now what a decode costs here, in about a second, rather than in the first reply.
 
-        It empties the cache. Later calls do nothing.
+        It empties the cache. Later calls do nothing, nor does it for a model that cannot drop
+        drafts: whatever a batch costs there, none will be tried.
         """
-        _ = self.resources.cost
+        if self.context.can_rewind:
+            _ = self.resources.cost
 
     def _measure_cost(self) -> CostModel:
         self.cache.truncate(0)

@@ -133,7 +133,7 @@ def test_the_command_names_files_without_their_folders() -> None:
             [
                 "--model",
                 "/home/me/a b.gguf",
-                "--json=/tmp/o.json",
+                "--json=results/o.json",
                 "--prompt",
                 "a/b",
                 "--limit",

@@ -196,6 +196,15 @@ def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> Non
     assert second.stats.n_reused >= first.stats.n_prompt
 
 
+@pytest.mark.parametrize("sizes", [{"n_ctx": 32}, {"n_ctx": 512, "n_batch": 16}])
+def test_a_context_smaller_than_the_batches_that_are_measured_works(
+    tiny_model: Path, sizes: dict[str, int]
+) -> None:
+    with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
+        plain = engine.generate("a cat", method="ar", max_tokens=8).run()
+        assert engine.generate("a cat", max_tokens=8).run().token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
 def test_measuring_costs_does_not_forget_the_prompt(tiny_model: Path, method: str) -> None:
     with Engine.load(tiny_model, EXACT) as engine:
@@ -271,6 +280,7 @@ def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
 def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) -> None:
     path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     with Engine.load(path, EXACT) as engine:
+        engine.prepare()
         first = engine.generate(PROMPT, method="ar", max_tokens=10).run()
         assert len(first.token_ids) == 10
         again = engine.generate(PROMPT, method="ar", max_tokens=10).run()

@@ -23,7 +23,7 @@ from speculation.estimates import Estimates
 from speculation.growth import Candidate, Candidates, best_nodes, grow, hang, likeliest
 
 VERIFIERS = ("match", "rejection")
-# How often the draft model's first choice is the target's, by q in tenths.
+# How often the draft model's first choice is the target's, by q in tenths; set by judgement.
 PRIORS = (0.08, 0.15, 0.25, 0.35, 0.42, 0.50, 0.58, 0.66, 0.76, 0.92)
 
 

@@ -26,7 +26,7 @@ from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_
 
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
-# How often the head's first choice is the target's, by its probability in tenths.
+# How often the head's first choice is the target's, by its probability in tenths; set by judgement.
 PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 # The tree of EAGLE-1's published program: 25 nodes, five levels.
 PUBLISHED = (

@@ -27,7 +27,8 @@ from speculation.estimates import Estimates
 ROWS = ("path", "all")
 N_SUCCESSORS = 8
 _FURTHEST = 8.0  # logits below the highest: e^8 is 3,000
-# How often a successor is accepted, by its probability when it was stored, in tenths.
+# How often a successor is accepted, by its probability when it was stored, in tenths; set by
+# judgement, and soon overruled by what is counted.
 PRIORS = (0.04, 0.12, 0.20, 0.27, 0.34, 0.41, 0.48, 0.55, 0.63, 0.75)
 
 
