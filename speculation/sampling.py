@@ -12,6 +12,7 @@ from batching.errors import InvalidParameter
 from batching.model import Model
 from batching.sampler import GreedySampler, SamplerChain, json_schema_to_gbnf
 from batching.tree import Floats
+from speculation.ranges import check_ranges
 from speculation.verify import draw
 
 
@@ -48,28 +49,28 @@ class SamplingParams:
     json_schema: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("temperature", 0.0, 100.0),
-            ("seed", 0, 2**32 - 1),
-            ("top_k", 0, 2**31 - 1),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("typical_p", 0.0, 1.0),
-            ("xtc_probability", 0.0, 1.0),
-            ("xtc_threshold", 0.0, 1.0),
-            ("repeat_penalty", 0.01, 100.0),
-            ("frequency_penalty", -100.0, 100.0),
-            ("presence_penalty", -100.0, 100.0),
-            ("penalty_last_n", 0, 2**31 - 1),
-            ("dry_multiplier", 0.0, 100.0),
-            ("dry_base", 1.0, 100.0),
-            ("dry_allowed_length", 1, 2**31 - 1),
-            ("dry_last_n", 0, 2**31 - 1),
-            ("mirostat", 0, 2),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("temperature", 0.0, 100.0),
+                ("seed", 0, 2**32 - 1),
+                ("top_k", 0, 2**31 - 1),
+                ("top_p", 0.0, 1.0),
+                ("min_p", 0.0, 1.0),
+                ("typical_p", 0.0, 1.0),
+                ("xtc_probability", 0.0, 1.0),
+                ("xtc_threshold", 0.0, 1.0),
+                ("repeat_penalty", 0.01, 100.0),
+                ("frequency_penalty", -100.0, 100.0),
+                ("presence_penalty", -100.0, 100.0),
+                ("penalty_last_n", 0, 2**31 - 1),
+                ("dry_multiplier", 0.0, 100.0),
+                ("dry_base", 1.0, 100.0),
+                ("dry_allowed_length", 1, 2**31 - 1),
+                ("dry_last_n", 0, 2**31 - 1),
+                ("mirostat", 0, 2),
+            ),
+        )
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidParameter("grammar and json_schema are both given; give one")
 

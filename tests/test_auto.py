@@ -139,8 +139,8 @@ def test_estimates_follow_what_holds_and_what_does_not() -> None:
     assert estimates.of(0) < 0.5  # a text that fails here is likelier to fail there
 
 
-def auto_on(row_share: float, plain_seconds: float = 1.0) -> Auto:
-    curve = CostCurve((1, 64), (plain_seconds, plain_seconds * (1 + 63 * row_share)))
+def auto_on(row_share: float) -> Auto:
+    curve = CostCurve((1, 64), (1.0, 1 + 63 * row_share))
     lookup = Source("prompt-lookup", PromptLookup(PromptLookupParams(branches=2)))
     return Auto(AutoParams(), [lookup], CostModel({0: curve}))
 

@@ -21,6 +21,7 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
 from speculation.growth import Candidate, Candidates, best_nodes, grow, hang, likeliest
+from speculation.ranges import check_ranges
 
 VERIFIERS = ("match", "rejection")
 # How often the draft model's first choice is the target's, by q in tenths; set by judgement.
@@ -48,16 +49,16 @@ class DraftModelParams:
     verify: str = "match"
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("draft_max", 1, 64),
-            ("draft_min", 0, 64),
-            ("p_min", 0.0, 1.0),
-            ("width", 1, 16),
-            ("nodes", 1, 63),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("draft_max", 1, 64),
+                ("draft_min", 0, 64),
+                ("p_min", 0.0, 1.0),
+                ("width", 1, 16),
+                ("nodes", 1, 63),
+            ),
+        )
         if self.draft_min > self.draft_max:
             raise InvalidParameter(
                 f"draft_min {self.draft_min} is above draft_max {self.draft_max}; lower it"

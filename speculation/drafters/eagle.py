@@ -23,6 +23,7 @@ from speculation.estimates import Estimates
 from speculation.growth import Candidate, Candidates, best_nodes, grow, grow_static, hang
 from speculation.head_levels import HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
+from speculation.ranges import check_ranges
 
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
@@ -93,14 +94,14 @@ class Eagle2Params:
     window: int = 64
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("depth", 1, MAX_DEPTH),
-            ("top_k", 1, MAX_WIDTH),
-            ("nodes", 1, 255),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("depth", 1, MAX_DEPTH),
+                ("top_k", 1, MAX_WIDTH),
+                ("nodes", 1, 255),
+            ),
+        )
         _check_window(self.window)
 
     @property

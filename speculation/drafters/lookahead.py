@@ -24,6 +24,7 @@ from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
+from speculation.ranges import check_ranges
 
 # How often the n-th token of a pooled n-gram holds when those before it did; set by judgement.
 PRIORS = (0.2, 0.45, 0.6, 0.7)
@@ -51,10 +52,7 @@ class LookaheadParams:
     merge: bool = False
 
     def __post_init__(self) -> None:
-        for name, low, high in (("window", 1, 128), ("ngram", 3, 32), ("guesses", 1, 128)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(self, (("window", 1, 128), ("ngram", 3, 32), ("guesses", 1, 128)))
         if self.window + self.guesses + 1 > 256:
             raise InvalidParameter(
                 f"window {self.window} and guesses {self.guesses} need "

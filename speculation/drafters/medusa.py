@@ -27,6 +27,7 @@ from speculation.heads.tree import (
     parse_choices,
     show_choices,
 )
+from speculation.ranges import check_ranges
 
 LOSSY = "typical-lossy"
 VERIFIERS = ("match", LOSSY)
@@ -68,14 +69,14 @@ class MedusaParams:
             raise InvalidParameter("choices and nodes are both given; give one")
         if self.verify not in VERIFIERS:
             raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
-        for name, low, high in (
-            ("nodes", 0, MAX_NODES),
-            ("epsilon", 0.0, 1.0),
-            ("delta", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("nodes", 0, MAX_NODES),
+                ("epsilon", 0.0, 1.0),
+                ("delta", 0.0, 1.0),
+            ),
+        )
 
     def tree(self, heads: Heads) -> tuple[Path, ...]:
         """The nodes to draft. Raises InvalidParameter when they are deeper than there are heads."""

@@ -16,6 +16,7 @@ from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
+from speculation.ranges import check_ranges
 
 ORDERS = ("longest", "recent", "frequent", "first")
 _LONGEST = 32  # common context is told apart up to this length
@@ -56,18 +57,18 @@ class PromptLookupParams:
     candidates: int = 8
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_ngram", 1, 16),
-            ("min_ngram", 1, 16),
-            ("draft", 1, 256),
-            ("p_min", 0.0, 1.0),
-            ("draft_max", 1, 256),
-            ("branches", 1, 64),
-            ("candidates", 1, 256),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("max_ngram", 1, 16),
+                ("min_ngram", 1, 16),
+                ("draft", 1, 256),
+                ("p_min", 0.0, 1.0),
+                ("draft_max", 1, 256),
+                ("branches", 1, 64),
+                ("candidates", 1, 256),
+            ),
+        )
         if self.min_ngram > self.max_ngram:
             raise InvalidParameter(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; lower it"

@@ -23,6 +23,7 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
+from speculation.ranges import check_ranges
 
 ROWS = ("path", "all")
 N_SUCCESSORS = 8
@@ -49,10 +50,7 @@ class RecyclingParams:
     warm: bool = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (("nodes", 1, 63), ("depth", 1, 32)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(self, (("nodes", 1, 63), ("depth", 1, 32)))
         if self.rows not in ROWS:
             raise InvalidParameter(f"rows is {self.rows!r}; give one of {', '.join(ROWS)}")
 

@@ -22,6 +22,7 @@ from batching.errors import InvalidParameter
 from batching.model import Model
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
+from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
@@ -63,20 +64,20 @@ class EagleTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("ff", 0, 2**20),
-            ("vocab", 0, 2**31),
-            ("passes", 1, 8),
-            ("states", 0.0, 1000.0),
-            ("noise", 0.0, 10.0),
-            ("epochs", 0.0, 1000.0),
-            ("batch", 1, 2**20),
-            ("rate", 0.0, 1.0),
-            ("held_out", 0.001, 0.5),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("ff", 0, 2**20),
+                ("vocab", 0, 2**31),
+                ("passes", 1, 8),
+                ("states", 0.0, 1000.0),
+                ("noise", 0.0, 10.0),
+                ("epochs", 0.0, 1000.0),
+                ("batch", 1, 2**20),
+                ("rate", 0.0, 1.0),
+                ("held_out", 0.001, 0.5),
+            ),
+        )
         if self.kind not in KINDS:
             raise InvalidParameter(f"kind is {self.kind!r}; give one of {', '.join(KINDS)}")
 

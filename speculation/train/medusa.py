@@ -19,6 +19,7 @@ from batching.tree import Floats
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
 from speculation.heads.tree import Path
+from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
@@ -60,19 +61,19 @@ class MedusaTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("heads", 1, 8),
-            ("blocks", 1, 8),
-            ("vocab", 0, 2**31),
-            ("epochs", 0.0, 1000.0),
-            ("batch", 1, 2**20),
-            ("rate", 0.0, 1.0),
-            ("held_out", 0.001, 0.5),
-            ("nodes", 1, 255),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+        check_ranges(
+            self,
+            (
+                ("heads", 1, 8),
+                ("blocks", 1, 8),
+                ("vocab", 0, 2**31),
+                ("epochs", 0.0, 1000.0),
+                ("batch", 1, 2**20),
+                ("rate", 0.0, 1.0),
+                ("held_out", 0.001, 0.5),
+                ("nodes", 1, 255),
+            ),
+        )
         if self.output not in OUTPUTS:
             raise InvalidParameter(f"output is {self.output!r}; give one of {', '.join(OUTPUTS)}")
 
