@@ -31,6 +31,7 @@ from tests.tiny_gguf import write_tiny_gguf
 
 torch = pytest.importorskip("torch")
 
+CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
 
@@ -170,10 +171,11 @@ def test_a_head_learns_to_draft_what_the_target_says(
         text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
         prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
         plain = engine.generate(prompt, method="ar", max_tokens=50).run()
-        for method in ("eagle-1", "eagle-2", "eagle-2:top_k=1,depth=3,nodes=3"):
+        # A head that has learnt nothing yields 1.0; a chain of three yields less than a tree.
+        for method, least in (("eagle-1", 1.5), ("eagle-2", 1.5), (CHAIN, 1.3)):
             ours = engine.generate(prompt, method=method, max_tokens=50).run()
             assert ours.token_ids == plain.token_ids
-            assert ours.stats.tokens_per_step > 1.5, method
+            assert ours.stats.tokens_per_step > least, method
 
 
 @pytest.mark.parametrize("vocab", [0, 200])
