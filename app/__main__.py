@@ -8,7 +8,8 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from app.backend import Failed, LocalBackend, ModelSpec
+from app.backend import LocalBackend
+from app.messages import Failed, ModelSpec
 from app.ui import build, launch
 from batching.context import FLASH_ATTN, KV_TYPES
 from batching.errors import SpeculationError

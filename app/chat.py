@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from app.backend import Backend, ChatRequest, Done, Event, Failed, Prefill, Text, Waiting
+from app.backend import Backend
+from app.messages import ChatRequest, Done, Event, Failed, Prefill, Text, Waiting
 
 INTERVAL = 0.06  # seconds between two updates of the display
 PLAIN = "ar"

@@ -11,8 +11,8 @@ from typing import Any
 
 import gradio as gr
 
-from app.backend import MethodInfo, Parameter
 from app.chat import PLAIN, Settings
+from app.messages import MethodInfo, Parameter
 
 RANDOM = -1  # the seed that stands for another one each time
 N_SEEDS = 2**32

@@ -15,9 +15,10 @@ import gradio as gr
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.backend import Backend, Failed, Loading, ModelSpec, Status, Waiting
+from app.backend import Backend
 from app.chat import Conversation, Reply, Turn, markdown, waiting_notice
 from app.fields import Fields, method_fields, read_settings, sampling_fields
+from app.messages import Failed, Loading, ModelSpec, Status, Waiting
 from app.render import turn_html
 from speculation.engine import DEFAULT_METHOD
 

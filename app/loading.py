@@ -1,0 +1,156 @@
+"""The model in memory, and another one in its place: downloads, progress, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.jobs import Job, message_of
+from app.messages import Failed, Loaded, LoadedModel, Loading, ModelSpec, Status
+from batching.context import ContextParams
+from speculation.engine import Engine
+from speculation.registry import resolve
+
+
+class ModelSlot:
+    """The engine, of which there is one at a time, and what is known of it.
+
+    engine  None where no model is loaded
+    status  may be read by any thread; everything else belongs to the thread that runs jobs
+    """
+
+    def __init__(self, trace_batches: str | Path | None = None) -> None:
+        self._trace_batches = trace_batches
+        self.engine: Engine | None = None
+        self.status = Status()
+        self._n_loads = 0
+
+    def load(self, job: Job, spec: ModelSpec) -> None:
+        """Put ``spec`` in place of the present model: ``job`` emits Loading, then Loaded or Failed.
+
+        When it fails the model that was there before is there again.
+        """
+        before = self.status.model
+        try:
+            # All that can fail without touching the old model comes first. Two models at once may
+            # not fit into memory, so then the old one goes, and comes back should the new one fail.
+            params = _context_params(spec)
+            self._tell(job, Loading(spec.model, "load", 0, 100))
+            path = resolve(
+                spec.model, bar=lambda **keywords: _Bar(self._tell, job, spec.model, **keywords)
+            )
+            loaded = self._swap(job, spec, path, params)
+        except _Stopped:
+            self.status = Status(self.status.model)
+            job.emit(job.stopped)
+        except Exception as error:
+            message = message_of(error)
+            if self.engine is None and before is not None:
+                message = f"{message}\n{self._restore(job, before.spec)}"
+            self.status = Status(self.status.model, error=message)
+            job.emit(Failed(message))
+        else:
+            self.status = Status(loaded)
+            job.emit(Loaded(loaded))
+
+    def _swap(self, job: Job, spec: ModelSpec, path: Path, params: ContextParams) -> LoadedModel:
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+        self.status = Status()
+
+        def progress(share: float) -> None:
+            self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
+
+        self.engine = engine = Engine.load(
+            path,
+            params,
+            draft_model=spec.draft_model,
+            heads=spec.heads,
+            n_gpu_layers=spec.n_gpu_layers,
+            trace_batches=self._trace_batches,
+            progress=progress,
+        )
+        engine.prepare()
+        self._n_loads += 1
+        return LoadedModel(
+            spec,
+            _description(engine),
+            engine.context.n_ctx,
+            engine.model.chat_template is not None,
+            self._n_loads,
+        )
+
+    def _restore(self, job: Job, spec: ModelSpec) -> str:
+        """Load the model that was there before; what to tell about it."""
+        try:
+            path = resolve(spec.model)
+            self.status = Status(self._swap(job, spec, path, _context_params(spec)))
+        except Exception as error:
+            return f"{spec.model} could not be loaded again: {message_of(error)}"
+        return f"{spec.model} is loaded as before."
+
+    def _tell(self, job: Job, loading: Loading) -> None:
+        if self.status.loading != loading:
+            self.status = Status(self.status.model, loading)
+            job.emit(loading)
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+        self.status = Status()
+
+
+class _Stopped(Exception):
+    """Raised in the middle of a download that was stopped; what has arrived is kept."""
+
+
+class _Bar:
+    """The progress bar of a download: tells the job, and ends the download when it is stopped."""
+
+    def __init__(
+        self,
+        tell: Callable[[Job, Loading], None],
+        job: Job,
+        model: str,
+        *,
+        total: int = 0,
+        **_: Any,
+    ) -> None:
+        self._tell = tell
+        self._job = job
+        self._model = model
+        self._total = int(total)
+        self._done = 0.0
+        self._shown = -1
+
+    def update(self, n: float, /) -> None:
+        if self._job.cancelled.is_set():
+            raise _Stopped
+        self._done += n
+        permille = int(1000 * self._done / self._total) if self._total else 0
+        if permille != self._shown:
+            self._shown = permille
+            self._tell(self._job, Loading(self._model, "download", int(self._done), self._total))
+
+    def close(self) -> None:
+        pass
+
+
+def _description(engine: Engine) -> str:
+    """llama.cpp's description, with the size it does not know for models off the beaten track."""
+    n_params = engine.model.n_params
+    size = f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2g}M"
+    return engine.model.description.replace("?B", size)
+
+
+def _context_params(spec: ModelSpec) -> ContextParams:
+    return ContextParams(
+        n_ctx=spec.n_ctx,
+        n_threads=spec.n_threads,
+        kv_type=spec.kv_type,
+        flash_attn=spec.flash_attn,
+    )
