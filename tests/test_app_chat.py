@@ -1,0 +1,132 @@
+"""Conversations without a browser or a model: what is asked, told, compared and exported."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from app.chat import Conversation, PlainRun, Reply, Settings, Turn, follow, markdown, stats_line
+from app.messages import Done, Event, Failed, Prefill, Text, Waiting
+from tests.fake_backend import DONE, FakeBackend, run, talk
+
+
+def test_messages_hold_the_system_prompt_and_all_turns() -> None:
+    conversation = talk("one")
+    conversation.ask("two")
+    assert conversation.messages(" Be brief. ") == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "re: one"},
+        {"role": "user", "content": "two"},
+    )
+
+
+def test_a_turn_that_failed_is_not_told_to_the_model() -> None:
+    conversation = Conversation()
+    conversation.ask("one")
+    assert run(conversation, FakeBackend([Failed("no model")])).error == "no model"
+    conversation.ask("two")
+    assert conversation.messages() == ({"role": "user", "content": "two"},)
+
+
+def test_undo_gives_the_last_message_back() -> None:
+    conversation = talk("one", "two")
+    assert conversation.undo() == "two"
+    assert [turn.user for turn in conversation.turns] == ["one"]
+    conversation.undo()
+    assert conversation.undo() == ""
+
+
+def test_retry_and_edit_drop_what_follows() -> None:
+    conversation = talk("one", "two", "three")
+    conversation.retry(1)
+    assert conversation.turns == [conversation.turns[0], Turn("two")]
+    conversation.edit(0, "uno")
+    assert conversation.turns == [Turn("uno")]
+
+
+def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> None:
+    conversation, seen = Conversation(), []
+    conversation.ask("hi")
+    events = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
+    backend = FakeBackend([*events, Text((("yes", True),)), DONE])
+    for _ in conversation.answer(backend, Settings(), "tab"):
+        reply = conversation.turns[-1].reply
+        assert reply is not None
+        seen.append(reply.notice or reply.text)
+    assert list(dict.fromkeys(seen)) == [
+        "",
+        "Waiting: 1 reply before yours",
+        "Waiting: 2 replies before yours",
+        "Waiting: a model is being loaded",
+        "Reading the prompt: 512 of 900 tokens",
+        "yes",
+    ]
+
+
+def test_text_is_gathered_between_updates() -> None:
+    now = iter(range(0, 100_000, 1))
+    text: list[str] = []
+
+    def apply(event: Event) -> None:
+        assert isinstance(event, Text)
+        text.extend(piece for piece, _ in event.pieces)
+
+    events = (Text(((letter, False),)) for letter in "abcdefgh")
+    seen = ["".join(text) for _ in follow(events, apply, lambda: next(now) / 100)]
+    assert seen == ["a", "abcdefg", "abcdefgh"]
+
+
+def test_comparing_runs_the_same_request_by_plain_decoding() -> None:
+    conversation = Conversation()
+    conversation.ask("hi")
+    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
+    backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
+    reply = run(conversation, backend, sampling={"seed": 7}, compare=True)
+    assert [request.method for request in backend.requests] == ["prompt-lookup", "ar"]
+    assert backend.requests[1].sampling == {"seed": 7}
+    assert backend.requests[1].max_tokens == 84
+    assert reply.plain == PlainRun(42.0, "yes")
+    assert stats_line(reply).startswith("84 tok/s · 2.0× plain, same text · ")
+
+
+def test_a_plain_reply_is_what_a_retry_is_compared_with() -> None:
+    conversation = Conversation()
+    conversation.ask("hi")
+    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
+    run(conversation, FakeBackend([Text((("yes", False),)), plain]), method="ar")
+    conversation.retry(0)
+    reply = run(conversation, FakeBackend([Text((("yes!", False),)), DONE]))
+    assert "2.0× plain, other text" in stats_line(reply)
+
+
+def test_nothing_is_compared_that_was_not_measured() -> None:
+    stopped = dataclasses.replace(DONE, method="ar", finish_reason="cancelled")
+    for second in ([stopped], [Failed("no")]):
+        conversation = Conversation()
+        conversation.ask("hi")
+        reply = run(conversation, FakeBackend([DONE], second), compare=True)
+        assert "plain" not in stats_line(reply)
+        assert not conversation.plain_runs
+
+
+def test_the_stats_line_says_what_a_reply_cost() -> None:
+    reply = Reply("prompt-lookup", done=DONE)
+    assert stats_line(reply) == (
+        "84 tok/s · 2.1 tokens per step · 41 % of drafts accepted · context 312 / 2048"
+    )
+    slow = dataclasses.replace(DONE, decode_seconds=20.0, n_drafted=0, finish_reason="length")
+    assert stats_line(Reply("ar", done=slow)) == (
+        "4.2 tok/s · 2.1 tokens per step · context 312 / 2048 · length limit"
+    )
+    full = dataclasses.replace(DONE, n_prompt=1965, n_drafted=0, finish_reason="context")
+    assert stats_line(Reply("ar", done=full)).endswith(" · context 2048 / 2048 · context full")
+    assert stats_line(Reply("ar", done=Done("cancelled"))) == "stopped"
+    assert stats_line(Reply("ar")) == ""
+    assert stats_line(Reply("ar", [("a", True), ("b", False)])) == "2 tokens · 1 drafted"
+
+
+def test_a_conversation_can_be_exported() -> None:
+    assert markdown(talk("one")) == (
+        "## You\n\none\n\n## Model\n\nre: one\n\n<sub>prompt-lookup · 84 tok/s · "
+        "2.1 tokens per step · 41 % of drafts accepted · context 312 / 2048</sub>\n"
+    )

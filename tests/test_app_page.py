@@ -1,0 +1,195 @@
+"""The page without a browser: how turns are rendered, what its fields stand for, and its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+
+from app.backend import Backend, LocalBackend
+from app.chat import Reply, Settings, Turn
+from app.messages import Parameter, Text
+from app.render import coloured_html, markdown_html, turn_html
+from speculation.sampling import SamplingParams
+from tests.fake_backend import DONE, FakeBackend, run, talk
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from app import fields as page_fields
+    from app import ui
+    from app.__main__ import parse_flags
+
+
+# Rendering
+
+
+def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
+    pieces = [("<b>", False), (" a", True), (" &", True), (" b\n", False), ("c", True)]
+    assert coloured_html(Reply("x", pieces)) == (
+        "&lt;b&gt;"
+        '<span class="drafted" title="2 drafted tokens accepted in one step"> a &amp;</span>'
+        " b\n"
+        '<span class="drafted" title="1 drafted token accepted in one step">c</span>'
+    )
+
+
+def test_runs_of_two_steps_stay_apart_where_the_token_between_shows_nothing_yet() -> None:
+    html = coloured_html(Reply("x", [("a", True), ("", False), ("é", True)]))
+    assert html.count('<span class="drafted"') == 2
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_html_of_a_model_or_a_user_shows_as_text(coloured: bool) -> None:
+    text = '<script>alert(1)</script> <b>x</b> <img src="http://example.org/x.png">'
+    turn = Turn(text, Reply("<i>", [(text, False)], error="<u>"))
+    html = turn_html(turn, coloured=coloured, live=False, last=True)
+    for tag in ("<script", "<b>", "<img", "<i>", "<u>"):
+        assert tag not in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
+
+
+def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
+    assert markdown_html("**a** `<b>`") == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
+    assert markdown_html("![x](http://example.org/x.png)") == (
+        '<p>!<a href="http://example.org/x.png">x</a></p>\n'
+    )
+    assert "<a" not in markdown_html("[x](javascript:alert(1))")
+
+
+def test_thoughts_are_folded_also_while_they_go_on() -> None:
+    assert markdown_html("<think>\nhm\n</think>\n\nyes") == (
+        "<details><summary>Thoughts</summary><p>hm</p>\n</details><p>yes</p>\n"
+    )
+    assert markdown_html("<think>hm") == (
+        "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+    )
+
+
+def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
+    turn = Turn("hi", Reply("ar", [("yes", False)]))
+    assert "data-action" not in turn_html(turn, coloured=True, live=True, last=True)
+    assert "Undo" not in turn_html(turn, coloured=True, live=False, last=False)
+    assert "Undo" in turn_html(turn, coloured=True, live=False, last=True)
+
+
+# Settings
+
+
+def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
+    """The page's fields, made in a running event loop: else Gradio makes one and leaves it open."""
+
+    async def make() -> page_fields.Fields:
+        fields = page_fields.Fields()
+        with ui.gr.Blocks():
+            page_fields.method_fields(fields, backend.methods(), chosen)
+            page_fields.sampling_fields(fields)
+        return fields
+
+    return asyncio.run(make())
+
+
+def test_fields_left_as_they_are_keep_the_defaults() -> None:
+    fields = method_fields(FakeBackend(), "guess:width=8")
+    names = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+    for name, component in fields.components.items():
+        if name.startswith("sampling.") and component.value not in ("", None, page_fields.RANDOM):
+            assert component.value == names[name.removeprefix("sampling.")], name
+    values = {name: component.value for name, component in fields.components.items()}
+    settings = page_fields.read_settings(
+        values | {"system": None, "compare": False}, FakeBackend().methods()
+    )
+    assert settings.method == "guess:width=8"
+    assert settings.max_tokens == 1024
+    SamplingParams(**settings.sampling)
+
+
+def test_settings_read_what_was_changed() -> None:
+    values = {
+        "method": "guess",
+        "guess.width": 2,
+        "guess.deep": False,
+        "sampling.temperature": 0.5,
+        "sampling.seed": 3,
+        "sampling.grammar": "",
+        "sampling.top_k": None,
+        "max_tokens": 0,
+        "system": "s",
+        "compare": True,
+    }
+    assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
+        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True
+    )
+
+
+def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
+    values = {"method": "ar", "max_tokens": 0, "system": "", "compare": False}
+    for temperature in (0.0, 1.0):
+        chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
+        drawn = [
+            page_fields.read_settings(values | chosen, FakeBackend().methods()).sampling["seed"]
+            for _ in range(2)
+        ]
+        assert (drawn[0] == drawn[1]) == (temperature == 0)
+        assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
+
+
+def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> None:
+    tab = ui.Session(talk("one", "two"))
+    first = tab.html()
+    assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
+    tab.coloured = False
+    assert "markdown" in tab.html()[0]
+    tab.coloured = True
+    tab.conversation.ask("three")
+    tab.busy = True
+    assert [("Undo" in html, "live" in html) for html in tab.html()] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+    run(tab.conversation, FakeBackend([Text((("new", False),)), DONE]))
+    tab.busy = False
+    assert "new" in tab.html()[2]
+    tab.conversation.retry(2)
+    run(tab.conversation, FakeBackend([Text((("newer", False),)), DONE]))
+    assert "newer" in tab.html()[2]
+    tab.conversation.undo()
+    assert tab.html() == first
+
+
+def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
+    backend = LocalBackend()
+    fields = method_fields(backend, "prompt-lookup")
+    lookahead = next(info for info in backend.methods() if info.name == "lookahead")
+    assert lookahead.parameters[0] == Parameter("window", 15, "W: columns of the window")
+    assert fields.components["lookahead.window"].value == 15
+    backend.close()
+
+
+# The program
+
+
+def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
+    assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
+    with pytest.raises(SystemExit):
+        parse_flags(["--method", "lokahead"])
+    assert "did you mean lookahead?" in capsys.readouterr().err
+
+
+def test_the_answers_of_the_page_forbid_the_browser_to_leave() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    coroutine = ui._StayHere(app)({}, None, send)  # type: ignore[arg-type]
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert sent[0]["headers"] == [(b"content-security-policy", ui.POLICY.encode())]
