@@ -39,6 +39,9 @@ from batching.tree import Floats
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
+# A function object of its own, which returns the address as an int: that takes half the time.
+_logits_address: Any = C._lib["llama_get_logits"]
+_logits_address.argtypes, _logits_address.restype = [ctypes.c_void_p], ctypes.c_void_p
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -237,12 +240,12 @@ class _Output:
         self._inputs = []
         if self.has_hidden:
             outputs = [True] * len(outputs)
-        pointer = C.llama_get_logits(self._handle)
         n_outputs = sum(outputs)
-        address = ctypes.addressof(pointer.contents) if n_outputs else 0
+        address = _logits_address(self._handle)  # it also waits for the decode to end
         if n_outputs and (address != self._address or n_outputs > len(self._logits)):
             self._address = address
-            self._logits = np.ctypeslib.as_array(pointer, shape=(n_outputs, self._n_vocab))
+            buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
+            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
         self._outputs = outputs
         self._all = n_outputs == len(outputs)
         self._index = None

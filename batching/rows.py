@@ -26,7 +26,7 @@ class Row:
     output: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that alone would take a microsecond a step
 class Rows:
     """The rows of one batch as parallel lists, the form in which they reach the batch memory.
 
@@ -63,10 +63,10 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     n = len(tree)
     if n == 1:
         return Rows(tree.tokens, [n_past], [range(n_seq)], tree.outputs)
-    positions = [n_past + depth for depth in tree.depths]
     parents = tree.parents
-    if len(tree.branches) == 1 and parents == list(range(-1, n - 1)):
-        return Rows(tree.tokens, positions, [range(n_seq)] * n, tree.outputs)
+    if len(tree.branches) == 1 and tree.depths[-1] == n - 1:  # as deep as it has nodes: a chain
+        return Rows(tree.tokens, range(n_past, n_past + n), [range(n_seq)] * n, tree.outputs)
+    positions = [n_past + depth for depth in tree.depths]
     seq_ids = _seq_ids(tuple(parents), tuple(branch_ends(tree)), n_seq)
     return Rows(tree.tokens, positions, seq_ids, tree.outputs)
 
