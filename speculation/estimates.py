@@ -45,9 +45,19 @@ class Estimates:
 
     def learn(self, kind: int, *, held: bool) -> None:
         """Take in whether a draft of this kind was right."""
-        change = _RATE * (held - self.of(kind))
-        self._log_odds[min(kind, self._last)] += change
-        self._shared = max(-_SHARED_LIMIT, min(_SHARED_LIMIT, self._shared + change))
+        self.learn_run(kind, int(held), failed=not held)
+
+    def learn_run(self, kind: int, n_held: int, *, failed: bool) -> None:
+        """Take in tokens in a row, of this kind, the next and so on: ``n_held`` were right, and
+        the one after them was not, if ``failed``."""
+        log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
+        end = kind + n_held
+        for n in range(kind, end + failed):
+            i = n if n < last else last
+            change = _RATE * ((n < end) - 1.0 / (1.0 + exp(-log_odds[i] - shared)))
+            log_odds[i] += change
+            shared = max(-_SHARED_LIMIT, min(_SHARED_LIMIT, shared + change))
+        self._shared = shared
 
     def new_text(self) -> None:
         """Another text begins: what the last one was like as a whole says less about it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batching.cache import common_prefix
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
@@ -19,6 +20,7 @@ from speculation.estimates import Estimates
 from speculation.ranges import check_ranges
 
 ORDERS = ("longest", "recent", "frequent", "first")
+_TOKEN_BITS = 32  # that tokens have in an n-gram's key
 _LONGEST = 32  # common context is told apart up to this length
 # How often the next token of a match is right, by the length of the common context. Counted on
 # 8,400 reply tokens of quoting, extraction, editing, dialogue and prose (0.40, 0.59, 0.69, 0.73,
@@ -80,44 +82,63 @@ class PromptLookupParams:
 class ContextIndex:
     """Where every n-gram of a growing text occurs.
 
-    Appending a token costs one dictionary entry a length; looking one up costs as much, whatever
-    the length of the text.
+    An n-gram's positions are linked, each to the one before: a dictionary has the latest. Appending
+    a token costs one dictionary entry a length, looking one up as much and what is looked at of
+    its positions, whatever the length of the text. Keys and positions are integers: tuples and
+    lists for every token would have Python's garbage collector run again and again.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.tokens: list[int] = []
-        self._lengths = range(min_ngram, max_ngram + 1)
-        # n-gram -> positions right after it, in text order
-        self._after: dict[tuple[int, ...], list[int]] = {}
-        self._n_indexed = 0
+        self._min_ngram = min_ngram
+        # For each length from 1 on: n-gram -> the position right after it, the latest; position ->
+        # the one before it that follows the same n-gram. No n-gram ends at 0: it stands for none.
+        self._lengths: list[tuple[int, dict[int, int], list[int]]] = [
+            (n, {}, [0]) for n in range(1, max_ngram + 1)
+        ]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append ``tokens``. An n-gram is indexed once a token follows it."""
-        text, after = self.tokens, self._after
+        text, least = self.tokens, self._min_ngram
+        first = max(len(text), 1)
         text.extend(tokens)
-        lengths = self._lengths
-        for end in range(max(self._n_indexed, 1), len(text)):
-            for n in lengths:
+        for end in range(first, len(text)):
+            key = 0
+            for n, latest, before in self._lengths:
                 if n > end:
-                    break
-                key = tuple(text[end - n : end])
-                positions = after.get(key)
-                if positions is None:
-                    after[key] = [end]
-                else:
-                    positions.append(end)
-        self._n_indexed = len(text)
+                    before.append(0)
+                    continue
+                key = key << _TOKEN_BITS | text[end - n]
+                if n >= least:
+                    before.append(latest.get(key, 0))
+                    latest[key] = end
 
-    def matches(self, n: int) -> list[int]:
-        """Positions that follow an earlier occurrence of the text's last ``n`` tokens."""
-        if n > len(self.tokens):
+    def matches(self, n: int, most: int) -> list[int]:
+        """Positions that follow an earlier occurrence of the text's last ``n`` tokens.
+
+        The latest first, ``most`` of them.
+        """
+        text = self.tokens
+        end = len(text)
+        if n > end:
             return []
-        return self._after.get(tuple(self.tokens[-n:]), [])
+        key = 0
+        for token in text[: -n - 1 : -1]:
+            key = key << _TOKEN_BITS | token
+        _, latest, before = self._lengths[n - 1]
+        position = latest.get(key, 0)
+        found: list[int] = []
+        while position and len(found) < most:
+            found.append(position)
+            position = before[position]
+        return found
 
     def continuation(self, position: int, length: int) -> list[int]:
         """``length`` tokens from ``position`` on. Where the text ends it goes on with the copy
         itself, so that a repetition shorter than the draft is repeated further."""
         period = self.tokens[position : position + length]
+        if len(period) == length:
+            return period
         return (period * (length // len(period) + 1))[:length]
 
     def common_context(self, position: int) -> int:
@@ -166,7 +187,7 @@ class PromptLookup:
                     del probs[_even_length(len(probs)) :]
                 if probs:
                     copied = index.continuation(position, len(probs))
-                    p = self._estimates.of(context)
+                    p = probs[0]
                     probs[0] = left * p
                     tree.add_chain(0, copied, probs)
                     left *= 1.0 - p
@@ -178,19 +199,21 @@ class PromptLookup:
         if self._best is None:
             return
         position, context = self._best
-        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        tokens = step.tree.tokens
+        became = [tokens[node] for node in step.path[1:]]
+        became.append(step.bonus)
         copied = self._index.continuation(position, len(became))
-        for i, (token, copy) in enumerate(zip(became, copied, strict=True)):
-            self._estimates.learn(context + i, held=token == copy)
-            if token != copy:
-                break
+        n_held = common_prefix(became, copied)
+        self._estimates.learn_run(context, n_held, failed=n_held < len(became))
 
     def _matches(self) -> list[tuple[int, int]]:
         """Positions to copy from and their common context, best first, one a branch."""
         params, index = self.params, self._index
         chosen: list[tuple[int, int]] = []
+        # The first in the text are the last of the list, so that order wants all of it.
+        most = params.candidates if params.order != "first" else len(index.tokens)
         for n in range(params.max_ngram, params.min_ngram - 1, -1):
-            positions = index.matches(n)
+            positions = index.matches(n, most)
             if positions:
                 chosen += self._ranked(positions, n)
                 if len(chosen) >= params.branches:
@@ -200,15 +223,14 @@ class PromptLookup:
     def _ranked(self, positions: list[int], n: int) -> list[tuple[int, int]]:
         params, index = self.params, self._index
         if params.order == "first":
-            return [(p, n) for p in positions[: params.branches]]
-        latest = positions[: -params.candidates - 1 : -1]
+            return [(p, n) for p in positions[: -params.branches - 1 : -1]]
         if params.order == "longest":
-            return self._longest_first(latest)
-        matches = [(p, index.common_context(p)) for p in latest]
+            return self._longest_first(positions)
+        matches = [(p, index.common_context(p)) for p in positions]
         if params.order == "recent":
             return matches
         counts: dict[int, int] = {}
-        for p in latest:
+        for p in positions:
             counts[index.tokens[p]] = counts.get(index.tokens[p], 0) + 1
         return sorted(matches, key=lambda match: -counts[index.tokens[match[0]]])
 
