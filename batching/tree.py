@@ -169,6 +169,37 @@ class TokenTree:
             self._children[key] = [node]
         return first + n - 1
 
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Drop all nodes but the root and ``nodes``: drafts, ascending, with all their parents.
+
+        What is left is numbered anew, in the same order. To be called before branches are named and
+        before nodes are added that are no drafts.
+        """
+        n = len(nodes)
+        if n == len(self.tokens) - 1:
+            return
+        if not n or nodes[-1] == n:  # the first ones, which keep their numbers
+            del self.tokens[n + 1 :]
+            del self.parents[n + 1 :]
+            del self.depths[n + 1 :]
+            del self.outputs[n + 1 :]
+            del self.probs[n + 1 :]
+            del self.draft_probs[n + 1 :]
+        else:
+            new = {node: i for i, node in enumerate(nodes, 1)}
+            new[0] = 0
+            kept = [0, *nodes]
+            self.parents = [-1, *[new[self.parents[node]] for node in nodes]]
+            self.tokens = [self.tokens[node] for node in kept]
+            self.depths = [self.depths[node] for node in kept]
+            self.outputs = [self.outputs[node] for node in kept]
+            self.probs = [self.probs[node] for node in kept]
+            self.draft_probs = [self.draft_probs[node] for node in kept]
+        self.n_drafted = n
+        self._children = {}
+        for node in range(1, n + 1):
+            self._children.setdefault((self.parents[node], self.tokens[node]), []).append(node)
+
     def children(self, parent: int, token: int) -> list[int]:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
         return self._children.get((parent, token), [])

@@ -1,9 +1,9 @@
 """auto: every source at hand proposes, measured cost decides.
 
 The sources, each a drafter of its own, grow one wide tree and say how likely each node is to hold.
-``policy.choose`` picks from it the nodes with the most expected tokens per second, given what a
-batch of so many rows costs here. A source that has cost more than it gave rests for a while, so
-that a text nobody can predict is decoded at plain speed.
+``policy.choose`` says which of them make the most expected tokens per second, given what a batch of
+so many rows costs here, and only these are kept. A source that has cost more than it gave rests for
+a while, so that a text nobody can predict is decoded at plain speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from speculation.cost import SIZES, CostModel
 from speculation.drafter import Drafter, Step, needs_hidden, needs_layers, reader_of
 from speculation.policy import choose
 
-SOURCES = ("prompt-lookup", "recycling", "lookahead", "draft", "medusa", "eagle", "eagle-3")
+SOURCES = (
+    "prompt-lookup",
+    "recycling",
+    "lookahead",
+    "draft",
+    "medusa",
+    "redrafter",
+    "eagle",
+    "eagle-3",
+)
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
@@ -153,7 +162,7 @@ class Source:
 
 
 class Auto:
-    """One wide tree of all sources' candidates a step, and the choice among them."""
+    """All sources grow the tree, and what is not worth its row is taken out again."""
 
     def __init__(self, params: AutoParams, sources: Sequence[Source], cost: CostModel) -> None:
         self.params = params
@@ -188,17 +197,17 @@ class Auto:
         if not awake:
             return
         start = perf_counter()
+        room = tree.max_nodes
         most = curve.ample_rows() + 8 * (len(awake) - 1)  # a chain, and what others put beside it
-        wide = TokenTree(tokens[-1], min(tree.max_nodes, most))
-        wide.floor = max(curve.row_share(), _FLOOR)
+        tree.max_nodes = min(room, most)
+        tree.floor = max(curve.row_share(), _FLOOR)
         ends = []  # first node after those of each source, in order
         for source in awake:
-            source.draft(tokens, wide)
-            ends.append(len(wide))
-        if len(wide) > 1:
-            chosen = self._choose(wide, tree.room)
-            if chosen:
-                _copy(wide, chosen, ends, awake, tree)
+            source.draft(tokens, tree)
+            ends.append(len(tree))
+        tree.max_nodes = room
+        if len(tree) > 1:
+            self._keep_best(tree, ends)
         for source in awake:
             if source.explorer is not None:
                 n = len(tree)
@@ -206,17 +215,28 @@ class Auto:
                 source.window_seconds = curve.at(len(tree)) - curve.at(n)
         self._thought = perf_counter() - start
 
-    def _choose(self, wide: TokenTree, room: int) -> list[int]:
-        last_rows, switch_seconds = self.cost.switch_seconds(self._n_past)
-        return choose(
-            wide,
+    def _keep_best(self, tree: TokenTree, ends: Sequence[int]) -> None:
+        """Leave in ``tree`` what is worth decoding, and note which source drafted it.
+
+        ``ends[i]`` is the first node after those of the i-th source that is awake.
+        """
+        chosen = choose(
+            tree,
             self._curve.table(),
-            last_rows=last_rows,
-            switch_seconds=switch_seconds,
+            last_rows=self.cost.last_rows,
+            switch_seconds=max(0.0, self._curve.switch_seconds),
             overhead_seconds=self._overhead,
-            max_nodes=min(room, self.params.rows_max - 1),
+            max_nodes=self.params.rows_max - 1,
             max_leaves=self._max_leaves,
         )
+        tree.keep(chosen)
+        if chosen:
+            names = [source.name for source in self._awake]
+            if chosen[-1] < ends[0]:
+                tree.sources = dict.fromkeys(range(1, len(chosen) + 1), names[0])
+            else:
+                by = [names[bisect_right(ends, node)] for node in chosen]
+                tree.sources = dict(enumerate(by, 1))
 
     def observe(self, step: Step) -> None:
         n_rows, n_accepted = len(step.tree), len(step.path) - 1
@@ -231,36 +251,8 @@ class Auto:
         if n_accepted:
             saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
         drafted_by = step.tree.sources
+        by = [drafted_by[node] for node in step.path[1:]]
         for source in self._awake:
-            held = 0
-            if n_accepted:
-                held = sum([drafted_by[node] == source.name for node in step.path[1:]])
-            source.observe(step, held * saved, plain)
+            source.observe(step, by.count(source.name) * saved, plain)
         spent = self._thought + perf_counter() - start + _LOOP_SECONDS
         self._overhead += _RATE * (spent - self._overhead)
-
-
-def _copy(
-    wide: TokenTree,
-    chosen: Sequence[int],
-    ends: Sequence[int],
-    sources: Sequence[Source],
-    tree: TokenTree,
-) -> None:
-    """Add the chosen nodes of ``wide`` to ``tree``, and note which source drafted each.
-
-    ``ends[i]`` is the first node after those of ``sources[i]``.
-    """
-    first, n = len(tree), len(chosen)
-    if chosen[-1] == n and wide.parents[n] == n - 1 and wide.depths[n] == n:  # a chain, whole
-        tree.add_chain(0, wide.tokens[1 : n + 1], wide.probs[1 : n + 1])
-    else:
-        new = {0: 0}
-        for node in chosen:
-            parent = new[wide.parents[node]]
-            new[node] = tree.add(parent, wide.tokens[node], prob=wide.probs[node])
-    if chosen[-1] < ends[0]:
-        tree.sources = dict.fromkeys(range(first, first + n), sources[0].name)
-    else:
-        for taken, node in enumerate(chosen, first):
-            tree.sources[taken] = sources[bisect_right(ends, node)].name

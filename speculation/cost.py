@@ -132,7 +132,7 @@ class CostModel:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
         self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
-        self._last_rows = 0
+        self.last_rows = 0  # of the step before
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
@@ -158,17 +158,13 @@ class CostModel:
     def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
         """Refine the curve by a step that was run."""
         curve = self.curve(n_past)
-        if n_rows == self._last_rows:
+        if n_rows == self.last_rows:
             curve.follow(n_rows, seconds)
         else:
             more = seconds - curve.at(n_rows)
             more = min(max(more, -curve.at(1)), curve.at(1))
             curve.switch_seconds += _RATE * (more - curve.switch_seconds)
-        self._last_rows = n_rows
-
-    def switch_seconds(self, n_past: int) -> tuple[int, float]:
-        """The last step's rows, and what another number of them would cost on top."""
-        return self._last_rows, max(0.0, self.curve(n_past).switch_seconds)
+        self.last_rows = n_rows
 
 
 def middle(region: int) -> int:

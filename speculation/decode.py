@@ -84,7 +84,8 @@ def decode(
                 emitted[-1] = Emitted(emitted[-1].token, emitted[-1].drafted, "context")
             tokens.extend([item.token for item in emitted])
             end = perf_counter()
-            stats.add_step(tree, path, len(emitted), sum([item.drafted for item in emitted]))
+            n_emitted = len(emitted)  # all but a last one that is the bonus were drafted
+            stats.add_step(tree, path, n_emitted, n_emitted - (not emitted[-1].drafted))
             stats.decode_seconds += end - start
             phases["draft"] += drafted - start + end - committed
             phases["build"] += built - drafted

@@ -10,6 +10,8 @@ finds. Plain decoding is n = 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from batching.tree import TokenTree
 
@@ -42,10 +44,11 @@ def choose(
     """
     n_nodes = len(tree) - 1
     most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
-    probs = path_probs(tree)
     if tree.depths[-1] == n_nodes:  # a chain: its path probabilities descend already
-        n = best_count(probs[1 : most + 1], cost, last_rows, switch_seconds, overhead_seconds)
+        chain = list(accumulate(tree.probs[1 : most + 1], mul))
+        n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds)
         return list(range(1, n + 1))
+    probs = path_probs(tree)
     order = sorted(range(1, n_nodes + 1), key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
         [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from batching.batch import BatchMemory
@@ -123,6 +125,25 @@ def test_a_chain_runs_along_nodes_that_are_there() -> None:
     tree.add_chain(0, [2, 4])
     assert tree.tokens == [1, 2, 3, 4]
     assert tree.parents == [-1, 0, 1, 1]
+
+
+def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        tree = TokenTree(0)
+        for token in range(1, rng.randrange(2, 12)):
+            tree.add(rng.choice((0, len(tree) - 1, rng.randrange(len(tree)))), token, prob=0.5)
+        kept = [0]
+        for node in range(1, len(tree)):
+            if tree.parents[node] in kept and rng.random() < 0.8:
+                kept.append(node)
+        expected = TokenTree(0)
+        for node in kept[1:]:
+            expected.add(kept.index(tree.parents[node]), tree.tokens[node], prob=0.5)
+        tree.keep(kept[1:])
+        names = ("tokens", "parents", "depths", "outputs", "probs", "draft_probs", "n_drafted")
+        for name in (*names, "_children"):
+            assert getattr(tree, name) == getattr(expected, name)
 
 
 def test_paths_and_leaves() -> None:
