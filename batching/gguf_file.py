@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import struct
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ class GGUFFile:
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
+        self._raw: dict[str, npt.NDArray[np.uint8]] = {}  # views, made when they are asked for
         if not path.is_file():
             raise ModelFileMissing(f"there is no file {path}; check the path")
         with path.open("rb") as file:
@@ -74,10 +76,13 @@ class GGUFFile:
 
         Rows are those of the last axis. Raises KeyError for a name that is not there.
         """
-        tensor = self.tensors[name]
-        n_bytes = _n_bytes(self.path, name, tensor)
-        n_rows = int(np.prod(tensor.shape[:-1]))
-        return np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset).reshape(n_rows, -1)
+        if name not in self._raw:
+            tensor = self.tensors[name]
+            n_bytes = _n_bytes(self.path, name, tensor)
+            n_rows = int(np.prod(tensor.shape[:-1]))
+            found = np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset)
+            self._raw[name] = found.reshape(n_rows, -1)
+        return self._raw[name]
 
     def rows(self, name: str, rows: Sequence[int]) -> Floats:
         """Some rows of a matrix as float32, (len(rows), width): the others are not looked at."""
@@ -210,6 +215,7 @@ class _Traits(ctypes.Structure):
     )
 
 
+@cache
 def _traits(kind: int) -> Any:
     get = C._lib.ggml_get_type_traits
     get.restype, get.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]

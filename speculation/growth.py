@@ -9,11 +9,11 @@ by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Pure but for the decod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from batching.target import Output
 from batching.tree import Floats, TokenTree
 from speculation.heads.tree import Path
 
@@ -34,17 +34,25 @@ class Candidate(NamedTuple):
     q: Floats | None = None
 
 
+class Scores(Protocol):
+    """What a draft says of the tokens that follow each row it was given."""
+
+    def logits(self, row: int) -> Floats:
+        """Of every token that can be drafted, (n_drafted,)."""
+        ...
+
+
 Candidates = Sequence[Candidate]
 # Candidates so far, the one whose children are looked for (-1 = the root), its depth, its logits.
 Children = Callable[[Candidates, int, int, Floats], list[Candidate]]
 # The likeliest tokens after a row of logits, as many as wanted, and how likely each is.
 Top = Callable[[Floats, int], list[tuple[int, float]]]
 # Decode tokens below nodes of the level before, given by their places in it.
-Level = Callable[[Sequence[int], Sequence[int]], Output]
+Level = Callable[[Sequence[int], Sequence[int]], Scores]
 
 
 def grow(
-    children: Children, level: Level, output: Output, row: int, *, depth: int, width: int
+    children: Children, level: Level, output: Scores, row: int, *, depth: int, width: int
 ) -> list[Candidate]:
     """Candidates level by level, ``depth`` levels at most; parents come before their children.
 
@@ -71,7 +79,7 @@ def grow(
 
 
 def grow_static(
-    shape: Sequence[Path], top: Top, level: Level, output: Output, row: int
+    shape: Sequence[Path], top: Top, level: Level, output: Scores, row: int
 ) -> list[Candidate]:
     """The candidates of a tree fixed by ranks; ``shape`` has parents first, siblings by rank."""
     nodes: list[Candidate] = []
@@ -110,6 +118,23 @@ def best_nodes(nodes: Candidates, most: int) -> list[int]:
     return sorted(order[:most])
 
 
+def best_ends(nodes: Candidates, most: int) -> list[int]:
+    """Indexes of the ``most`` likeliest of the deepest candidates and all above them, ascending.
+
+    What beam search of that width ends with, paths that begin alike being one.
+    """
+    depths: list[int] = []
+    for node in nodes:
+        depths.append(1 if node.parent < 0 else depths[node.parent] + 1)
+    deepest = [c for c in range(len(nodes)) if depths[c] == max(depths)]
+    kept: set[int] = set()
+    for c in sorted(deepest, key=lambda c: -nodes[c].path_prob)[:most]:
+        while c >= 0:
+            kept.add(c)
+            c = nodes[c].parent
+    return sorted(kept)
+
+
 def hang(
     nodes: Candidates,
     chosen: Sequence[int],
@@ -138,6 +163,34 @@ def hang(
             draft_probs=candidate.q,
         )
     return placed
+
+
+def below(top: Top, width: int, floor: float, holds: Callable[[Candidate], float]) -> Children:
+    """The ``width`` likeliest tokens below a candidate, for a draft whose word ``holds`` judges.
+
+    With a floor it matters how likely a path is: as likely as ``holds`` says, and no path below the
+    floor is looked at. Without one it only matters which is likelier, and the draft says that.
+    """
+
+    def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
+        reached = 1.0 if parent < 0 else nodes[parent].path_prob
+        found = []
+        for token, prob in top(logits, width):
+            candidate = Candidate(parent, token, prob, reached * prob)
+            if floor:
+                candidate = candidate._replace(path_prob=reached * holds(candidate))
+            if candidate.path_prob >= floor:
+                found.append(candidate)
+        return found
+
+    return children
+
+
+def named(top: Top, tokens: npt.NDArray[np.int32] | None) -> Top:
+    """``top`` for logits of some ``tokens`` only, (n_drafted,), or of all: by the target's ids."""
+    if tokens is None:
+        return top
+    return lambda logits, n: [(int(tokens[token]), prob) for token, prob in top(logits, n)]
 
 
 def likeliest(logits: Floats, k: int) -> list[tuple[int, float]]:

@@ -21,7 +21,7 @@ from batching.cache import common_prefix
 from batching.levels import LevelDecoder
 from batching.target import Output, Target
 from batching.tree import Floats
-from speculation.growth import likeliest
+from speculation.growth import likeliest, named
 from speculation.heads.eagle import DraftHead
 
 _UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
@@ -38,6 +38,7 @@ class HeadLevels:
         self.head = head
         self.window = 0
         self.n_leaves = 1
+        self.top = named(likeliest, head.tokens)  # the likeliest tokens after a row of logits
         self._levels = LevelDecoder(head.context)
         self._text: list[int] = []  # as far as it is known
         self._places: list[int] = []  # which tokens of the text have a row
@@ -121,10 +122,3 @@ class HeadLevels:
         self._row = 0
         self._output = self._levels.level(parents, tokens, self.head.inputs(tokens, states))
         return self._output
-
-    def top(self, logits: Floats, n: int) -> list[tuple[int, float]]:
-        """The ``n`` likeliest tokens after a row, as the target numbers them, and how likely."""
-        found = likeliest(logits, n)
-        if self.head.tokens is None:
-            return found
-        return [(int(self.head.tokens[token]), prob) for token, prob in found]

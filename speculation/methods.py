@@ -13,11 +13,11 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.auto import Auto, AutoParams, Source
+from speculation.confidence import PRIORS as HEAD_PRIORS
 from speculation.cost import CostModel
 from speculation.drafter import Drafter
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.eagle import PRIORS as EAGLE_PRIORS
 from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
@@ -26,6 +26,7 @@ from speculation.drafters.medusa import PRIORS as MEDUSA_PRIORS
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
 from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
+from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.estimates import Estimates
 from speculation.resources import Resources
 from speculation.verify import Match, Rejection, Typical, Verifier
@@ -83,7 +84,7 @@ def _eagle(
     return Eagle(
         params,
         resources.head_levels(heads),
-        estimates=resources.keep(heads, lambda: Estimates(EAGLE_PRIORS)),
+        estimates=resources.keep(heads, lambda: Estimates(HEAD_PRIORS)),
         target_seconds=target_seconds,
     )
 
@@ -91,6 +92,19 @@ def _eagle(
 def _medusa(params: MedusaParams, resources: Resources) -> Medusa:
     estimates = resources.keep("medusa", lambda: Estimates(MEDUSA_PRIORS))
     return Medusa(params, resources.medusa, estimates)
+
+
+def _redrafter(
+    params: ReDrafterParams,
+    resources: Resources,
+    target_seconds: Callable[[], float] | None = None,
+) -> ReDrafter:
+    return ReDrafter(
+        params,
+        resources.redrafter,
+        estimates=resources.keep("redrafter", lambda: Estimates(HEAD_PRIORS)),
+        target_seconds=target_seconds,
+    )
 
 
 def _medusa_verifier(params: MedusaParams, resources: Resources) -> Verifier:
@@ -114,6 +128,9 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
         return []
 
     def make() -> Auto:
+        def target_seconds() -> float:
+            return resources.cost.curve(0).at(1)
+
         sources: dict[str, Callable[[], Drafter]] = {
             "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2, draft_max=31)),
             "recycling": lambda: _recycling(RecyclingParams(nodes=48), resources),
@@ -123,15 +140,15 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 DraftModelParams(draft_max=16),
                 resources.levels,
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
-                target_seconds=lambda: resources.cost.curve(0).at(1),
+                target_seconds=target_seconds,
             )
         for heads in ("eagle", "eagle-3"):
             if heads in resources.heads:
-                sources[heads] = partial(
-                    _eagle, Eagle2Params(), resources, heads, lambda: resources.cost.curve(0).at(1)
-                )
+                sources[heads] = partial(_eagle, Eagle2Params(), resources, heads, target_seconds)
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
+        if "redrafter" in resources.heads:
+            sources["redrafter"] = lambda: _redrafter(ReDrafterParams(), resources, target_seconds)
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
         window = _window(resources.cost)
         if window is not None and params.allows("lookahead"):
@@ -165,6 +182,7 @@ METHODS: dict[str, MethodKind] = {
         MethodKind(
             "medusa", "Medusa", MedusaParams, lambda p, r: [_medusa(p, r)], _medusa_verifier
         ),
+        MethodKind("redrafter", "ReDrafter", ReDrafterParams, lambda p, r: [_redrafter(p, r)]),
         MethodKind("eagle-1", "EAGLE-1", Eagle1Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),

@@ -13,6 +13,7 @@ from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
 from speculation.head_levels import HeadLevels
 from speculation.heads.medusa import Heads
+from speculation.heads.redrafter import RecurrentHead
 from speculation.sampling import SamplingParams
 
 T = TypeVar("T")
@@ -92,6 +93,16 @@ class Resources:
                 "method medusa needs heads for it and none were loaded; give them with --heads"
             )
         return heads
+
+    @property
+    def redrafter(self) -> RecurrentHead:
+        """ReDrafter's head. Raises InvalidParameter when none was loaded."""
+        head: RecurrentHead | None = self.heads.get("redrafter")
+        if head is None:
+            raise InvalidParameter(
+                "method redrafter needs a head for it and none was loaded; give it with --heads"
+            )
+        return head
 
     def head_levels(self, name: str) -> HeadLevels:
         """The text in the context of the head ``name``: eagle or eagle-3.

@@ -17,18 +17,17 @@ from time import perf_counter
 from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.target import Output
-from batching.tree import Floats, TokenTree
+from batching.tree import TokenTree
+from speculation.confidence import Confidence
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import Candidate, Candidates, best_nodes, grow, grow_static, hang
+from speculation.growth import Candidate, below, best_nodes, grow, grow_static, hang
 from speculation.head_levels import HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.ranges import check_ranges
 
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
-# How often the head's first choice is the target's, by its probability in tenths; set by judgement.
-PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 # The tree of EAGLE-1's published program: 25 nodes, five levels.
 PUBLISHED = (
     "0.0.0.0.0/0.0.0.0.1/0.0.0.1/0.0.0.2/0.0.1/0.0.2/0.1.0/0.1.1/0.2.0/0.2.1/1.0.0/1.1/2.0/2.1/3.0"
@@ -137,11 +136,10 @@ class Eagle:
         self.params = params
         self.n_branches = params.n_branches
         self._levels = levels
-        self._estimates = estimates or Estimates(PRIORS)
+        self._confidence = Confidence(estimates)
         self._target_seconds = target_seconds
         self._seconds = 0.0  # of a level, on average
         self._last = 0  # place of the text's last token
-        self._choices: dict[int, tuple[int, float]] = {}  # first choice below each tree node
         levels.prepare(params.window, params.width)
 
     @property
@@ -158,14 +156,14 @@ class Eagle:
         return self._levels
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._estimates.new_text()
+        self._confidence.estimates.new_text()
         self._levels.prepare(self.params.window, self.params.width)
         if not self._levels.follows(prompt):
             self._levels.begin(prompt[:-1])
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._last = len(tokens) - 1
-        self._choices = {}
+        self._confidence.forget()
         start = perf_counter()
         root = self._levels.root(tokens, self.params.depth * self.params.width)
         if root is None:
@@ -174,21 +172,14 @@ class Eagle:
         chosen: Sequence[int] = range(len(nodes))
         if isinstance(self.params, Eagle2Params):
             chosen = best_nodes(nodes, min(self.params.nodes, tree.room))
-        placed = hang(nodes, chosen, tree, self._holds)
-        for c in chosen:  # siblings come in the order of their probability
-            if nodes[c].parent in placed:
-                below = placed[nodes[c].parent]
-                self._choices.setdefault(below, (nodes[c].token, nodes[c].prob))
+        placed = hang(nodes, chosen, tree, self._confidence.holds)
+        self._confidence.note(nodes, chosen, placed)
         depth = 1 + max(tree.depths)
         self._seconds += 0.1 * ((perf_counter() - start) / depth - self._seconds)
 
     def observe(self, step: Step) -> None:
-        tree, path = step.tree, step.path
-        became = [*(tree.tokens[node] for node in path[1:]), step.bonus]
-        for node, actual in zip(path, became, strict=True):
-            if node in self._choices:
-                token, prob = self._choices[node]
-                self._estimates.learn(min(9, int(10 * prob)), held=token == actual)
+        self._confidence.learn(step.tree, step.path, step.bonus)
+        for node in step.path:
             self._levels.see(self._last, step.output, node)
             self._last += 1
 
@@ -196,20 +187,7 @@ class Eagle:
         params, levels = self.params, self._levels
         if isinstance(params, Eagle1Params):
             return grow_static(params.shape, levels.top, levels.level, output, row)
-        floor = self._floor(tree)
-
-        def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
-            reached = 1.0 if parent < 0 else nodes[parent].path_prob
-            found = []
-            for token, prob in levels.top(logits, params.width):
-                # With a floor it matters how likely a path is, without it only which is likelier.
-                candidate = Candidate(parent, token, prob, reached * prob)
-                if floor:
-                    candidate = candidate._replace(path_prob=reached * self._holds(candidate))
-                if candidate.path_prob >= floor:
-                    found.append(candidate)
-            return found
-
+        children = below(levels.top, params.width, self._floor(tree), self._confidence.holds)
         return grow(children, levels.level, output, row, depth=params.depth, width=params.width)
 
     def _floor(self, tree: TokenTree) -> float:
@@ -217,7 +195,3 @@ class Eagle:
         if not tree.floor or self._target_seconds is None:
             return tree.floor
         return tree.floor + self._seconds / self._target_seconds()
-
-    def _holds(self, candidate: Candidate) -> float:
-        """How likely a candidate is to hold where its parent does."""
-        return self._estimates.of(min(9, int(10 * candidate.prob)))

@@ -14,9 +14,11 @@ from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import HeadsFile
 from speculation.heads.medusa_file import load_medusa
+from speculation.heads.redrafter_file import load_redrafter
 
 LOADERS: dict[str, Callable[[HeadsFile, Model], Any]] = {
     "medusa": load_medusa,
+    "redrafter": load_redrafter,
     "eagle": load_eagle,
 }
 

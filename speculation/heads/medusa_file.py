@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import numpy.typing as npt
 
 from batching.errors import HeadsError, OutOfMemory
 from batching.gguf_file import GGUFFile
-from batching.hardware import available_memory, supports_gpu
+from batching.hardware import available_memory
 from batching.model import Model
 from batching.tree import Floats
+from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
@@ -32,12 +32,8 @@ def load_medusa(file: HeadsFile, model: Model) -> Heads:
     target's output matrix does not fit.
     """
     weights = read_weights(file, model.path)
-    if supports_gpu() and find_spec("torch") is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            return MedusaHeadsOnGPU(weights, torch)
-    return MedusaHeads(weights)
+    torch = torch_on_gpu()
+    return MedusaHeads(weights) if torch is None else MedusaHeadsOnGPU(weights, torch)
 
 
 def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:

@@ -20,6 +20,7 @@ from speculation.engine import DEFAULT_MODEL, Engine
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa_file import read_weights, target_output, write_medusa
+from speculation.heads.redrafter_file import write_redrafter
 from speculation.heads.tree import best_tree, expected_tokens, parse_choices, show_choices
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
@@ -27,6 +28,7 @@ from speculation.train import TrainError, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
+from speculation.train.redrafter import ReDrafterTraining, train_redrafter
 from speculation.train.texts import own_replies, read_texts
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
@@ -66,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(medusa)
     _add_params(medusa, MedusaTraining)
     medusa.set_defaults(run=_medusa)
+    redrafter = commands.add_parser(
+        "redrafter", help="train a head for ReDrafter", allow_abbrev=False
+    )
+    _add_data(redrafter)
+    _add_params(redrafter, ReDrafterTraining)
+    redrafter.set_defaults(run=_redrafter)
     eagle = commands.add_parser("eagle", help="train a head for EAGLE", allow_abbrev=False)
     _add_data(eagle)
     eagle.add_argument(
@@ -170,6 +178,24 @@ def _medusa(args: argparse.Namespace) -> None:
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 
+def _redrafter(args: argparse.Namespace) -> None:
+    params = _params(args, ReDrafterTraining)
+    with _load(args) as engine:
+        path = engine.model.path
+        info = HeadsInfo.of_target("redrafter", engine.model)
+        output = target_output(path, info.n_vocab, info.n_embd)
+        embeddings = GGUFFile(path).tensor("token_embd.weight")
+        collected = _collect(args, engine, path)
+    device = _device(args)
+    print(f"training a head on {len(collected):,} states ({device})", flush=True)
+    progress = _Progress("step")
+    trained = train_redrafter(collected, embeddings, output, params, device, progress.loss)
+    progress.end()
+    write_redrafter(args.out, info, trained.weights)
+    _show_chain(trained.accuracy, trained.n_held_out)
+    print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
+
+
 def _eagle(args: argparse.Namespace) -> None:
     params = _params(args, EagleTraining)
     with _load(args) as engine:
@@ -203,13 +229,7 @@ def _eagle(args: argparse.Namespace) -> None:
         write_eagle3(args.out, info, shape, trained.tensors, layers, path, tokens, own, params.kind)
     else:
         write_eagle(args.out, info, shape, trained.tensors, tokens=tokens, kind=params.kind)
-    print(f"\nof {trained.n_held_out:,} states that were held out: how often each token of a chain")
-    print("is right if those before it were, %")
-    print("".join(f"{100 * value:6.1f}" for value in trained.accuracy))
-    print(
-        f"\na chain of {len(trained.accuracy)} gives "
-        f"{1 + float(np.cumprod(trained.accuracy).sum()):.2f} tokens per step"
-    )
+    _show_chain(trained.accuracy, trained.n_held_out)
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 
@@ -278,6 +298,16 @@ def _show_accuracy(accuracy: Floats) -> None:
             + "".join(f"{value:6.1f}" for value in row)
             + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
         )
+
+
+def _show_chain(accuracy: Floats, n_held_out: int) -> None:
+    print(f"\nof {n_held_out:,} states that were held out: how often each token of a chain")
+    print("is right if those before it were, %")
+    print("".join(f"{100 * value:6.1f}" for value in accuracy))
+    print(
+        f"\na chain of {len(accuracy)} gives "
+        f"{1 + float(np.cumprod(accuracy).sum()):.2f} tokens per step"
+    )
 
 
 def _show_tree(accuracy: Floats, tree: Sequence[tuple[int, ...]]) -> None:

@@ -21,6 +21,7 @@ from speculation.heads.medusa_file import default_tree
 from speculation.heads.tree import Path
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
+from speculation.train.pieces import drafted
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
 
@@ -108,7 +109,7 @@ def train(
     torch.manual_seed(params.seed)
     first_held_out = held_out_from(states, params.held_out)
     labels = _labels(states, params.heads)
-    tokens = _drafted(labels, params.vocab, len(output))
+    tokens = drafted(states, params.vocab, len(output))
     if tokens is not None:
         output = output[tokens]
         labels = _renumbered(labels, tokens)
@@ -202,14 +203,6 @@ def _labels(states: States, n_heads: int) -> Ints:
     found: Ints = np.asarray(states.choices).astype(np.int64)[np.minimum(at, n - 1)]
     found[at >= until[:, None] - 1] = _NO_LABEL
     return found
-
-
-def _drafted(labels: Ints, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
-    """The ``n`` tokens that are wanted most often, ascending; None for all."""
-    if not 0 < n < n_vocab:
-        return None
-    counts = np.bincount(labels[labels >= 0], minlength=n_vocab)
-    return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
 
 
 def _renumbered(labels: Ints, tokens: npt.NDArray[np.int32]) -> Ints:

@@ -1,0 +1,109 @@
+"""ReDrafter: a recurrent head searches for the likeliest beams after the target's last state.
+
+Cheng et al. 2024, arXiv 2403.09919. Beams that begin alike are verified once: in a tree they are
+one path. Where another decides how much to draft (the tree has a floor), beams are no longer than
+they are worth, and what fell out of the search stays as a branch. In the first step of a text
+nothing is drafted, as with Medusa: the state is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from batching.errors import InvalidParameter
+from batching.tree import Floats, TokenTree
+from speculation.confidence import Confidence
+from speculation.drafter import Step
+from speculation.estimates import Estimates
+from speculation.growth import below, best_ends, best_nodes, grow, hang, likeliest, named
+from speculation.heads.redrafter import RecurrentHead
+from speculation.ranges import check_ranges
+
+MAX_NODES = 255
+
+
+@dataclass(frozen=True)
+class ReDrafterParams:
+    """How far and how broadly the head searches.
+
+    beams   paths kept from level to level, and tokens looked at below each
+    length  tokens of a beam
+    """
+
+    beams: int = 4
+    length: int = 4
+
+    def __post_init__(self) -> None:
+        check_ranges(self, (("beams", 1, 64), ("length", 1, 32)))
+        if self.beams * self.length > MAX_NODES:
+            raise InvalidParameter(
+                f"{self.beams} beams of {self.length} tokens may be {self.beams * self.length} "
+                f"nodes; give {MAX_NODES} at most"
+            )
+
+
+class ReDrafter:
+    """Beams after the state of the last accepted token."""
+
+    needs_hidden = True
+
+    def __init__(
+        self,
+        params: ReDrafterParams,
+        head: RecurrentHead,
+        *,
+        estimates: Estimates | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``estimates`` may be shared with the texts before.
+
+        ``target_seconds`` is what a step of the target costs: where the tree has a floor, drafting
+        goes on only while it is worth its own time.
+        """
+        self.params = params
+        self.n_branches = 0 if params.beams == 1 else params.beams
+        self._head = head
+        self._top = named(likeliest, head.tokens)
+        self._confidence = Confidence(estimates)
+        self._target_seconds = target_seconds
+        self._seconds = 0.0  # of a level, on average
+        self._hidden: Floats | None = None
+        self._n_tokens = 0  # of the text that the state belongs to, and its next token
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._confidence.estimates.new_text()
+        self._hidden = None
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        known = self._n_tokens == len(tokens)
+        self._n_tokens = len(tokens)
+        self._confidence.forget()
+        if self._hidden is None or not known:
+            return  # the first step of a text, or steps went by unseen
+        params, start = self.params, perf_counter()
+        nodes = grow(
+            below(self._top, params.beams, self._floor(tree), self._confidence.holds),
+            self._head.level,
+            self._head.root(self._hidden, tokens[-1]),
+            0,
+            depth=params.length,
+            width=params.beams,
+        )
+        chosen = best_nodes(nodes, tree.room) if tree.floor else best_ends(nodes, params.beams)
+        placed = hang(nodes, chosen, tree, self._confidence.holds)
+        self._confidence.note(nodes, chosen, placed)
+        n_levels = 1 + max(tree.depths)
+        self._seconds += 0.1 * ((perf_counter() - start) / n_levels - self._seconds)
+
+    def observe(self, step: Step) -> None:
+        self._confidence.learn(step.tree, step.path, step.bonus)
+        self._hidden = step.output.hidden(step.path[-1]).copy()
+        self._n_tokens += len(step.path)
+
+    def _floor(self, tree: TokenTree) -> float:
+        """Path probability below which another level is not worth its row and its own time."""
+        if not tree.floor or self._target_seconds is None:
+            return tree.floor
+        return tree.floor + self._seconds / self._target_seconds()

@@ -1,0 +1,95 @@
+"""ReDrafter's head in its file: read for a model, written after training."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.gguf_file import GGUFFile
+from batching.model import Model
+from speculation.heads.device import torch_on_gpu
+from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+from speculation.heads.medusa_file import target_output
+from speculation.heads.redrafter import (
+    RecurrentHead,
+    ReDrafterHead,
+    ReDrafterHeadOnGPU,
+    ReDrafterWeights,
+)
+
+
+def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
+    """The head for ``model``, which the file was checked against, to run where the model does.
+
+    On a GPU it needs PyTorch, with CUDA, to run there as well; else it runs in NumPy.
+
+    Raises HeadsError where it has other sizes than its file says, OutOfMemory where the target's
+    output matrix does not fit, UnsupportedModel where the target's file lacks a matrix.
+    """
+    weights = read_weights(file, model.path)
+    embeddings = partial(GGUFFile(model.path).rows, "token_embd.weight")
+    torch = torch_on_gpu()
+    if torch is not None:
+        return ReDrafterHeadOnGPU(weights, embeddings, torch)
+    return ReDrafterHead(weights, embeddings)
+
+
+def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
+    """The matrices of a file; ``target`` is the GGUF of the model whose output they may share."""
+    n, n_vocab = file.info.n_embd, file.info.n_vocab
+    n_blocks = file.value("redrafter.block_count", int)
+    tokens = file.tokens()
+    shares_target = file.value("redrafter.shares_target_output", bool)
+    blocks = np.empty((n_blocks, n, n), np.float32)
+    block_biases = np.empty((n_blocks, n), np.float32)
+    for block in range(n_blocks):
+        blocks[block] = file.tensor(f"block.{block}.weight", n, n)
+        block_biases[block] = file.tensor(f"block.{block}.bias", n)
+    if shares_target:
+        output = target_output(target, n_vocab, n, tokens)
+    else:
+        output = file.tensor("output.weight", n_vocab if tokens is None else len(tokens), n)
+    return ReDrafterWeights(
+        token=file.tensor("token.weight", n, n),
+        recurrent=file.tensor("recurrent.weight", n, n),
+        bias=file.tensor("recurrent.bias", n),
+        mixing=file.tensor("mixing.weight", n, 2 * n),
+        mixing_bias=file.tensor("mixing.bias", n),
+        blocks=blocks,
+        block_biases=block_biases,
+        projection=file.tensor("projection.weight", n, n),
+        output=output,
+        shares_target=shares_target,
+        tokens=tokens,
+    )
+
+
+def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
+    """Write a head to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+
+    The target's own output matrix is not written.
+    """
+    metadata = {
+        "redrafter.block_count": len(weights.blocks),
+        "redrafter.shares_target_output": weights.shares_target,
+    }
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "token.weight": weights.token,
+        "recurrent.weight": weights.recurrent,
+        "recurrent.bias": weights.bias,
+        "mixing.weight": weights.mixing,
+        "mixing.bias": weights.mixing_bias,
+        "projection.weight": weights.projection,
+    }
+    for block, (matrix, bias) in enumerate(zip(weights.blocks, weights.block_biases, strict=True)):
+        tensors[f"block.{block}.weight"] = matrix
+        tensors[f"block.{block}.bias"] = bias
+    if weights.tokens is not None:
+        tensors["tokens"] = weights.tokens.astype(np.int32)
+    if not weights.shares_target:
+        tensors["output.weight"] = weights.output
+    write_heads(path, info, metadata, tensors)

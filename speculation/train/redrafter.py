@@ -1,0 +1,242 @@
+"""ReDrafter's head learnt from collected states, in PyTorch.
+
+From the state at token t, and the tokens after it as they came, the head learns what the target
+would say after token t + 1, t + 2, and so on: the target's own distribution, as in ReDrafter (Cheng
+et al. 2024, arXiv 2403.09919, there called knowledge distillation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.errors import InvalidParameter
+from batching.tree import Floats
+from speculation.heads.redrafter import ReDrafterWeights
+from speculation.ranges import check_ranges
+from speculation.train import TrainError
+from speculation.train.pieces import Batch, Pieces, batches, drafted
+from speculation.train.schedule import held_out_from, rate_at
+from speculation.train.states import States
+
+OUTPUTS = ("target", "one")
+N_DEPTHS = 6  # tokens in a row whose accuracy is measured
+_FURTHER = 0.8  # weight of a token's loss, of that of the token before
+_N_JUDGED = 256  # held-out pieces that are gone through in a measurement
+
+
+@dataclass(frozen=True)
+class ReDrafterTraining:
+    """What is trained, and how.
+
+    length    tokens in a row that the head learns to draft
+    blocks    residual blocks beyond the first
+    output    target shares its output matrix, one trains a copy of it
+    vocab     tokens that are drafted: the most frequent in the data; 0 = all
+    epochs    times that the texts are gone through
+    batch     texts of a step
+    rate      learning rate at its highest
+    held_out  share of the pieces, the last ones, that the head is judged by
+    """
+
+    length: int = 5
+    blocks: int = 1
+    output: str = "target"
+    vocab: int = 0
+    epochs: float = 8.0
+    batch: int = 8
+    rate: float = 3e-3
+    held_out: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            (
+                ("length", 1, 16),
+                ("blocks", 0, 8),
+                ("vocab", 0, 2**31),
+                ("epochs", 0.0, 1000.0),
+                ("batch", 1, 2**20),
+                ("rate", 0.0, 1.0),
+                ("held_out", 0.001, 0.5),
+            ),
+        )
+        if self.output not in OUTPUTS:
+            raise InvalidParameter(f"output is {self.output!r}; give one of {', '.join(OUTPUTS)}")
+
+
+@dataclass(frozen=True)
+class TrainedReDrafter:
+    """A head, and how often each token of a chain holds if those before it did.
+
+    accuracy  (N_DEPTHS,), on what was held out
+    """
+
+    weights: ReDrafterWeights
+    accuracy: Floats
+    n_held_out: int
+
+
+def train_redrafter(
+    states: States,
+    embeddings: Floats,
+    output: Floats,
+    params: ReDrafterTraining,
+    device: str = "cpu",
+    progress: Callable[[int, int, float], None] | None = None,
+) -> TrainedReDrafter:
+    """Train a head on ``states``; ``embeddings`` and ``output`` are the target's matrices.
+
+    Both are (n_vocab, n_embd). ``progress(step, n_steps, loss)`` is called after each step. Raises
+    TrainError when the states are too few to hold some out, or none is to be learnt from.
+    """
+    import torch
+
+    torch.manual_seed(params.seed)
+    data = Pieces(states, states.hidden, embeddings, device)
+    first = held_out_from(states, params.held_out)
+    learnt = [i for i, end in enumerate(states.ends) if end <= first and data.learnt(i).any()]
+    judged = [i for i, end in enumerate(states.ends) if end > first and data.learnt(i).any()]
+    if not learnt:
+        raise TrainError("no token of the data can be learnt from; give longer texts")
+    tokens = drafted(states, params.vocab, len(output))
+    matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
+    size = float(np.sqrt((embeddings.astype(np.float32) ** 2).mean()))
+    model = _Head(params, matrix, size, torch).to(device)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=params.rate, weight_decay=0.0
+    )
+    n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    lengths = np.diff(states.ends, prepend=0).tolist()
+    order = batches(learnt, lengths, params.batch, n_steps, params.seed)
+    for step, pieces in enumerate(order):
+        batch = data.batch(pieces)
+        says = (batch.after[batch.learnt] @ matrix.T).softmax(dim=1)
+        loss: Any = 0.0
+        for i, (places, logits) in enumerate(model.chains(batch, params.length)):
+            found = torch.nn.functional.cross_entropy(logits, says[places])
+            loss = loss + _FURTHER**i * found
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, n_steps, loss.item())
+    accuracy = _accuracy(model, data, judged[:_N_JUDGED], tokens, torch)
+    return TrainedReDrafter(model.weights(tokens), accuracy, len(states) - first)
+
+
+def _Head(  # noqa: N802 - makes a class
+    params: ReDrafterTraining, output: Any, size: float, torch: Any
+) -> Any:
+    """The head as a module; ``size`` is that of an embedding's components."""
+    nn = torch.nn
+    n_embd = output.shape[1]
+
+    class Head(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Linear(n_embd, n_embd)  # its bias is the recurrence's
+            self.recurrent = nn.Linear(n_embd, n_embd, bias=False)
+            self.mixing = nn.Linear(2 * n_embd, n_embd)
+            self.blocks = nn.ModuleList(nn.Linear(n_embd, n_embd) for _ in range(params.blocks))
+            for linear in (self.token, self.recurrent, self.mixing, *self.blocks):
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.normal_(self.token.weight, std=n_embd**-0.5 / size)
+            self.projection = nn.Linear(n_embd, n_embd, bias=False)
+            nn.init.zeros_(self.projection.weight)  # begins as a head that adds nothing
+            self.output = nn.Parameter(output.clone(), requires_grad=params.output != "target")
+
+        def chains(self, batch: Batch, length: int) -> Any:
+            """For each token of a chain below every learnt place: which of these the token is at,
+            and its logits, (n, n_drafted).
+
+            Chains end where what follows is not learnt from.
+            """
+            where = batch.learnt.flatten().nonzero().squeeze(1)
+            row = torch.full((batch.learnt.numel(),), -1, device=where.device)
+            row[where] = torch.arange(len(where), device=where.device)
+            time = batch.learnt.shape[1]
+            hidden = batch.before.flatten(0, 1)[where]
+            inner = self.token(batch.embeddings.flatten(0, 1)[where])
+            of_hidden = hidden @ self.mixing.weight[:, n_embd:].T + self.mixing.bias
+            places = torch.arange(len(where), device=where.device)
+            state = None
+            for _ in range(length):
+                now = inner[places]
+                state = nn.functional.silu(now if state is None else now + self.recurrent(state))
+                mixed = state @ self.mixing.weight[:, :n_embd].T + of_hidden
+                u = nn.functional.silu(mixed)
+                for block in self.blocks:
+                    u = u + nn.functional.silu(block(u))
+                yield places, (hidden + self.projection(u)) @ self.output.T
+                last = (where[places] + 1) % time == 0
+                further = torch.where(last, -1, row[(where[places] + 1).clamp(max=len(row) - 1)])
+                on = further >= 0
+                places, state = further[on], state[on]
+                hidden, of_hidden = hidden[on], of_hidden[on]
+                if not len(places):
+                    return
+
+        def weights(self, tokens: npt.NDArray[np.int32] | None) -> ReDrafterWeights:
+            def array(parameter: Any) -> Floats:
+                found: Floats = parameter.detach().cpu().float().numpy()
+                return found
+
+            def stacked(parts: list[Floats], *shape: int) -> Floats:
+                return np.stack(parts) if parts else np.empty((0, *shape), np.float32)
+
+            return ReDrafterWeights(
+                token=array(self.token.weight),
+                recurrent=array(self.recurrent.weight),
+                bias=array(self.token.bias),
+                mixing=array(self.mixing.weight),
+                mixing_bias=array(self.mixing.bias),
+                blocks=stacked([array(block.weight) for block in self.blocks], n_embd, n_embd),
+                block_biases=stacked([array(block.bias) for block in self.blocks], n_embd),
+                projection=array(self.projection.weight),
+                output=array(self.output),
+                shares_target=params.output == "target",
+                tokens=tokens,
+            )
+
+    return Head()
+
+
+def _accuracy(
+    model: Any,
+    data: Pieces,
+    pieces: list[int],
+    tokens: npt.NDArray[np.int32] | None,
+    torch: Any,
+) -> Floats:
+    """How often token d of a chain is right if all before it were, (N_DEPTHS,)."""
+    hits, counts = np.zeros(N_DEPTHS), np.zeros(N_DEPTHS)
+    with torch.inference_mode():
+        for piece in pieces:
+            batch = data.batch([piece])
+            choices = batch.choices[batch.learnt].cpu().numpy()
+            held: dict[
+                int, bool
+            ] = {}  # by place of the chain's token: whether all so far was right
+            for depth, (places, logits) in enumerate(model.chains(batch, N_DEPTHS)):
+                said = logits.argmax(dim=1).cpu().numpy()
+                at = places.cpu().numpy()
+                right = (said if tokens is None else tokens[said]) == choices[at]
+                # Chains were begun at every place: this is the one begun ``depth`` places before.
+                before = [depth == 0 or held.get(int(place) - 1, False) for place in at]
+                counts[depth] += sum(before)
+                held = {
+                    int(place): bool(so_far and is_right)
+                    for place, so_far, is_right in zip(at, before, right, strict=True)
+                }
+                hits[depth] += sum(held.values())
+    return (hits / np.maximum(counts, 1)).astype(np.float32)
