@@ -16,11 +16,12 @@ import pytest
 from speculation.bench import __main__ as bench
 from speculation.bench.page import command_line, write_report
 from speculation.bench.plots import PALETTE, colours
-from speculation.bench.report import bucketed, choices
+from speculation.bench.report import bucketed, choices, positions
 from speculation.bench.results import Results, Run
 from speculation.bench.suites import SUITES
 from speculation.bench.summary import summarise
 from speculation.bench.table import Table
+from speculation.methods import METHODS
 
 PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
 
@@ -86,6 +87,28 @@ def test_what_a_method_chose_is_told_by_category_and_source() -> None:
         ["talk", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "0%", "", "–", "–"],
         ["all categories", "50%", "33%", "11%", "0%", "6%", "0%", "0%", "0%", "", "88%", "12%"],
     ]
+
+
+def test_each_position_counts_the_steps_that_came_to_the_one_before() -> None:
+    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, all of these a second
+    runs = [
+        run("ar", "chat-1", 1.0, tokens_histogram={1: 10}),
+        run("jacobi", "chat-1", 1.0, tokens_histogram=drafting),
+        run("ar", "code-1", 1.0, tokens_histogram={1: 10}),
+        run("jacobi", "code-1", 1.0, tokens_histogram={1: 4}),
+    ]
+    chat, code, everything = positions(summarise(runs))
+    assert list(chat.headings) == ["draft token:", *"12345678"]
+    assert [list(row) for row in chat.rows] == [
+        ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
+    ]
+    assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
+    assert everything.title == "accepted in a row, all categories: 2 prompts"
+    assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    assert len(set(colours(list(METHODS)).values())) == len(METHODS)
 
 
 def test_methods_with_one_source_have_no_such_table() -> None:

@@ -22,7 +22,7 @@ from speculation.bench.page import check_folder, command_line, write_report
 from speculation.bench.plots import require_matplotlib
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import choices, counted, differences, skipped_turns
+from speculation.bench.report import choices, counted, differences, positions, skipped_turns
 from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
@@ -165,7 +165,8 @@ def _show(
     if results.runs or results.curves:
         print(f"\n{options.suite.text(results)}")
     if results.runs:
-        for table in choices(summarise(results.runs)):
+        rows = summarise(results.runs)
+        for table in [*positions(rows)[-1:], *choices(rows)]:
             print(f"\n{table.text()}")
         differing = differences(results.runs, engine.model.piece)
         print(f"\n{differing}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.bench.plots import style, svg
-from speculation.bench.report import choices, counted
+from speculation.bench.report import choices, counted, positions
 from speculation.bench.results import BASELINE, Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
@@ -89,6 +89,7 @@ def write_report(
     rows = summarise(results.runs)
     tables = [table.html() for table in suite.tables(results)]
     chosen = [table.html() for table in choices(rows)]
+    accepted = [table.html() for table in positions(rows)]
     model = results.model.get("name") or results.model["file"]
     body = [
         f"<h1>{escape(str(model))}: {escape(suite.title)}</h1>",
@@ -101,6 +102,7 @@ def write_report(
         "<h2>Figures</h2>",
         *pictures,
         *(["<h2>Choices</h2>", *chosen] if chosen else []),
+        *(["<h2>Accepted in a row</h2>", *accepted] if accepted else []),
         "<h2>Tables</h2>",
         *tables,
         *(["<h2>Texts</h2>", f"<pre>{escape(differences)}</pre>"] if differences else []),

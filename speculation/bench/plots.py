@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 WIDTH = 8.6  # inches
 GREY = "#8a8f98"
 # Told apart with any colour vision, after Okabe and Ito; none is lost on white or in print.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4fc9", "#8c6d31")
+PALETTE = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7f4fc9",
+    "#8c6d31",
+    "#1f4e4a",
+    "#8a1c4a",
+    "#7ab800",
+)
 PHASE_COLOURS = {
     "draft": "#e69f00",
     "build": "#56b4e9",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
-from speculation.bench.results import Difference, Run, Skipped
+from speculation.bench.results import BASELINE, Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
 from speculation.bench.table import Table
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
+MAX_POSITIONS = 8  # drafts in a row whose acceptance is shown
 SEVERAL_SOURCES = ("auto",)  # methods that combine drafters
 # rows of a step that are counted together: the root, and drafts up to powers of two
 BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
@@ -74,6 +75,29 @@ def choices(rows: Sequence[Row]) -> list[Table]:
         lines = [_choices_of(row, sources) for row in of_method]
         found.append(Table(f"what {method} chose", headings, lines, note))
     return found
+
+
+def positions(rows: Sequence[Row]) -> list[Table]:
+    """How often each draft in a row was accepted, a table for each category as in ``tables``."""
+    headings = ["draft token:", *map(str, range(1, MAX_POSITIONS + 1))]
+    note = (
+        "share of the steps that accepted so many drafts, of those that accepted one less, whether "
+        "they\nhad drafted further or not"
+    )
+    found = []
+    for block in by_category(rows):
+        lines = [[r.method, *_positions_of(r)] for r in block if r.method != BASELINE]
+        if lines:
+            found.append(Table(f"accepted in a row, {_title(block)}", headings, lines, note))
+    return found
+
+
+def _positions_of(row: Row) -> list[str]:
+    reached = [  # steps that yielded so many tokens or more, a step's own token being the first
+        sum(count for n, count in row.tokens_histogram.items() if n >= least)
+        for least in range(1, MAX_POSITIONS + 2)
+    ]
+    return [f"{100 * b / a:.0f}%" if a else NONE for a, b in pairwise(reached)]
 
 
 def _choices_of(row: Row, sources: Sequence[str]) -> list[str]:
