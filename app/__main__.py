@@ -32,9 +32,12 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "nothing after it, the one that models.txt names",
     )
     add(
-        "--heads", nargs="+", default=[], metavar="HEADS",
-        help="drafting heads trained on the model, one file or name a method (docs/heads.md)",
-    )  # fmt: skip
+        "--heads",
+        nargs="*",
+        metavar="HEADS",
+        help="drafting heads trained on the model, one file or name a method (docs/heads.md), or, "
+        "with nothing after it, those that models.txt names",
+    )
     add(
         "--method",
         default=DEFAULT_METHOD,
@@ -50,6 +53,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--no-browser", action="store_true", help="do not open the browser")
     add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
     flags = parser.parse_args(arguments)
+    flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
     try:
         parse_method(flags.method)
     except SpeculationError as error:

@@ -37,10 +37,10 @@ class ModelSlot:
             # not fit into memory, so then the old one goes, and comes back should the new one fail.
             params = _context_params(spec)
             self._tell(job, Loading(spec.model, "load", 0, 100))
-            path = resolve(
+            resolve(
                 spec.model, bar=lambda **keywords: _Bar(self._tell, job, spec.model, **keywords)
             )
-            loaded = self._swap(job, spec, path, params)
+            loaded = self._swap(job, spec, params)
         except _Stopped:
             self.status = Status(self.status.model)
             job.emit(job.stopped)
@@ -54,7 +54,7 @@ class ModelSlot:
             self.status = Status(loaded)
             job.emit(Loaded(loaded))
 
-    def _swap(self, job: Job, spec: ModelSpec, path: Path, params: ContextParams) -> LoadedModel:
+    def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -64,7 +64,7 @@ class ModelSlot:
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         self.engine = engine = Engine.load(
-            path,
+            spec.model,  # by its name: what is paired with it goes by that
             params,
             draft_model=spec.draft_model,
             heads=spec.heads,
@@ -85,8 +85,7 @@ class ModelSlot:
     def _restore(self, job: Job, spec: ModelSpec) -> str:
         """Load the model that was there before; what to tell about it."""
         try:
-            path = resolve(spec.model)
-            self.status = Status(self._swap(job, spec, path, _context_params(spec)))
+            self.status = Status(self._swap(job, spec, _context_params(spec)))
         except Exception as error:
             return f"{spec.model} could not be loaded again: {message_of(error)}"
         return f"{spec.model} is loaded as before."

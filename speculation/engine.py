@@ -23,7 +23,7 @@ from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
-from speculation.registry import PAIRED, paired_draft, resolve
+from speculation.registry import PAIRED, paired_draft, paired_heads, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
@@ -96,7 +96,8 @@ class Engine:
 
         ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
         ``"paired"`` takes the one that models.txt names for the model.
-        ``heads`` are files of heads trained on this very model, one a method (docs/heads.md).
+        ``heads`` are files of heads trained on this very model, one a method (docs/heads.md), or
+        ``"paired"`` again.
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
@@ -106,6 +107,7 @@ class Engine:
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
+            given = paired_heads(model) if list(given) == [PAIRED] else given
             found = load_heads([resolve(name) for name in given], loaded)
             opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:

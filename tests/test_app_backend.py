@@ -28,6 +28,7 @@ from app.messages import (
 )
 from batching.context import ContextParams
 from speculation.engine import Engine
+from speculation.registry import PAIRED
 from tests.hub_server import HubServer
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -164,6 +165,15 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
         assert status.model.spec.model == str(tiny_model)
         assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
     backend.close()
+
+
+def test_what_models_txt_pairs_with_a_model_is_loaded_with_it() -> None:
+    backend = LocalBackend()
+    paired = dataclasses.replace(spec("bundled", 512), draft_model=PAIRED)
+    assert isinstance(list(backend.load(paired))[-1], Loaded)
+    events = list(backend.reply(request("Hello!", method="draft", max_tokens=8)))
+    backend.close()
+    assert isinstance(events[-1], Done)
 
 
 def test_batches_are_traced(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from app.backend import Backend, LocalBackend
 from app.chat import Reply, Settings, Turn
 from app.messages import Parameter, Text
 from app.render import coloured_html, markdown_html, turn_html
+from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 from tests.fake_backend import DONE, FakeBackend, run, talk
 
@@ -175,6 +176,9 @@ def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
 def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
     assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
+    assert (flags.draft_model, flags.heads) == (None, [])
+    paired = parse_flags(["--draft-model", "--heads"])
+    assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
     with pytest.raises(SystemExit):
         parse_flags(["--method", "lokahead"])
     assert "did you mean lookahead?" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from speculation.registry import (
     ModelNotFound,
     RegistryError,
     paired_draft,
+    paired_heads,
     parse_hub,
     parse_registry,
     read_registry,
@@ -526,3 +527,12 @@ def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.Monke
         paired_draft("small")
     with pytest.raises(ModelNotFound, match="--draft-model"):
         paired_draft("a/b.gguf")
+
+
+def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a | a/a.gguf | heads |\nb | a/b.gguf | heads |\nbig | a/c.gguf | b, a |\n"
+    entries = parse_registry(text, Path("/x/models.txt"))
+    monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
+    assert paired_heads("big") == ("b", "a")
+    with pytest.raises(ModelNotFound, match=r"no drafting heads for 'x'.*models with some: big"):
+        paired_heads("x")

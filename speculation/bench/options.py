@@ -165,6 +165,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = _parser()
     values = vars(parser.parse_args(arguments))
     suite = values["suite"] = SUITES[values["suite"]]
+    values["heads"] = [PAIRED] if values["heads"] == [] else values["heads"] or []
     for name in _not_for(suite, values):
         parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
     if values["resume"] and values["json"] is None:
@@ -318,10 +319,10 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--heads",
-        nargs="+",
-        default=[],
+        nargs="*",
         metavar="PATH|NAME",
-        help="drafting heads trained on the model, one file a method, see docs/heads.md (none)",
+        help="drafting heads trained on the model, one file a method, see docs/heads.md; with "
+        "nothing after it, those that models.txt names for the model (none)",
     )
     group.add_argument(
         "--ctx",

@@ -35,6 +35,7 @@ __all__ = [
     "RegistryError",
     "fetch",
     "paired_draft",
+    "paired_heads",
     "parse_hub",
     "parse_registry",
     "read_registry",
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 DEFAULT_MODEL = "bundled"
-PAIRED = "paired"  # as a draft model: the one that models.txt names for the model
+PAIRED = "paired"  # as a draft model or heads: what models.txt names for the model
 
 
 def resolve(
@@ -90,6 +91,22 @@ def paired_draft(model: str | os.PathLike[str]) -> str:
             f"after --draft-model (models with one: {paired or 'none'})"
         )
     return entry.draft
+
+
+def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The names of the drafting heads that models.txt gives for a model's name.
+
+    Raises ModelNotFound where it gives none.
+    """
+    entries = read_registry()
+    entry = entries.get(os.fspath(model))
+    if entry is None or not entry.heads:
+        paired = ", ".join(name for name, other in entries.items() if other.heads)
+        raise ModelNotFound(
+            f"models.txt names no drafting heads for {os.fspath(model)!r}; give them by name or "
+            f"path after --heads (models with some: {paired or 'none'})"
+        )
+    return entry.heads
 
 
 def _local_file(entry: ModelEntry) -> Path:
