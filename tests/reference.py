@@ -15,13 +15,16 @@ def rms_norm(x: Floats, weight: Floats) -> Floats:
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * weight
 
 
-def rotated(x: Floats) -> Floats:
-    """Pairs (x[2i], x[2i + 1]) of each head turned by their place; x is (time, heads, size)."""
+def rotated(x: Floats, slower: Floats | None = None) -> Floats:
+    """Pairs (x[2i], x[2i + 1]) of each head turned by their place; x is (time, heads, size).
+
+    ``slower`` divides the speed at which each pair turns, (size / 2,).
+    """
     out = x.copy()
     size = x.shape[2]
     for place in range(len(x)):
         for i in range(size // 2):
-            angle = place * 10_000.0 ** (-2 * i / size)
+            angle = place * 10_000.0 ** (-2 * i / size) / (1 if slower is None else slower[i])
             even, odd = x[place, :, 2 * i], x[place, :, 2 * i + 1]
             out[place, :, 2 * i] = even * np.cos(angle) - odd * np.sin(angle)
             out[place, :, 2 * i + 1] = even * np.sin(angle) + odd * np.cos(angle)
@@ -37,8 +40,9 @@ def layer(w: Mapping[str, Floats], inner: Floats, residual: Floats, block: int =
 
     n, n_embd = residual.shape
     size = n_embd // N_HEAD
-    q = rotated((inner @ weight("attn_q")).reshape(n, N_HEAD, size))
-    k = rotated((inner @ weight("attn_k")).reshape(n, -1, size))
+    slower = w.get("rope_freqs.weight")
+    q = rotated((inner @ weight("attn_q")).reshape(n, N_HEAD, size), slower)
+    k = rotated((inner @ weight("attn_k")).reshape(n, -1, size), slower)
     v = (inner @ weight("attn_v")).reshape(n, -1, size)
     shared = N_HEAD // k.shape[1]
     mixed = np.zeros((n, N_HEAD, size), np.float32)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from batching.cache import SequenceCache
-from batching.context import ContextParams
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf_file import GGUFFile
 from batching.levels import LevelDecoder
@@ -24,33 +23,31 @@ from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
 from speculation.engine import Engine
 from speculation.growth import Candidate, best_nodes, grow, grow_static, hang, likeliest
 from speculation.head_levels import HeadLevels
-from speculation.heads.eagle import EagleHead, EagleShape
+from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo
 from speculation.heads.load import load_heads
 from speculation.heads.tree import parse_choices
 from speculation.methods import parse_method
-from speculation.sampling import SamplingParams
 from tests.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
+from tests.head_checks import (
+    EXACT,
+    PROMPT,
+    TEXT,
+    check_a_tree,
+    check_texts,
+    random_weights,
+    started,
+)
 from tests.reference import layer, rms_norm
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
-PROMPT = "the cat saw a dog and the cat saw a dog and the"
 SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
 N_TINY = len(vocabulary()[0])
 
 
 def random_tensors(shape: EagleShape = SHAPE, seed: int = 0) -> dict[str, Floats]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: (
-            rng.standard_normal(sizes) / np.sqrt(sizes[-1])
-            if len(sizes) == 2
-            else 1 + 0.1 * rng.standard_normal(sizes)
-        ).astype(np.float32)
-        for name, sizes in shape.tensors.items()
-    }
+    return random_weights(shape.tensors, seed)
 
 
 def write_head(
@@ -78,46 +75,22 @@ def reference(w: dict[str, Floats], x: Floats) -> Floats:
     return rms_norm(y, w["output_norm.weight"])
 
 
-@pytest.fixture
-def head(tmp_path: Path, tiny_model: Path):  # type: ignore[no-untyped-def]
-    path = write_head(tmp_path / "head.gguf", tiny_model)
-    with Model(tiny_model) as model:
-        head = load_heads([path], model)["eagle"]
-        head.start(replace(EXACT, n_ctx=256, n_seq_max=8))
-        yield head
-        head.close()
-
-
 def test_the_layer_in_llama_cpp_is_the_reference_on_every_path_of_a_tree(
-    head: EagleHead, tiny_model: Path
+    tmp_path: Path, tiny_model: Path
 ) -> None:
-    w = random_tensors()
-    target = GGUFFile(tiny_model)
+    w, target = random_tensors(), GGUFFile(tiny_model)
     embeddings, output_matrix = target.tensor("token_embd.weight"), target.output_matrix()
-    text = [5, 270, 271, 272, 280]
-    states = np.random.default_rng(1).standard_normal((5, 32)).astype(np.float32)
+    states = np.random.default_rng(1).standard_normal((len(TEXT), 32)).astype(np.float32)
 
     def after(tokens: Sequence[int], states: Floats) -> Floats:
-        x = np.concatenate([embeddings[tokens], states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
-        return reference(w, x)
+        known = embeddings[list(tokens)]
+        x = np.concatenate([known, states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
+        return reference(w, x)[-1]
 
-    levels = LevelDecoder(head.context)
-    levels.keep(0, 3)
-    output = levels.extend(text, head.inputs(text, states))
-    expected = after(text, states)
-    root = output.hidden(levels.root_row).copy()
-    np.testing.assert_allclose(root, expected[-1], atol=1e-5)
-    np.testing.assert_allclose(
-        output.logits(levels.root_row), output_matrix @ expected[-1], atol=1e-4
-    )
-
-    output = levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root])))
-    first = np.stack([output.hidden(row).copy() for row in range(2)])
-    output = levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]]))
-    for row, path in enumerate([(8, 9), (7, 10), (8, 11)]):
-        above = first[0 if path[0] == 7 else 1]
-        expected = after([*text, *path], np.stack([*states, root, above]))
-        np.testing.assert_allclose(output.hidden(row), expected[-1], atol=1e-5)
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    with started(path, tiny_model, "eagle") as head:
+        root, logits = check_a_tree(head, states, after, atol=1e-5)
+    np.testing.assert_allclose(logits, output_matrix @ root, atol=1e-4)
 
 
 # Trees
@@ -361,11 +334,6 @@ def test_heads_of_the_wrong_sizes_are_refused(tmp_path: Path, tiny_model: Path) 
 
 # Real decoding
 
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
-    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
-}
 METHODS = (
     "eagle-1",
     "eagle-1:choices=0.0.0/1.1/2/3,window=4",
@@ -382,15 +350,8 @@ def test_any_head_gives_the_text_of_plain_decoding(
     tokens = sorted(random.Random(0).sample(range(N_TINY), 100)) if some else None
     path = write_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        for name, sampling in SAMPLINGS.items():
-            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
-            for method in METHODS:
-                ours = engine.generate(
-                    PROMPT, method=method, sampling=sampling, max_tokens=50
-                ).run()
-                assert ours.token_ids == plain.token_ids, (name, method)
-                if method == "eagle-1":
-                    assert ours.stats.n_drafted == 25 * ours.stats.n_steps
+        stats = check_texts(engine, METHODS, max_tokens=50)
+    assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
 
 
 def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(

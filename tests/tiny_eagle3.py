@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFValueType
 
 from batching.tree import Floats
+from tests.head_checks import random_weights
 from tests.tiny_gguf import _finished, _writer, vocabulary
 
 N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
+N_TINY = len(vocabulary()[0])
 
 
 def eagle3_tensors(
     n_embd: int = 32, n_target: int = 32, seed: int = 0, n_drafted: int = 0
 ) -> dict[str, Floats]:
-    rng = np.random.default_rng(seed)
     n_kv = n_embd // N_HEAD * N_HEAD_KV
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (n_embd, 3 * n_target),
@@ -35,14 +37,7 @@ def eagle3_tensors(
     }
     if n_drafted:
         shapes["output.weight"] = (n_drafted, n_embd)
-    return {
-        name: (
-            rng.standard_normal(shape) / np.sqrt(shape[-1])
-            if len(shape) == 2
-            else 1 + 0.1 * rng.standard_normal(shape)
-        ).astype(np.float32)
-        for name, shape in shapes.items()
-    }
+    return random_weights(shapes, seed)
 
 
 def write_tiny_eagle3(
@@ -53,9 +48,14 @@ def write_tiny_eagle3(
     n_target: int = 32,
     seed: int = 0,
     tokens: Sequence[int] | None = None,
-    fingerprint: str | None = None,
+    tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own."""
+    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own.
+
+    ``tensors`` and ``metadata``, by their names in the file, are added or take the place of what
+    would be there; a tensor that is None is left out.
+    """
     writer = _writer(path, "eagle3", 512, n_embd, 1, None)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEAD)
@@ -64,16 +64,17 @@ def write_tiny_eagle3(
     writer.add_rope_dimension_count(n_embd // N_HEAD)
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", n_target)
-    if fingerprint is not None:
-        writer.add_string("heads.target.name", "somebody")
-        writer.add_string("heads.target.fingerprint", fingerprint)
-    n_drafted = 0 if tokens is None else len(tokens)
-    for name, values in eagle3_tensors(n_embd, n_target, seed, n_drafted).items():
-        writer.add_tensor(name, values)
-    if tokens is not None:
-        ids = np.array(tokens, np.int64)
-        writer.add_tensor("d2t", ids, raw_dtype=GGMLQuantizationType.I64)
+    for key, value in (metadata or {}).items():
+        kind = GGUFValueType.get_type(value)
+        kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
+        writer.add_key_value(key, value, kind)
+    written: dict[str, npt.NDArray[np.generic] | None] = {
+        **eagle3_tensors(n_embd, n_target, seed, 0 if tokens is None else len(tokens)),
+        "d2t": None if tokens is None else np.array(tokens, np.int64),
+        **(tensors or {}),
+    }
+    for name, values in written.items():
+        if values is not None:
+            i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
+            writer.add_tensor(name, values, raw_dtype=i64)
     return _finished(writer, path)
-
-
-N_TINY = len(vocabulary()[0])

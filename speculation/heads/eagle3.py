@@ -19,26 +19,28 @@ from pathlib import Path
 
 from batching.context import Context, ContextParams
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile, fingerprint
+from batching.gguf_file import GGUFFile
 from batching.internals import check_taps, internal
 from batching.model import Model
 from batching.target import Output, Target
 from batching.tree import Floats
 from batching.vocabulary import check_same_vocabulary
+from speculation.heads import eagle3_file
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.file import model_name
 
-ARCHITECTURE = "eagle3"
+ARCHITECTURE = eagle3_file.ARCHITECTURE
 METHOD = "eagle-3"
 
 
 def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     """The head for ``model``; ``start`` it before drafting.
 
-    Raises HeadsError for a head that cannot be the model's, VocabularyMismatch where its tokens are
-    others, UnsupportedModel where llama.cpp does not give out what goes into the model's layers.
+    Raises HeadsError for a head that cannot be the model's or that llama.cpp cannot run,
+    VocabularyMismatch where its tokens are others, UnsupportedModel where llama.cpp does not give
+    out what goes into the model's layers.
     """
-    layers = _layers(gguf, model)
+    layers = eagle3_file.check_eagle3(gguf, model)
     check_taps(model, layers)
     internal("llama_set_embeddings_nextn")
     head = Eagle3Head(gguf.path, model, layers)
@@ -53,35 +55,6 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
         head.close()
         raise
     return head
-
-
-def _layers(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
-    """The layers it reads. Raises HeadsError where head and model do not fit each other."""
-    name = gguf.path.name
-    made_for = gguf.metadata.get("heads.target.fingerprint")
-    if made_for is not None and made_for != fingerprint(model.path):
-        raise HeadsError(
-            f"the head {name} was trained on {gguf.metadata.get('heads.target.name')!r} (file "
-            f"{made_for}), and the model is {model_name(model)!r} ({model.path.name}, file "
-            f"{fingerprint(model.path)}); load that model, or train a head for this one"
-        )
-    layers = gguf.metadata.get(f"{ARCHITECTURE}.target_layers")
-    if not isinstance(layers, list) or len(layers) != 3:
-        raise HeadsError(f"the head {name} names {layers!r} as the layers it reads, not three")
-    width = gguf.metadata.get(f"{ARCHITECTURE}.target_hidden_size")
-    if width != model.n_embd:
-        raise HeadsError(
-            f"the head {name} is for states {width} wide, those of {model_name(model)!r} are "
-            f"{model.n_embd}; take the head that was made for it"
-        )
-    own_width = gguf.metadata.get(f"{ARCHITECTURE}.embedding_length")
-    for shared in ("token_embd.weight", "output.weight"):
-        if shared not in gguf.tensors and own_width != model.n_embd:
-            raise HeadsError(
-                f"the head {name} has no {shared} and is {own_width} wide, {model_name(model)!r} "
-                f"{model.n_embd}: it cannot share the model's"
-            )
-    return tuple(layers)
 
 
 class Eagle3Head(HeadInContext):
