@@ -113,20 +113,28 @@ class ContextIndex:
                     before.append(latest.get(key, 0))
                     latest[key] = end
 
-    def matches(self, n: int, most: int) -> list[int]:
-        """Positions that follow an earlier occurrence of the text's last ``n`` tokens.
+    def latest(self) -> list[int]:
+        """The latest position that follows an earlier occurrence of the text's last token, of its
+        last two and so on, as far as there is one; 0 for lengths that are not indexed."""
+        text, end = self.tokens, len(self.tokens)
+        found: list[int] = []
+        key = 0
+        for n, latest, _ in self._lengths:
+            if n > end:
+                break
+            key = key << _TOKEN_BITS | text[end - n]
+            position = latest.get(key, 0)
+            if not position and n >= self._min_ngram:  # nor has a longer one occurred
+                break
+            found.append(position)
+        return found
+
+    def matches(self, n: int, position: int, most: int) -> list[int]:
+        """``position`` and the positions before it that follow the same ``n`` tokens.
 
         The latest first, ``most`` of them.
         """
-        text = self.tokens
-        end = len(text)
-        if n > end:
-            return []
-        key = 0
-        for token in text[: -n - 1 : -1]:
-            key = key << _TOKEN_BITS | token
-        _, latest, before = self._lengths[n - 1]
-        position = latest.get(key, 0)
+        _, _, before = self._lengths[n - 1]
         found: list[int] = []
         while position and len(found) < most:
             found.append(position)
@@ -208,22 +216,29 @@ class PromptLookup:
 
     def _matches(self) -> list[tuple[int, int]]:
         """Positions to copy from and their common context, best first, one a branch."""
-        params, index = self.params, self._index
+        params = self.params
+        latest = self._index.latest()
+        longest = len(latest)
         chosen: list[tuple[int, int]] = []
-        # The first in the text are the last of the list, so that order wants all of it.
-        most = params.candidates if params.order != "first" else len(index.tokens)
-        for n in range(params.max_ngram, params.min_ngram - 1, -1):
-            positions = index.matches(n, most)
-            if positions:
-                chosen += self._ranked(positions, n)
-                if len(chosen) >= params.branches:
-                    break
+        for n in range(longest, params.min_ngram - 1, -1):
+            if n == longest < params.max_ngram and params.order in ("longest", "recent"):
+                # No longer n-gram has occurred, so all of them have n tokens in common.
+                some = self._index.matches(n, latest[n - 1], params.branches)
+                ranked = [(position, n) for position in some]
+            else:
+                ranked = self._ranked(n, latest[n - 1])
+            known = [position for position, _ in chosen]
+            chosen += [match for match in ranked if match[0] not in known]
+            if len(chosen) >= params.branches:
+                break
         return chosen[: params.branches]
 
-    def _ranked(self, positions: list[int], n: int) -> list[tuple[int, int]]:
+    def _ranked(self, n: int, latest: int) -> list[tuple[int, int]]:
         params, index = self.params, self._index
         if params.order == "first":
+            positions = index.matches(n, latest, len(index.tokens))
             return [(p, n) for p in positions[: -params.branches - 1 : -1]]
+        positions = index.matches(n, latest, params.candidates)
         if params.order == "longest":
             return self._longest_first(positions)
         matches = [(p, index.common_context(p)) for p in positions]
