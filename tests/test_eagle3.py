@@ -17,11 +17,21 @@ from batching.model import Model
 from batching.rows import Rows
 from batching.tree import Floats
 from speculation.engine import Engine
+from speculation.heads.eagle import EagleShape
+from speculation.heads.file import HeadsInfo
 from speculation.heads.load import load_heads
+from speculation.train.eagle3_file import write_eagle3
 from tests import tiny_gguf
 from tests.head_checks import EXACT, PROMPT, TEXT, check_a_tree, check_texts, started
 from tests.reference import layer, rms_norm
-from tests.tiny_eagle3 import N_TINY, write_tiny_eagle3
+from tests.tiny_eagle3 import (
+    N_FF,
+    N_HEAD,
+    N_HEAD_KV,
+    N_TINY,
+    eagle3_tensors,
+    write_tiny_eagle3,
+)
 from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 DRAFTED = tuple(range(2, N_TINY, 3))
@@ -258,6 +268,42 @@ def test_heads_that_llama_cpp_could_not_run_are_refused_before_it_is_asked(
     with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
         load_heads([path], model)
     assert "head.gguf" in str(refused.value)
+
+
+# Of llama.cpp's converter, for a head of the Llama family.
+KEYS = {
+    *("general.architecture", "general.type", "general.name", "general.file_type"),
+    *("general.quantization_version", "eagle3.context_length", "eagle3.embedding_length"),
+    *("eagle3.block_count", "eagle3.feed_forward_length", "eagle3.vocab_size"),
+    *("eagle3.attention.head_count", "eagle3.attention.head_count_kv"),
+    *("eagle3.attention.layer_norm_rms_epsilon", "eagle3.rope.dimension_count"),
+    *("eagle3.rope.freq_base", "eagle3.target_layers", "eagle3.target_hidden_size"),
+    *("eagle3.norm_before_residual", "eagle3.norm_before_fc"),
+}
+
+
+def test_what_training_writes_is_what_the_converter_would_write(
+    tmp_path: Path, target: Path
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        info = HeadsInfo.of_target("eagle", model)
+    shape = EagleShape(32, N_HEAD, N_HEAD_KV, N_FF)
+    tensors, tokens = eagle3_tensors(), np.array(DRAFTED, np.int32)
+    own = matrix(len(DRAFTED), 32)
+    write_eagle3(path, info, shape, tensors, (1, 2, 3), target, tokens, own, kind="f32")
+    file, converted = GGUFFile(path), GGUFFile(write_tiny_eagle3(tmp_path / "c", tokens=DRAFTED))
+    ours = {key for key in file.metadata if not key.startswith(("tokenizer.", "heads."))}
+    assert ours == KEYS
+    for key in ("eagle3.target_layers", "eagle3.target_hidden_size", "eagle3.vocab_size"):
+        assert file.metadata.get(key) == converted.metadata[key]
+    assert {name: tensor[:2] for name, tensor in file.tensors.items()} == {
+        name: tensor[:2] for name, tensor in converted.tensors.items()
+    }
+    assert file.raw("d2t").view(np.int64)[0].tolist() == list(DRAFTED)
+    with started(path, target, "eagle-3") as head:
+        features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
+        check_a_tree(head, features, Reference(path, target).after)
 
 
 def test_a_target_without_taps_is_refused_before_anything_runs(

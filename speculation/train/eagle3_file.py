@@ -35,6 +35,7 @@ def write_eagle3(
 
     partial = path.with_name(f"{path.name}.partial")
     writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(f"EAGLE-3 head for {info.target_name}")
     writer.add_string("heads.target.name", info.target_name)
     writer.add_string("heads.target.fingerprint", info.fingerprint)
@@ -47,8 +48,19 @@ def write_eagle3(
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
     writer.add_rope_freq_base(shape.rope_base)
+    writer.add_vocab_size(info.n_vocab)
+    writer.add_file_type(
+        {
+            "f32": gguf.LlamaFileType.ALL_F32,
+            "f16": gguf.LlamaFileType.MOSTLY_F16,
+            "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+        }[kind]
+    )
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_array(f"{ARCHITECTURE}.target_layers", list(layers))
     writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", info.n_embd)
+    for norm in ("norm_before_residual", "norm_before_fc"):  # variants that are not trained here
+        writer.add_bool(f"{ARCHITECTURE}.{norm}", False)
     _copy_tokenizer(target, writer)
     for name, values in (
         tensors if output is None else {**tensors, "output.weight": output}
