@@ -9,7 +9,7 @@ branches of one tree, and a draft that is as long as it is likely to hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batching.cache import common_prefix
@@ -181,6 +181,7 @@ class PromptLookup:
         index, params = self._index, self.params
         index.extend(tokens[len(index.tokens) :])
         self._best = None
+        floor = tree.floor or params.p_min
         left = 1.0  # probability that the branches so far are all wrong
         for position, context in self._matches():
             if self._best is None:
@@ -188,7 +189,6 @@ class PromptLookup:
             if tree.room <= 0:
                 break
             if params.adaptive:
-                floor = tree.floor or params.p_min
                 most = min(params.draft_max, tree.room)
                 probs = self._estimates.run(context, left, floor, most)
                 if not tree.floor:
@@ -199,6 +199,8 @@ class PromptLookup:
                     probs[0] = left * p
                     tree.add_chain(0, copied, probs)
                     left *= 1.0 - p
+                if left < floor:  # no further match is worth the search
+                    break
             else:
                 tree.add_chain(0, index.continuation(position, params.draft))
 
@@ -214,12 +216,12 @@ class PromptLookup:
         n_held = common_prefix(became, copied)
         self._estimates.learn_run(context, n_held, failed=n_held < len(became))
 
-    def _matches(self) -> list[tuple[int, int]]:
+    def _matches(self) -> Iterator[tuple[int, int]]:
         """Positions to copy from and their common context, best first, one a branch."""
         params = self.params
         latest = self._index.latest()
         longest = len(latest)
-        chosen: list[tuple[int, int]] = []
+        found: list[int] = []
         for n in range(longest, params.min_ngram - 1, -1):
             if n == longest < params.max_ngram and params.order in ("longest", "recent"):
                 # No longer n-gram has occurred, so all of them have n tokens in common.
@@ -227,11 +229,12 @@ class PromptLookup:
                 ranked = [(position, n) for position in some]
             else:
                 ranked = self._ranked(n, latest[n - 1])
-            known = [position for position, _ in chosen]
-            chosen += [match for match in ranked if match[0] not in known]
-            if len(chosen) >= params.branches:
-                break
-        return chosen[: params.branches]
+            for match in ranked:
+                if match[0] not in found:
+                    yield match
+                    found.append(match[0])
+                    if len(found) == params.branches:
+                        return
 
     def _ranked(self, n: int, latest: int) -> list[tuple[int, int]]:
         params, index = self.params, self._index
