@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-from batching.tree import TokenTree
+from speculation.drafter import Step
 from speculation.estimates import Estimates
 from speculation.growth import Candidate, Candidates
 
@@ -13,38 +11,40 @@ PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 
 
 class Confidence:
-    """Counts, by tenths of the probability, how often the first choice below a node held."""
+    """Counts, by tenths of the probability, how often the first choice after a path held."""
 
     def __init__(self, estimates: Estimates | None = None) -> None:
         """``estimates`` may be shared with the texts before."""
         self.estimates = estimates or Estimates(PRIORS)
-        self._choices: dict[int, tuple[int, float]] = {}  # first choice below each tree node
+        self._nodes: Candidates = ()
 
     def holds(self, candidate: Candidate) -> float:
         """How likely a candidate is to hold where its parent does."""
         return self.estimates.of(_tenth(candidate.prob))
 
-    def note(self, nodes: Candidates, chosen: Iterable[int], placed: Mapping[int, int]) -> None:
-        """These candidates went into the tree: tree node by candidate, -1 being the root.
+    def note(self, nodes: Candidates) -> None:
+        """These are the candidates of this step, siblings in the order of their probability."""
+        self._nodes = nodes
 
-        Siblings come in the order of their probability.
+    def learn(self, step: Step) -> None:
+        """Compare the candidates with the tokens that came, and forget them.
+
+        Whether they were decoded does not matter: what would have held is known all the same.
         """
-        for c in chosen:
-            if nodes[c].parent in placed:
-                self._choices.setdefault(placed[nodes[c].parent], (nodes[c].token, nodes[c].prob))
-
-    def learn(self, tree: TokenTree, path: Sequence[int], bonus: int) -> None:
-        """Compare what was noted with what came, and forget it."""
-        became = [*(tree.tokens[node] for node in path[1:]), bonus]
-        for node, actual in zip(path, became, strict=True):
-            if node in self._choices:
-                token, prob = self._choices[node]
-                self.estimates.learn(_tenth(prob), held=token == actual)
-        self._choices.clear()
-
-    def forget(self) -> None:
-        """What was noted is not decoded after all."""
-        self._choices.clear()
+        below: dict[int, list[int]] = {}
+        for c, node in enumerate(self._nodes):
+            below.setdefault(node.parent, []).append(c)
+        at = -1
+        for token in (*(step.tree.tokens[node] for node in step.path[1:]), step.bonus):
+            if at not in below:
+                break
+            first = self._nodes[below[at][0]]
+            self.estimates.learn(_tenth(first.prob), held=first.token == token)
+            same = [c for c in below[at] if self._nodes[c].token == token]
+            if not same:
+                break
+            at = same[0]
+        self._nodes = ()
 
 
 def _tenth(prob: float) -> int:

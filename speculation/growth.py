@@ -118,14 +118,20 @@ def best_nodes(nodes: Candidates, most: int) -> list[int]:
     return sorted(order[:most])
 
 
+def depths_of(nodes: Candidates) -> list[int]:
+    """How deep each candidate is below the root, whose children are at 1."""
+    depths: list[int] = []
+    for node in nodes:
+        depths.append(1 if node.parent < 0 else depths[node.parent] + 1)
+    return depths
+
+
 def best_ends(nodes: Candidates, most: int) -> list[int]:
     """Indexes of the ``most`` likeliest of the deepest candidates and all above them, ascending.
 
     What beam search of that width ends with, paths that begin alike being one.
     """
-    depths: list[int] = []
-    for node in nodes:
-        depths.append(1 if node.parent < 0 else depths[node.parent] + 1)
+    depths = depths_of(nodes)
     deepest = [c for c in range(len(nodes)) if depths[c] == max(depths)]
     kept: set[int] = set()
     for c in sorted(deepest, key=lambda c: -nodes[c].path_prob)[:most]:

@@ -21,7 +21,7 @@ from batching.tree import TokenTree
 from speculation.confidence import Confidence
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import Candidate, below, best_nodes, grow, grow_static, hang
+from speculation.growth import Candidate, below, best_nodes, depths_of, grow, grow_static, hang
 from speculation.head_levels import HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.ranges import check_ranges
@@ -163,7 +163,7 @@ class Eagle:
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._last = len(tokens) - 1
-        self._confidence.forget()
+        self._confidence.note(())
         start = perf_counter()
         root = self._levels.root(tokens, self.params.depth * self.params.width)
         if root is None:
@@ -172,13 +172,13 @@ class Eagle:
         chosen: Sequence[int] = range(len(nodes))
         if isinstance(self.params, Eagle2Params):
             chosen = best_nodes(nodes, min(self.params.nodes, tree.room))
-        placed = hang(nodes, chosen, tree, self._confidence.holds)
-        self._confidence.note(nodes, chosen, placed)
-        depth = 1 + max(tree.depths)
-        self._seconds += 0.1 * ((perf_counter() - start) / depth - self._seconds)
+        hang(nodes, chosen, tree, self._confidence.holds)
+        self._confidence.note(nodes)
+        n_levels = 1 + max(depths_of(nodes), default=0)
+        self._seconds += 0.1 * ((perf_counter() - start) / n_levels - self._seconds)
 
     def observe(self, step: Step) -> None:
-        self._confidence.learn(step.tree, step.path, step.bonus)
+        self._confidence.learn(step)
         for node in step.path:
             self._levels.see(self._last, step.output, node)
             self._last += 1

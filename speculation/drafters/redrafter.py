@@ -17,7 +17,7 @@ from batching.tree import Floats, TokenTree
 from speculation.confidence import Confidence
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import below, best_ends, best_nodes, grow, hang, likeliest, named
+from speculation.growth import below, best_ends, best_nodes, depths_of, grow, hang, likeliest, named
 from speculation.heads.redrafter import RecurrentHead
 from speculation.ranges import check_ranges
 
@@ -79,7 +79,7 @@ class ReDrafter:
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         known = self._n_tokens == len(tokens)
         self._n_tokens = len(tokens)
-        self._confidence.forget()
+        self._confidence.note(())
         if self._hidden is None or not known:
             return  # the first step of a text, or steps went by unseen
         params, start = self.params, perf_counter()
@@ -92,13 +92,13 @@ class ReDrafter:
             width=params.beams,
         )
         chosen = best_nodes(nodes, tree.room) if tree.floor else best_ends(nodes, params.beams)
-        placed = hang(nodes, chosen, tree, self._confidence.holds)
-        self._confidence.note(nodes, chosen, placed)
-        n_levels = 1 + max(tree.depths)
+        hang(nodes, chosen, tree, self._confidence.holds)
+        self._confidence.note(nodes)
+        n_levels = 1 + max(depths_of(nodes), default=0)
         self._seconds += 0.1 * ((perf_counter() - start) / n_levels - self._seconds)
 
     def observe(self, step: Step) -> None:
-        self._confidence.learn(step.tree, step.path, step.bonus)
+        self._confidence.learn(step)
         self._hidden = step.output.hidden(step.path[-1]).copy()
         self._n_tokens += len(step.path)
 
