@@ -52,6 +52,19 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_differenc
         Engine.load(tiny_model, EXACT, draft_model=other)
 
 
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_the_first_token_of_a_text_matters_where_one_is_added(
+    tmp_path: Path, add_bos: bool
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", add_bos=add_bos)
+    other = write_tiny_gguf(tmp_path / "other.gguf", bos=11, add_bos=add_bos)
+    if add_bos:
+        with pytest.raises(VocabularyMismatch, match="the bos it adds to a text is 11, .* 1;"):
+            Engine.load(target, EXACT, draft_model=other)
+    else:
+        Engine.load(target, EXACT, draft_model=other).close()
+
+
 def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) -> None:
     with (
         Engine.load(tiny_model, EXACT) as engine,

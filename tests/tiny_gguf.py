@@ -36,11 +36,15 @@ def write_tiny_gguf(
     n_head: int = 4,
     architecture: str = "llama",
     chat_template: str | None = CHAT_TEMPLATE,
+    bos: int = 1,
+    add_bos: bool = True,
 ) -> Path:
     """Write an F32 model of random weights and return its path."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary()[0])
     writer = _writer(path, architecture, n_ctx, n_embd, n_layer, chat_template)
+    writer.add_bos_token_id(bos)
+    writer.add_add_bos_token(add_bos)
     writer.add_feed_forward_length(2 * n_embd)
     writer.add_head_count(n_head)
     writer.add_head_count_kv(n_head)
@@ -73,6 +77,7 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
     rng = np.random.default_rng(0)
     d_inner, d_conv, d_state, dt_rank = 2 * n_embd, 4, 8, 4
     writer = _writer(path, "mamba", 512, n_embd, n_layer, None)
+    writer.add_bos_token_id(1)
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -115,7 +120,6 @@ def _writer(
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
     writer.add_token_types(types)
-    writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(tokens.index("<|end|>"))
     writer.add_add_space_prefix(False)

@@ -45,7 +45,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     internal("llama_set_embeddings_nextn")
     head = Eagle3Head(gguf.path, model, layers)
     try:
-        check_same_vocabulary(model, head.model)
+        check_same_vocabulary(model, head.model, special=False)
         if head.model.n_vocab != model.n_vocab:
             raise HeadsError(
                 f"the head {gguf.path.name} knows {head.model.n_vocab} tokens, the model "
