@@ -18,6 +18,7 @@ from speculation.heads.medusa_file import read_weights
 from speculation.heads.tree import show_choices
 from speculation.train import TrainError, medusa, states
 from speculation.train.__main__ import main
+from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replayed
 from speculation.train.texts import Piece, own_replies, read_texts
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
@@ -151,14 +152,33 @@ def fake_states(folder: Path) -> states.States:
 
 
 def test_accuracy_and_replay_count_ranks() -> None:
-    other = medusa.N_RANKS
+    other = N_RANKS
     ranks = np.array([[-1, -1], [0, 2], [1, 0], [0, other], [0, 0], [1, -1], [-1, -1]])
-    accuracy = medusa.accuracy_of(ranks)
+    accuracy = accuracy_of(ranks)
     np.testing.assert_allclose(accuracy[:, :3], [[0.6, 0.4, 0], [0.5, 0, 0.25]])
     # Steps begin at states 1 (one draft holds), 3 (one), 5 (none): five tokens in three steps.
-    assert medusa.replayed(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
+    assert replayed(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
     # With the second choices too: at 1 both hold, at 4 both, and the text is at its end.
-    assert medusa.replayed(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
+    assert replayed(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
+
+
+def test_a_chain_is_judged_where_the_first_choices_before_were_right() -> None:
+    ranks = np.array([[0, 0, 3], [0, 1, 0], [2, 0, 0], [0, 0, -1], [0, -1, -1]])
+    accuracy = chain_accuracy(ranks)
+    # Of five chains four begin rightly; of the three that go on two hold; of these one goes on.
+    np.testing.assert_allclose(accuracy[0, :4], [0.8, 0, 0.2, 0])
+    np.testing.assert_allclose(accuracy[1, :4], [2 / 3, 1 / 3, 0, 0])
+    np.testing.assert_allclose(accuracy[2, :4], [0, 0, 0, 1])
+
+
+def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
+    torch = pytest.importorskip("torch")
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
+    wanted = np.array([20, 7, 15])
+    tokens = np.array([7, 15, 20], np.int32)
+    assert ranks_of(logits, wanted, tokens).tolist() == [1, 2, 0]
+    assert ranks_of(logits, np.array([20, 8, 90]), tokens).tolist() == [1, N_RANKS, N_RANKS]
+    assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
 # The whole way
@@ -176,7 +196,7 @@ def test_trained_heads_draft_what_the_target_says(
     command += ["--epochs", "15", "--batch", "32", "--rate", "0.01", "--device", "cpu", *options]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "how often each choice of a head is right" in printed
+    assert "how often each choice is right" in printed
     assert f"{out}: " in printed
     with Engine.load(tiny_model, EXACT, heads=out) as engine:
         plain = engine.generate("the cat", method="ar", max_tokens=80).run()

@@ -288,25 +288,25 @@ def _tree(args: argparse.Namespace) -> None:
     print(f"written to {out}")
 
 
-def _show_accuracy(accuracy: Floats) -> None:
-    print("\nhow often each choice of a head is right, %; and one of the first so many")
+def _show_accuracy(accuracy: Floats, name: str = "head") -> None:
+    print("\nhow often each choice is right, %; and one of the first so many")
     n_ranks = accuracy.shape[1]
-    print("head  " + "".join(f"{rank + 1:6}" for rank in range(n_ranks)) + "   top 3  top 5")
-    for head, row in enumerate(100 * accuracy):
+    print(f"{name:6}" + "".join(f"{rank + 1:6}" for rank in range(n_ranks)) + "   top 3  top 5")
+    for place, row in enumerate(100 * accuracy):
         print(
-            f"{head + 1:4}  "
+            f"{place + 1:{len(name)}}".ljust(6)
             + "".join(f"{value:6.1f}" for value in row)
             + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
         )
 
 
 def _show_chain(accuracy: Floats, n_held_out: int) -> None:
-    print(f"\nof {n_held_out:,} states that were held out: how often each token of a chain")
-    print("is right if those before it were, %")
-    print("".join(f"{100 * value:6.1f}" for value in accuracy))
+    print(f"\nmeasured on {n_held_out:,} states that were held out, by the draft token of a chain,")
+    print("where the first choices before it were right")
+    _show_accuracy(accuracy, "token")
     print(
         f"\na chain of {len(accuracy)} gives "
-        f"{1 + float(np.cumprod(accuracy).sum()):.2f} tokens per step"
+        f"{1 + float(np.cumprod(accuracy[:, 0]).sum()):.2f} tokens per step"
     )
 
 

@@ -25,6 +25,7 @@ from speculation.heads.eagle import EagleShape
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.pieces import Pieces, batches, drafted
+from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
 
@@ -84,11 +85,11 @@ class EagleTraining:
 
 @dataclass(frozen=True)
 class TrainedEagle:
-    """A head, and how often each token of a chain holds if those before it did.
+    """A head, and how often each choice of a chain's tokens holds if those before it did.
 
     tensors   by the names that the file has for them
     tokens    what it drafts, (n_drafted,); None = everything
-    accuracy  (N_DEPTHS,), on what was held out
+    accuracy  (N_DEPTHS, N_RANKS), on what was held out
     """
 
     shape: EagleShape
@@ -200,13 +201,13 @@ def train_eagle(
         schedule.step()
         if progress is not None:
             progress(step + 1, n_steps, loss.item())
-    accuracy = _accuracy(model, data, judged[:_N_JUDGED], matrix, tokens)
+    ranks = _ranks(model, data, judged[:_N_JUDGED], matrix, tokens)
     return TrainedEagle(
         shape,
         {name: tensor.numpy() for name, tensor in tensors_of(model).items()},
         tokens,
-        accuracy,
-        len(states) - first,
+        chain_accuracy(ranks),
+        int((ranks[:, 0] >= 0).sum()),
     )
 
 
@@ -215,29 +216,27 @@ def _size(states: npt.NDArray[np.float16]) -> float:
     return float(np.sqrt((states[:4096].astype(np.float32) ** 2).mean()))
 
 
-def _accuracy(
+def _ranks(
     model: Any,
     data: Pieces,
     pieces: Sequence[int],
     matrix: Any,
     tokens: npt.NDArray[np.int32] | None,
-) -> Floats:
-    """How often token d of a chain is right if all before it were, (N_DEPTHS,)."""
+) -> Ints:
+    """Of chains begun at every place: the rank of what each token should be, (n, N_DEPTHS)."""
     import torch
 
-    hits, counts = np.zeros(N_DEPTHS), np.zeros(N_DEPTHS)
-    names = None if tokens is None else torch.from_numpy(tokens.astype(np.int64)).to(matrix.device)
+    found = []
     with torch.inference_mode():
         for piece in pieces:
             batch = data.batch([piece])
-            held = batch.learnt.clone()
-            for s, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
-                said = (model.read(guess) @ matrix.T).argmax(dim=2)
-                right = (said if names is None else names[said]) == batch.choices
-                if s:  # the token before it must have held, one place to the left
-                    held = held.roll(1, 1) & batch.learnt
-                    held[:, 0] = False
-                counts[s] += int(held.sum())
-                held = held & right
-                hits[s] += int(held.sum())
-    return (hits / np.maximum(counts, 1)).astype(np.float32)
+            learnt = batch.learnt[0].cpu().numpy()
+            choices = batch.choices[0].cpu().numpy()
+            ranks = np.full((len(learnt), N_DEPTHS), -1, np.int64)
+            for depth, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
+                logits = (model.read(guess) @ matrix.T)[0]
+                at = np.where(learnt, ranks_of(logits, choices, tokens), -1)
+                # What pass ``depth`` says of a place is from a chain begun so many places before.
+                ranks[: len(at) - depth, depth] = at[depth:]
+            found.append(ranks[learnt])
+    return np.concatenate(found)

@@ -7,7 +7,7 @@ further heads count less, by 0.8 a head, as in Medusa (Cai et al. 2024, arXiv 24
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,14 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
-from speculation.heads.tree import Path
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.pieces import drafted
+from speculation.train.ranks import N_RANKS, accuracy_of, replayed
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one", "each")
-N_RANKS = 10  # choices of a head whose accuracy is measured
 _FURTHER = 0.8  # weight of a head's loss, of that of the head before
 _NO_LABEL = -100  # beyond the end of a text; cross_entropy's own mark
 _NOT_DRAFTED = -101  # a token that no head can say
@@ -232,36 +231,3 @@ def _ranks(model: Any, states: States, first: int, labels: Ints, device: str, to
     ranks[labels[first:] == _NOT_DRAFTED] = N_RANKS
     ranks[labels[first:] == _NO_LABEL] = -1
     return ranks
-
-
-def accuracy_of(ranks: Ints) -> Floats:
-    """How often each choice of each head is right, (n_heads, N_RANKS), from ``ranks``."""
-    found = np.zeros((ranks.shape[1], N_RANKS), np.float32)
-    for head, column in enumerate(ranks.T):
-        known = column[column >= 0]
-        if len(known):
-            found[head] = np.bincount(known, minlength=N_RANKS + 1)[:N_RANKS] / len(known)
-    return found
-
-
-def replayed(ranks: Ints, tree: Sequence[Path]) -> float:
-    """Tokens per step when texts whose states have these ``ranks`` are decoded with ``tree``.
-
-    A step goes as far as the tree holds what was right; the next goes on behind it. It is less
-    than the accuracies promise, since the places where much is right are soon left behind.
-    """
-    nodes = set(tree)
-    n_tokens = n_steps = at = 0
-    while at < len(ranks):
-        if ranks[at, 0] < 0:  # between texts
-            at += 1
-            continue
-        path: tuple[int, ...] = ()
-        for rank in ranks[at].tolist():
-            if (*path, rank) not in nodes:
-                break
-            path = (*path, rank)
-        n_tokens += len(path) + 1
-        n_steps += 1
-        at += len(path) + 1
-    return n_tokens / max(1, n_steps)

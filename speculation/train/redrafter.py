@@ -21,6 +21,7 @@ from speculation.heads.redrafter import ReDrafterWeights
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.pieces import Batch, Pieces, batches, drafted
+from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import held_out_from, rate_at
 from speculation.train.states import States
 
@@ -73,9 +74,9 @@ class ReDrafterTraining:
 
 @dataclass(frozen=True)
 class TrainedReDrafter:
-    """A head, and how often each token of a chain holds if those before it did.
+    """A head, and how often each choice of a chain's tokens holds if those before it did.
 
-    accuracy  (N_DEPTHS,), on what was held out
+    accuracy  (N_DEPTHS, N_RANKS), on what was held out
     """
 
     weights: ReDrafterWeights
@@ -130,8 +131,9 @@ def train_redrafter(
         schedule.step()
         if progress is not None:
             progress(step + 1, n_steps, loss.item())
-    accuracy = _accuracy(model, data, judged[:_N_JUDGED], tokens, torch)
-    return TrainedReDrafter(model.weights(tokens), accuracy, len(states) - first)
+    ranks = _ranks(model, data, judged[:_N_JUDGED], tokens, torch)
+    n_held_out = int((ranks[:, 0] >= 0).sum())
+    return TrainedReDrafter(model.weights(tokens), chain_accuracy(ranks), n_held_out)
 
 
 def _Head(  # noqa: N802 - makes a class
@@ -211,32 +213,22 @@ def _Head(  # noqa: N802 - makes a class
     return Head()
 
 
-def _accuracy(
+def _ranks(
     model: Any,
     data: Pieces,
     pieces: list[int],
     tokens: npt.NDArray[np.int32] | None,
     torch: Any,
-) -> Floats:
-    """How often token d of a chain is right if all before it were, (N_DEPTHS,)."""
-    hits, counts = np.zeros(N_DEPTHS), np.zeros(N_DEPTHS)
+) -> Ints:
+    """Of chains begun at every place: the rank of what each token should be, (n, N_DEPTHS)."""
+    found = []
     with torch.inference_mode():
         for piece in pieces:
             batch = data.batch([piece])
             choices = batch.choices[batch.learnt].cpu().numpy()
-            held: dict[
-                int, bool
-            ] = {}  # by place of the chain's token: whether all so far was right
+            ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
             for depth, (places, logits) in enumerate(model.chains(batch, N_DEPTHS)):
-                said = logits.argmax(dim=1).cpu().numpy()
                 at = places.cpu().numpy()
-                right = (said if tokens is None else tokens[said]) == choices[at]
-                # Chains were begun at every place: this is the one begun ``depth`` places before.
-                before = [depth == 0 or held.get(int(place) - 1, False) for place in at]
-                counts[depth] += sum(before)
-                held = {
-                    int(place): bool(so_far and is_right)
-                    for place, so_far, is_right in zip(at, before, right, strict=True)
-                }
-                hits[depth] += sum(held.values())
-    return (hits / np.maximum(counts, 1)).astype(np.float32)
+                ranks[at - depth, depth] = ranks_of(logits, choices[at], tokens)
+            found.append(ranks)
+    return np.concatenate(found)
