@@ -9,8 +9,9 @@ import pytest
 from batching.batch import BatchMemory
 from batching.cache import Cancelled, SequenceCache, common_prefix
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
-from batching.rows import Row, tree_rows
+from batching.rows import Row, Rows, tree_rows
 from batching.tree import TokenTree
+from speculation.heads.tree import parse_choices
 from tests.fake_target import FakeTarget
 
 
@@ -45,6 +46,59 @@ def test_sibling_branches_share_only_their_ancestors() -> None:
         Row(12, 102, (1,), True),
         Row(13, 102, (2,), True),
         Row(14, 101, (3,), True),
+    ]
+
+
+def attention_mask(rows: Rows) -> list[str]:
+    """Which rows of the batch each row attends to, as llama.cpp has it: those that share one of its
+    sequences and do not come after it. Whichever of its sequences is asked must say the same."""
+    mask = []
+    for row in rows:
+        lines = {
+            "".join(
+                "1" if seq in other.seq_ids and other.position <= row.position else "."
+                for other in rows
+            )
+            for seq in row.seq_ids
+        }
+        assert len(lines) == 1, f"{row} sees something else in each of its sequences"
+        mask += lines
+    return mask
+
+
+def test_the_attention_mask_of_medusas_example_tree() -> None:
+    """Paths 0.0.0.0, 0.1.0, 1.0 and 1.1: each node sees the root, its ancestors and itself."""
+    tree = TokenTree(1)
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for path in parse_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]):
+        nodes[path] = tree.add(nodes[path[:-1]], 10 * len(path) + path[-1], merge=False)
+    # Rows: root, 0, 1, 0.0, 0.1, 1.0, 1.1, 0.0.0, 0.1.0, 0.0.0.0.
+    assert attention_mask(tree_rows(tree, n_past=100, n_seq=8)) == [
+        "1.........",
+        "11........",
+        "1.1.......",
+        "11.1......",
+        "11..1.....",
+        "1.1..1....",
+        "1.1...1...",
+        "11.1...1..",
+        "11..1...1.",
+        "11.1...1.1",
+    ]
+
+
+def test_the_attention_mask_of_two_beams_that_begin_alike() -> None:
+    tree = TokenTree(1)
+    for beam in ([5, 6, 7], [5, 8, 9]):
+        tree.add_chain(0, beam)
+    # Rows: root, 5, 6, 7, 8, 9.
+    assert attention_mask(tree_rows(tree, n_past=0, n_seq=4)) == [
+        "1.....",
+        "11....",
+        "111...",
+        "1111..",
+        "11..1.",
+        "11..11",
     ]
 
 
