@@ -37,6 +37,8 @@ _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being mad
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
 _UPKEEP = 0.008  # share of the time that a source which does not pay may take
 _RATE = 1 / 16  # of the average overhead
+_LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
+_MOST_LOG_ODDS = 4.0
 _LOOP_SECONDS = 20e-6  # what a step takes besides drafting and decoding
 _CHEAP = 0.08  # share of a plain step that drafting may take for a source to be woken by a new text
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
@@ -92,6 +94,9 @@ class Source:
     of drafting costs a part of one. In debt it rests, for so long that the loss is less than 1% of
     the time; then it may try again. Rows that did not hold are not its debt: which rows to decode
     is the policy's decision, and the estimates learn from them.
+
+    In a single step it is asked only if what the sources before it leave open is worth its time: a
+    draft model has nothing to add to a copy that is almost certain.
     """
 
     def __init__(self, name: str, drafter: Drafter, explorer: Explorer | None = None) -> None:
@@ -102,7 +107,11 @@ class Source:
         self.window_seconds = 0.0  # what this step's rows of exploration cost
         self.account = 0.0
         self.seconds = 0.0  # spent in this step
-        self._usual = 0.0  # spent in a step, on average
+        self.has_drafted = False  # in this step
+        self._usual = 0.0  # spent in a step in which it drafts, on average
+        self._gained = 0.0  # saved in such a step, on average
+        self._open = 0.0  # how likely all drafts before its own were to be wrong, on average
+        self._log_odds = 0.0  # of its drafts, beyond what it says itself, where others draft too
         self._plain = 1.0  # cost of a plain step
         self._rest = 0.0  # steps left
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
@@ -120,6 +129,30 @@ class Source:
     def _is_cheap(self) -> bool:
         return self._usual <= _CHEAP * self._plain
 
+    def is_worth(self, left: float) -> bool:
+        """Whether it should draft where all drafts so far are wrong with probability ``left``.
+
+        What it saves is taken to be in proportion to that. One that does not pay for itself may
+        still show in a step that is wholly its own that it has become better.
+        """
+        worth = max(self._gained / self._open, self._usual) if self._open else math.inf
+        return left * worth >= self._usual
+
+    def likely(self, prob: float) -> float:
+        """How likely a draft is to hold that it gives ``prob``, in the steps in which it is asked.
+
+        It counts in all steps. Asked where others know nothing, it knows less than it does on the
+        whole.
+        """
+        if not 0.0 < prob < 1.0:
+            return prob
+        return 1.0 / (1.0 + (1.0 - prob) / prob * math.exp(-self._log_odds))
+
+    def learn(self, prob: float, *, held: bool) -> None:
+        """One of its drafts, that was taken to hold with ``prob``, came to be checked."""
+        change = _LEARNING_RATE * (held - prob)
+        self._log_odds = max(-_MOST_LOG_ODDS, min(_MOST_LOG_ODDS, self._log_odds + change))
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Another text: a new chance, if trying costs little."""
         if self._is_cheap:
@@ -128,22 +161,31 @@ class Source:
         if self.awake:
             self._catch_up()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        start = perf_counter()
-        if self._prompt is not None:
-            self._catch_up()
-        self.drafter.draft(tokens, tree)
-        self.seconds = perf_counter() - start
+    def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
+        """Add its drafts to ``tree``, if that is worth its time; see ``is_worth``."""
+        self.seconds = 0.0
+        self.has_drafted = self.is_worth(left)
+        if self.has_drafted:
+            start = perf_counter()
+            if self._prompt is not None:
+                self._catch_up()
+            self.drafter.draft(tokens, tree)
+            self.seconds = perf_counter() - start
+            self._open += _RATE * (left - self._open)
 
     def observe(self, step: Step, gain: float, plain: float) -> None:
         """``gain`` is what its drafts saved, ``plain`` a plain step's cost, both in seconds."""
+        if self._prompt is not None:  # it has not begun with this text
+            return
         start = perf_counter()
         self.drafter.observe(step)
         self.seconds += perf_counter() - start
         # A step in which the system did something else is not the source's fault.
         usual = self._usual or self.seconds
         spent = min(self.seconds, 3 * usual)
-        self._usual = usual + _RATE * (spent - usual)
+        if self.has_drafted:
+            self._usual = usual + _RATE * (spent - usual)
+            self._gained += _RATE * (gain - self._gained)
         self._plain = plain
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
@@ -202,9 +244,13 @@ class Auto:
         tree.max_nodes = min(room, most)
         tree.floor = max(curve.row_share(), _FLOOR)
         ends = []  # first node after those of each source, in order
+        taken: dict[int, float] = {}  # by node: how likely one of the drafts below it is to hold
         for source in awake:
-            source.draft(tokens, tree)
+            first = len(tree)
+            source.draft(tokens, tree, 1.0 - taken.get(0, 0.0))
             ends.append(len(tree))
+            if len(awake) > 1:
+                _weigh(tree, first, source, taken)
         tree.max_nodes = room
         if len(tree) > 1:
             self._keep_best(tree, ends)
@@ -252,7 +298,33 @@ class Auto:
             saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
         drafted_by = step.tree.sources
         by = [drafted_by[node] for node in step.path[1:]]
+        if len(self._awake) > 1:
+            self._learn(step)
         for source in self._awake:
             source.observe(step, by.count(source.name) * saved, plain)
         spent = self._thought + perf_counter() - start + _LOOP_SECONDS
         self._overhead += _RATE * (spent - self._overhead)
+
+    def _learn(self, step: Step) -> None:
+        """Tell the sources of their drafts that were checked: those below an accepted node."""
+        tree, accepted = step.tree, set(step.path)
+        sources = {source.name: source for source in self._awake}
+        for node, name in tree.sources.items():
+            if tree.parents[node] in accepted:
+                sources[name].learn(tree.probs[node], held=node in accepted)
+
+
+def _weigh(tree: TokenTree, first: int, source: Source, taken: dict[int, float]) -> None:
+    """Say how likely the nodes from ``first`` on are to hold, beside those of the sources before.
+
+    A source's own drafts below a node exclude each other already; it does not know of the others.
+    ``taken`` is how likely those are to hold, by their parent, and gets the new ones as well.
+    """
+    fresh: dict[int, float] = {}
+    for node in range(first, len(tree)):
+        parent = tree.parents[node]
+        prob = source.likely(tree.probs[node]) * max(0.0, 1.0 - taken.get(parent, 0.0))
+        tree.probs[node] = prob
+        fresh[parent] = fresh.get(parent, 0.0) + prob
+    for parent, prob in fresh.items():
+        taken[parent] = taken.get(parent, 0.0) + prob

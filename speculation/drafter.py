@@ -54,7 +54,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, step: Step) -> None:
-        """See what became of the step."""
+        """See what became of the step, whether it was asked for drafts in it or not."""
         ...
 
 

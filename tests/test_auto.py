@@ -228,6 +228,91 @@ def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
         assert drafter.began == began
 
 
+class Says:
+    """Drafts one token that it gives a probability."""
+
+    n_branches = 0
+
+    def __init__(self, token: int, prob: float) -> None:
+        self.token, self.prob = token, prob
+        self.asked = 0
+
+    def begin(self, prompt: object) -> None:
+        pass
+
+    def draft(self, tokens: object, tree: TokenTree) -> None:
+        self.asked += 1
+        if self.prob:
+            tree.add(0, self.token, prob=self.prob)
+
+    def observe(self, step: object) -> None:
+        pass
+
+
+def two_sources(
+    monkeypatch: pytest.MonkeyPatch, cheap: Says, dear: Says, seconds: float
+) -> tuple[Auto, list[Source]]:
+    """auto with a source that takes no time and one that takes ``seconds``; a step takes 1 s."""
+    clock = [0.0]
+
+    class Timed(Says):
+        def draft(self, tokens: object, tree: TokenTree) -> None:
+            dear.draft(tokens, tree)
+            clock[0] += seconds
+
+    monkeypatch.setattr("speculation.auto.perf_counter", lambda: clock[0])
+    sources = [Source("cheap", cheap), Source("dear", Timed(0, 0.0))]
+    auto = Auto(AutoParams(), sources, CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
+    auto.begin([1])
+    return auto, sources
+
+
+def run_step(auto: Auto, came: int) -> TokenTree:
+    """A step after which token ``came`` turns out to follow."""
+    tree = TokenTree(1)
+    auto.draft([1], tree)
+    found = tree.children(0, came)
+    path, bonus = ([0, found[0]], 9) if found else ([0], came)
+    auto.observe(Step(tree, None, path, bonus, 1.0))  # type: ignore[arg-type]
+    return tree
+
+
+def test_a_dear_source_is_asked_where_the_others_leave_enough_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cheap, dear = Says(5, 0.0), Says(6, 0.8)
+    auto, _ = two_sources(monkeypatch, cheap, dear, 0.3)
+    for _ in range(40):  # alone it holds and saves 0.9 of a step in 0.3
+        run_step(auto, came=6)
+    assert dear.asked == 40
+    cheap.prob = 0.9
+    for _ in range(20):
+        run_step(auto, came=5)
+    assert dear.asked == 40
+    cheap.prob = 0.3
+    run_step(auto, came=6)
+    assert dear.asked == 41
+
+
+def test_drafts_of_two_sources_share_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, _ = two_sources(monkeypatch, Says(5, 0.6), Says(6, 0.5), 0.0)
+    tree = run_step(auto, came=5)
+    assert tree.tokens[1:] == [5, 6]
+    assert tree.probs[1:] == pytest.approx([0.6, 0.2])
+
+
+def test_a_source_that_is_wrong_where_it_is_asked_is_believed_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auto, sources = two_sources(monkeypatch, Says(5, 0.0), Says(6, 0.7), 0.0)
+    first = run_step(auto, came=7)
+    for _ in range(50):
+        run_step(auto, came=7)
+    assert first.probs[1] == pytest.approx(0.7)
+    assert sources[1].likely(0.7) < 0.4  # from there on it is no longer worth its row
+    assert sources[0].likely(0.7) == pytest.approx(0.7)
+
+
 class Windowed(Never):
     window_rows = 3
     window_branches = 1

@@ -136,6 +136,7 @@ class DraftModel:
             self._estimates.learn(min(9, int(10 * q)), held=token == actual)
             if token != actual:
                 break
+        self._first = []
         if self._sampler is not None:
             for token in became:
                 self._sampler.accept(token)

@@ -159,12 +159,15 @@ class Lookahead:
             left *= 1.0 - p
 
     def _learn(self, step: Step) -> None:
+        if not self._proposed:
+            return
         became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
         for ngram in self._proposed:
             for depth, (token, actual) in enumerate(zip(ngram, became, strict=False)):
                 self._estimates.learn(depth, held=token == actual)
                 if token != actual:
                     break
+        self._proposed = []
 
     def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
         """Hang the n-grams below the root, level by level; return their last nodes."""
@@ -196,14 +199,14 @@ class Lookahead:
         return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
-        if self._proposed:
-            self._learn(step)
+        self._learn(step)
         if not self._levels:
             self._start_window(len(step.output.logits(0)))
             return
         if not self._last_level:
             return
         fresh = [step.output.argmax(node) for node in self._last_level]
+        self._last_level = []
         oldest = self._levels[0]
         self._roll(fresh)
         for first, rest in zip(oldest, zip(*self._levels, strict=True), strict=True):

@@ -136,6 +136,7 @@ class Medusa:
         for guesses, token in zip(self._guesses, became, strict=False):
             for guess, kind, _ in guesses[:_N_LEARNT]:
                 self._estimates.learn(kind, held=guess == token)
+        self._guesses = []
         self._hidden = step.output.hidden(step.path[-1]).copy()
         self._n_tokens += len(became)
 

@@ -209,6 +209,7 @@ class PromptLookup:
         if self._best is None:
             return
         position, context = self._best
+        self._best = None
         tokens = step.tree.tokens
         became = [tokens[node] for node in step.path[1:]]
         became.append(step.bonus)
