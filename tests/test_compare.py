@@ -78,10 +78,11 @@ def test_llama_lookahead_says_its_window() -> None:
     assert figures.text == b"Once upon a"
 
 
-def test_llama_benchs_second_run_counts() -> None:
+def test_llama_benchs_first_run_counts_and_the_second_is_told() -> None:
     figures = read(PROGRAMS["ar"], BENCH, b"", 5)
     assert figures is not None
-    assert (figures.n_prompt, figures.n_tokens, figures.tokens_per_second) == (5, 16, 2591.72)
+    assert (figures.n_prompt, figures.n_tokens, figures.tokens_per_second) == (5, 16, 2488.34)
+    assert figures.restored == 2591.72
     assert figures.text is None
 
 
@@ -206,6 +207,14 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
     ]
 
 
+def test_llama_bench_has_a_row_for_the_run_that_reads_no_prompt() -> None:
+    pairs = [Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 120.0) for i in range(3)]
+    one = Comparison(parse_method("ar"), PROGRAMS["ar"], Path("x"), pairs=pairs)
+    first, second = table([one]).rows
+    assert first[1:4] == ["llama-bench", "3", "0.900 (0.900 to 0.900)"]
+    assert second[1:4] == ["llama-bench, restored", "3", "0.750 (0.750 to 0.750)"]
+
+
 def test_every_failure_is_listed() -> None:
     failed = [Failure(f"p{i}", 0, "ended") for i in range(12)]
     lines = failures([comparison("lookahead", 1.0), comparison("ar", failures=failed)]).splitlines()
@@ -306,7 +315,7 @@ def fake_programs(tmp_path: Path, tiny_model: Path) -> Path:
     with Model(tiny_model) as model:
         n_prompt = len(model.tokenize(PROMPT, parse_special=True))
     show = SHOW.format(n_prompt=n_prompt)
-    put(folder, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [1.0, 500.0]}]\'\n')
+    put(folder, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [500.0, 600.0]}]\'\n')
     put(folder, "llama-lookup", FORGETS + show)
     put(folder, "llama-lookahead", show + 'echo "W = 15\nN =  5\nG = 15" >&2\n')
     return folder
@@ -380,7 +389,7 @@ def test_a_program_that_never_shows_figures_is_reported_and_given_up(
 ) -> None:
     put(fake_programs, "llama-lookup", 'echo x >>"$0.runs"\n')
     put(fake_programs, "llama-lookahead", "echo 'E error: no such thing' >&2; exit 3\n")
-    put(fake_programs, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [9.0]}]\'\n')
+    put(fake_programs, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [9.0, 9.0]}]\'\n')
     document = compare(fake_programs, tiny_model, tmp_path / "out.json", "--repeat", "5")
     bench_, lookup, lookahead = document["compare_llama_cpp"]
     assert len(bench_["pairs"]) == 5

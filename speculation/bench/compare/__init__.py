@@ -8,7 +8,8 @@ same number of tokens. Program and method take turns, and who begins alternates 
   last token of the prompt is not in their time, and the first step not in ours.
 - ``llama-speculative-simple`` and ``llama-bench`` count that decode, and so do we.
 - ``llama-bench`` decodes as many tokens as plain decoding generates, after as many as the prompt
-  has. It takes random tokens and chooses none, which ours includes. Its second run counts.
+  has. It takes random tokens and chooses none, which ours includes. Its first run counts, which
+  follows a prompt that was read, as ours does; its second, which does not, is shown beside it.
 - The programs choose tokens by top-k 1, their cheapest way to take the likeliest one.
 
 ``programs`` finds, starts and reads the programs, ``pairs`` measures, ``libraries`` tells whether

@@ -39,6 +39,8 @@ class Pair:
     first        which went first: ours or theirs
     n_tokens     tokens in the time that counts, ours
     same_text    whether the texts agree as far as both go; None where the program has none
+    their_restored  their tokens per second with the prompt's state put back; None where the
+                 program does no such thing
     """
 
     prompt_id: str
@@ -49,6 +51,7 @@ class Pair:
     their_n_tokens: int
     their_tokens_per_second: float
     same_text: bool | None
+    their_restored: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -256,6 +259,7 @@ def _pair(
         their_n_tokens=other.n_tokens,
         their_tokens_per_second=other.tokens_per_second,
         same_text=None if other.text is None else same_text(other.text, text),
+        their_restored=other.restored,
     )
 
 

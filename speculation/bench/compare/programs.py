@@ -88,6 +88,8 @@ class Figures:
     tokens_per_second  of these
     text               what it printed: the prompt and its continuation; None = nothing
     window             W, N and G of llama-lookahead, else empty
+    restored           tokens per second where the prompt's state was put back and nothing was read
+                       before, of llama-bench; else None
     """
 
     n_prompt: int
@@ -95,6 +97,7 @@ class Figures:
     tokens_per_second: float
     text: bytes | None = None
     window: Mapping[str, int] = field(default_factory=dict)
+    restored: float | None = None
 
 
 def find(program: Program, folder: Path) -> Path | None:
@@ -121,7 +124,7 @@ def command(
     threads, flash_attn = str(settings.n_threads), "on" if settings.flash_attn else "off"
     common = [str(file), "-m", str(settings.model), "-t", threads, "-ngl", str(layers)]
     common += ["-fa", flash_attn, "-ctk", settings.kv_type, "-ctv", settings.kv_type]
-    if program.method == "ar":  # the first run warms up; the last token of the prompt is decoded
+    if program.method == "ar":  # it warms up; the last token of the prompt is decoded
         work = ["-p", "0", "-n", str(n_tokens), "-d", str(n_prompt - 1), "-r", "2"]
         return [*common, *work, "-o", "json", *more]
     work = ["-bf", str(prompt_file), "--no-escape", "-n", str(n_tokens - program.n_more)]
@@ -219,10 +222,11 @@ def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
 def _read_bench(stdout: bytes, n_prompt: int) -> Figures | None:
     try:
         test: Any = json.loads(stdout)[-1]
-        rate, n_tokens = float(test["samples_ts"][-1]), int(test["n_gen"])
+        rate, restored = map(float, test["samples_ts"])
+        n_tokens = int(test["n_gen"])
     except (ValueError, LookupError, TypeError):
         return None
-    return Figures(n_prompt, n_tokens, rate) if rate else None
+    return Figures(n_prompt, n_tokens, rate, restored=restored) if rate and restored else None
 
 
 def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
