@@ -23,7 +23,7 @@ from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
-from speculation.registry import PAIRED, paired_draft, paired_heads, resolve
+from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
@@ -107,8 +107,8 @@ class Engine:
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
-            given = paired_heads(model) if list(given) == [PAIRED] else given
-            found = load_heads([resolve(name) for name in given], loaded)
+            files = [resolve(name) for name in heads_for(model, given)]
+            found = load_heads(files, loaded)
             opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:
                 return cls(loaded, context, heads=found)

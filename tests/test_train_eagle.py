@@ -92,6 +92,23 @@ def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
     np.testing.assert_allclose(passes[1][0, 5], drafted, atol=1e-4)
 
 
+def test_the_file_has_what_features_are_divided_by_in_its_matrix() -> None:
+    from speculation.train.layer import Eagle3Module, tensors_of
+
+    rng = np.random.default_rng(0)
+    sizes = torch.from_numpy(rng.uniform(0.1, 50, 96).astype(np.float32))
+    built = Eagle3Module(SHAPE, torch.ones(32), sizes)
+    features = sizes * torch.from_numpy(rng.standard_normal((1, 7, 96)).astype(np.float32))
+    embeddings = torch.from_numpy(rng.standard_normal((1, 7, 32)).astype(np.float32))
+    plain = Eagle3Module(SHAPE, torch.ones(32))
+    plain.load_state_dict({**built.state_dict(), "sizes": torch.ones(96)})
+    plain.fc.weight.data = tensors_of(built)["fc.weight"]
+    with torch.inference_mode():
+        ours, theirs = built(embeddings, features, 2), plain(embeddings, features, 2)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
 def collected(folder: Path) -> states.States:
     """Two pieces of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
     folder.mkdir()

@@ -28,7 +28,7 @@ from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine, Generation
-from speculation.registry import resolve
+from speculation.registry import heads_for, resolve
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -200,10 +200,11 @@ def _settings(
 ) -> dict[str, Any]:
     """What was asked for and, where that leaves a choice, what was chosen."""
     context = engine.context
+    heads = [resolve(name) for name in heads_for(options.model, options.heads)]
     return {
         "model": engine.model.path.name,
         "draft_model": None if engine.draft is None else engine.draft.model.path.name,
-        "heads": [f"{Path(n).name} {fingerprint(resolve(n))}" for n in options.heads] or None,
+        "heads": [f"{path.name} {fingerprint(path)}" for path in heads] or None,
         "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,

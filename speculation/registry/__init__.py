@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speculation.registry.entries import (
@@ -34,6 +34,7 @@ __all__ = [
     "ModelNotFound",
     "RegistryError",
     "fetch",
+    "heads_for",
     "paired_draft",
     "paired_heads",
     "parse_hub",
@@ -107,6 +108,13 @@ def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
             f"path after --heads (models with some: {paired or 'none'})"
         )
     return entry.heads
+
+
+def heads_for(
+    model: str | os.PathLike[str], heads: Sequence[str | os.PathLike[str]]
+) -> Sequence[str | os.PathLike[str]]:
+    """``heads`` as given, or for PAIRED alone those that models.txt names for the model."""
+    return paired_heads(model) if list(heads) == [PAIRED] else heads
 
 
 def _local_file(entry: ModelEntry) -> Path:

@@ -166,12 +166,16 @@ def train_eagle(
         raise TrainError("no token of the data can be learnt from; give longer texts")
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
-    scale, noise = _size(states.hidden), params.noise * _size(read)
+    scale = _size(states.hidden)
+    sizes = np.sqrt((read[:4096].astype(np.float32) ** 2).mean(axis=0)) + 1e-6
+    # Of each component, since those of layers' inputs differ by orders of magnitude.
+    noise = torch.from_numpy(params.noise * sizes).to(device)
     model: Any
     if output_norm is None:
         model = EagleModule(shape, scale).to(device)
     else:
-        model = Eagle3Module(shape, torch.from_numpy(output_norm)).to(device)
+        norm = torch.from_numpy(output_norm)
+        model = Eagle3Module(shape, norm, torch.from_numpy(sizes)).to(device)
     weight = params.states if output_norm is None else 0.0
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.rate, weight_decay=0.0)
     n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))

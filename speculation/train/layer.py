@@ -141,10 +141,16 @@ class Eagle3Module(nn.Module):
     What llama.cpp computes for the architecture ``eagle3``.
     """
 
-    def __init__(self, shape: EagleShape, output_norm: Tensor) -> None:
-        """``output_norm`` is the weight of the target's own, which it begins with."""
+    def __init__(self, shape: EagleShape, output_norm: Tensor, sizes: Tensor | None = None) -> None:
+        """``output_norm`` is the weight of the target's own, which it begins with.
+
+        ``sizes`` are those of the features' components, (3 n_embd,): they differ by orders of
+        magnitude, so each is learnt as a multiple of its own, and the file has the product.
+        """
         super().__init__()
         n = shape.n_embd
+        self.sizes: Tensor
+        self.register_buffer("sizes", torch.ones(3 * n) if sizes is None else sizes)
         self.fc = nn.Linear(3 * n, n, bias=False)
         self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
         self.attn_norm_2 = nn.RMSNorm(n, eps=shape.norm_eps)
@@ -152,14 +158,15 @@ class Eagle3Module(nn.Module):
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
         with torch.no_grad():  # it begins with what went into the last of the layers
             self.fc.weight.normal_(std=0.1 / math.sqrt(n))
-            self.fc.weight[:, 2 * n :] += torch.eye(n)
+            last = self.sizes[2 * n :]
+            self.fc.weight[:, 2 * n :] += torch.diag(last) / last.square().mean().sqrt()
             self.output_norm.weight.copy_(output_norm)
 
     def forward(self, embeddings: Tensor, features: Tensor, n_passes: int) -> list[Tensor]:
         past: Past = []
         found: list[Tensor] = []
         known = self.attn_norm(embeddings)
-        states = first = self.fc(features)
+        states = first = self.fc(features / self.sizes)
         for _ in range(n_passes):
             if found:
                 states = torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)
@@ -173,10 +180,13 @@ class Eagle3Module(nn.Module):
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """A head's parameters by the names that its file has for them."""
-    return {
+    found = {
         file_name(name): parameter.detach().cpu().float()
         for name, parameter in module.named_parameters()
     }
+    if isinstance(module, Eagle3Module):
+        found["fc.weight"] = found["fc.weight"] / module.sizes.cpu()
+    return found
 
 
 def file_name(name: str) -> str:
