@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +50,18 @@ def test_trees_rows_and_the_cache_do_without_llama_cpp() -> None:
         for module in imported(ROOT / "batching" / f"{name}.py"):
             if module.startswith(("batching", "llama_cpp")):
                 assert module in {f"batching.{other}" for other in pure}, f"{name}: {module}"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_numpy_gets_one_thread_unless_the_user_says_otherwise(
+    given: str | None, expected: str
+) -> None:
+    """Two would fight llama.cpp's for the cores."""
+    env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    if given is not None:
+        env["OPENBLAS_NUM_THREADS"] = given
+    code = "import speculation, os; print(os.environ['OPENBLAS_NUM_THREADS'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == expected

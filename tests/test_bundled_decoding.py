@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as native
 import pytest
 
 from batching.context import ContextParams
+from batching.gguf_file import fingerprint
 from speculation.bench.prompt_file import read_prompts, select_prompts
 from speculation.bench.results import Run
 from speculation.bench.run import Plan, measure, with_baseline
 from speculation.engine import Engine
-from speculation.methods import parse_method
-from speculation.registry import resolve
+from speculation.methods import Method, parse_method
+from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
 
-METHODS = with_baseline(
-    [
-        parse_method(text)
-        for text in ("prompt-lookup", "prompt-lookup:branches=4", "jacobi:guesses=4", "lookahead")
-    ]
+
+def methods(*texts: str) -> list[Method]:
+    return with_baseline([parse_method(text) for text in texts])
+
+
+METHODS = methods("prompt-lookup", "prompt-lookup:branches=4", "jacobi:guesses=4", "lookahead")
+DRAFTING = methods(
+    "draft",
+    "draft:width=3,nodes=12",
+    "recycling",
+    "medusa",
+    "medusa:choices=0.0.0/1.0/2",
+    "redrafter",
+    "redrafter:beams=1,length=3",
+    "eagle-1",
+    "eagle-2",
+    "eagle-2:top_k=1,depth=3",
+    "eagle-3",
+    "auto",
 )
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
@@ -39,22 +55,46 @@ def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def runs(model: Path, params: ContextParams, sampling: SamplingParams) -> Iterator[Run]:
+@pytest.fixture(scope="module")
+def f32_heads(tmp_path_factory: pytest.TempPathFactory, f32_model: Path) -> list[Path]:
+    """The bundled heads, as if they had been trained on the F32 model: other weights would refuse
+    them, and whether they guess well does not matter here."""
+    folder = tmp_path_factory.mktemp("heads")
+    made = []
+    for name in paired_heads("bundled"):
+        source = resolve(name)
+        made.append(folder / source.name)
+        ours, theirs = fingerprint(resolve("bundled")), fingerprint(f32_model)
+        made[-1].write_bytes(source.read_bytes().replace(ours.encode(), theirs.encode()))
+    return made
+
+
+def runs(
+    model: Path,
+    params: ContextParams,
+    sampling: SamplingParams,
+    methods: Sequence[Method] = METHODS,
+    *,
+    categories: list[str] | None = None,
+    **paired: Any,
+) -> Iterator[Run]:
     """Every method on a built-in prompt of each kind, all of its turns, 48 tokens."""
-    with Engine.load(model, params) as engine:
-        prompts = select_prompts(read_prompts("builtin"), categories=None, limit=1)
-        for finished in measure(
-            engine, prompts, Plan(METHODS, sampling, n_predict=48), lambda *_: None
-        ):
+    with Engine.load(model, params, **paired) as engine:
+        prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
+        plan = Plan(methods, sampling, n_predict=48)
+        for finished in measure(engine, prompts, plan, lambda *_: None):
             assert isinstance(finished, list), f"left out: {finished}"
             yield from finished
 
 
-@pytest.mark.parametrize(
+GREEDY_AND_SEEDED = pytest.mark.parametrize(
     "sampling",
     [SamplingParams(), SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1)],
     ids=["greedy", "seeded"],
 )
+
+
+@GREEDY_AND_SEEDED
 def test_with_f32_weights_and_cache_every_text_is_plain_decodings(
     f32_model: Path, sampling: SamplingParams
 ) -> None:
@@ -62,6 +102,22 @@ def test_with_f32_weights_and_cache_every_text_is_plain_decodings(
     assert len(done) > 50
     assert [run for run in done if run.first_difference is not None] == []
     assert sum(run.n_accepted for run in done) > 200
+
+
+@GREEDY_AND_SEEDED
+def test_with_f32_weights_no_draft_model_and_no_head_changes_a_text(
+    f32_model: Path, f32_heads: list[Path], sampling: SamplingParams
+) -> None:
+    paired = {"draft_model": "bundled-draft", "heads": f32_heads}
+    kinds = ["chat", "extraction"]
+    done = list(runs(f32_model, EXACT, sampling, DRAFTING, categories=kinds, **paired))
+    assert [run for run in done if run.first_difference is not None] == []
+    accepted = {run.method: 0 for run in done if run.method != "ar"}
+    for run in done:
+        if run.method in accepted:
+            accepted[run.method] += run.n_accepted
+    assert len(accepted) == len(DRAFTING) - 1
+    assert min(accepted.values()) > 0, accepted
 
 
 def test_as_shipped_texts_differ_only_where_two_tokens_are_almost_equally_likely() -> None:
