@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.context import ContextParams
 from batching.errors import (
     HeadsError,
     InvalidParameter,
@@ -35,10 +34,9 @@ from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
 from tests.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidden, fake_logits
+from tests.head_checks import EXACT, PROMPT, SAMPLINGS
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
-PROMPT = "the cat saw a dog and the cat saw a dog and the"
 N_TINY = len(vocabulary()[0])
 
 
@@ -395,11 +393,6 @@ def test_two_files_for_one_method_are_refused(tmp_path: Path, tiny_model: Path) 
 
 # Real decoding
 
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
-    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
-}
 METHODS = ("medusa", "medusa:choices=0.0.0/1.1/2/3", "medusa:nodes=6", "auto:sources=medusa")
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from batching.context import ContextParams
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf_file import GGUFFile
 from batching.model import Model
@@ -32,12 +31,10 @@ from speculation.heads.redrafter import (
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.methods import parse_method
-from speculation.sampling import SamplingParams
 from tests.fake_target import FakeOutput, fake_logits
+from tests.head_checks import EXACT, PROMPT, SAMPLINGS
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
-PROMPT = "the cat saw a dog and the cat saw a dog and the"
 N_TINY = len(vocabulary()[0])
 
 
@@ -342,11 +339,6 @@ def test_heads_that_do_not_fit_the_model_are_refused(tmp_path: Path, tiny_model:
 
 # Real decoding
 
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
-    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
-}
 METHODS = ("redrafter", "redrafter:beams=1,length=2", "auto:sources=redrafter")
 
 

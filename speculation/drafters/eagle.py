@@ -18,10 +18,10 @@ from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.target import Output
 from batching.tree import TokenTree
-from speculation.confidence import Confidence
+from speculation.confidence import Confidence, LevelTime
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import Candidate, below, best_nodes, depths_of, grow, grow_static, hang
+from speculation.growth import Candidate, below, best_nodes, grow, grow_static, hang
 from speculation.head_levels import HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.ranges import check_ranges
@@ -137,8 +137,7 @@ class Eagle:
         self.n_branches = params.n_branches
         self._levels = levels
         self._confidence = Confidence(estimates)
-        self._target_seconds = target_seconds
-        self._seconds = 0.0  # of a level, on average
+        self._time = LevelTime(target_seconds)
         self._last = 0  # place of the text's last token
         levels.prepare(params.window, params.width)
 
@@ -174,8 +173,7 @@ class Eagle:
             chosen = best_nodes(nodes, min(self.params.nodes, tree.room))
         hang(nodes, chosen, tree, self._confidence.holds)
         self._confidence.note(nodes)
-        n_levels = 1 + max(depths_of(nodes), default=0)
-        self._seconds += 0.1 * ((perf_counter() - start) / n_levels - self._seconds)
+        self._time.took(perf_counter() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
@@ -187,11 +185,5 @@ class Eagle:
         params, levels = self.params, self._levels
         if isinstance(params, Eagle1Params):
             return grow_static(params.shape, levels.top, levels.level, output, row)
-        children = below(levels.top, params.width, self._floor(tree), self._confidence.holds)
+        children = below(levels.top, params.width, self._time.floor(tree), self._confidence.holds)
         return grow(children, levels.level, output, row, depth=params.depth, width=params.width)
-
-    def _floor(self, tree: TokenTree) -> float:
-        """Path probability below which another level is not worth its row and its own decode."""
-        if not tree.floor or self._target_seconds is None:
-            return tree.floor
-        return tree.floor + self._seconds / self._target_seconds()

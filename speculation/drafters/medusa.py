@@ -2,9 +2,8 @@
 
 Cai et al. 2024, arXiv 2401.10774. Of each head the likeliest tokens are candidates; a fixed tree
 says which choice of which head goes below which. Where another decides how much to draft (the tree
-has a floor), the likeliest paths are taken instead. In the first step of a text nothing is drafted:
-the state that would be needed is that of the prompt's last but one token, and a prompt is read
-without states (they would cost an output for each of its rows, to save one step of the whole text).
+has a floor), the likeliest paths are taken instead. In the first step of a text nothing is drafted,
+see ``last_state``.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from speculation.heads.tree import (
     parse_choices,
     show_choices,
 )
+from speculation.last_state import LastState
 from speculation.ranges import check_ranges
 
 LOSSY = "typical-lossy"
@@ -111,21 +111,21 @@ class Medusa:
         self._n_ranks = 1 + max((path[-1] for path in self._nodes), default=0)
         self.n_branches = n_leaves(self._nodes)
         self._estimates = estimates or Estimates(PRIORS)
-        self._hidden: Floats | None = None
-        self._n_tokens = 0  # of the text that the state belongs to, and its next token
+        self._state = LastState()
         self._guesses: list[list[tuple[int, int, float]]] = []  # by head: token, kind, probability
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._estimates.new_text()
-        self._hidden = None
+        self._state.forget()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        known = self._hidden is not None and self._n_tokens == len(tokens)
-        self._n_tokens = len(tokens)
+        hidden = self._state.before(tokens)
         self._guesses = []
-        if not known or self._hidden is None:
+        if hidden is None:
             return  # the first step of a text, or steps went by unseen
-        self._guesses = self._guess(_N_BEST if tree.floor else max(self._n_ranks, _N_LEARNT))
+        self._guesses = self._guess(
+            hidden, _N_BEST if tree.floor else max(self._n_ranks, _N_LEARNT)
+        )
         if tree.floor:
             self._add_likeliest(tree)
         else:
@@ -137,13 +137,11 @@ class Medusa:
             for guess, kind, _ in guesses[:_N_LEARNT]:
                 self._estimates.learn(kind, held=guess == token)
         self._guesses = []
-        self._hidden = step.output.hidden(step.path[-1]).copy()
-        self._n_tokens += len(became)
+        self._state.see(step)
 
-    def _guess(self, n: int) -> list[list[tuple[int, int, float]]]:
+    def _guess(self, hidden: Floats, n: int) -> list[list[tuple[int, int, float]]]:
         """The ``n`` likeliest tokens of each head, with how likely they are to hold."""
-        assert self._hidden is not None
-        tokens, probs = self._heads.top(self._hidden, n)
+        tokens, probs = self._heads.top(hidden, n)
         guesses = []
         for head, (some, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
             first = 10 * min(head, _MAX_HEADS - 1)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from batching.errors import InvalidParameter
-from batching.tree import Floats, TokenTree
-from speculation.confidence import Confidence
+from batching.tree import TokenTree
+from speculation.confidence import Confidence, LevelTime
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import below, best_ends, best_nodes, depths_of, grow, hang, likeliest, named
+from speculation.growth import below, best_ends, best_nodes, grow, hang, likeliest, named
 from speculation.heads.redrafter import RecurrentHead
+from speculation.last_state import LastState
 from speculation.ranges import check_ranges
 
 MAX_NODES = 255
@@ -67,26 +68,23 @@ class ReDrafter:
         self._head = head
         self._top = named(likeliest, head.tokens)
         self._confidence = Confidence(estimates)
-        self._target_seconds = target_seconds
-        self._seconds = 0.0  # of a level, on average
-        self._hidden: Floats | None = None
-        self._n_tokens = 0  # of the text that the state belongs to, and its next token
+        self._time = LevelTime(target_seconds)
+        self._state = LastState()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
-        self._hidden = None
+        self._state.forget()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        known = self._n_tokens == len(tokens)
-        self._n_tokens = len(tokens)
+        hidden = self._state.before(tokens)
         self._confidence.note(())
-        if self._hidden is None or not known:
+        if hidden is None:
             return  # the first step of a text, or steps went by unseen
         params, start = self.params, perf_counter()
         nodes = grow(
-            below(self._top, params.beams, self._floor(tree), self._confidence.holds),
+            below(self._top, params.beams, self._time.floor(tree), self._confidence.holds),
             self._head.level,
-            self._head.root(self._hidden, tokens[-1]),
+            self._head.root(hidden, tokens[-1]),
             0,
             depth=params.length,
             width=params.beams,
@@ -94,16 +92,8 @@ class ReDrafter:
         chosen = best_nodes(nodes, tree.room) if tree.floor else best_ends(nodes, params.beams)
         hang(nodes, chosen, tree, self._confidence.holds)
         self._confidence.note(nodes)
-        n_levels = 1 + max(depths_of(nodes), default=0)
-        self._seconds += 0.1 * ((perf_counter() - start) / n_levels - self._seconds)
+        self._time.took(perf_counter() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
-        self._hidden = step.output.hidden(step.path[-1]).copy()
-        self._n_tokens += len(step.path)
-
-    def _floor(self, tree: TokenTree) -> float:
-        """Path probability below which another level is not worth its row and its own time."""
-        if not tree.floor or self._target_seconds is None:
-            return tree.floor
-        return tree.floor + self._seconds / self._target_seconds()
+        self._state.see(step)

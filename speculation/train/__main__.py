@@ -266,6 +266,11 @@ def _collect(
 
 def _tree(args: argparse.Namespace) -> None:
     file = HeadsFile(args.heads)
+    if file.info.method != "medusa":
+        raise TrainError(
+            f"{args.heads} holds heads for {file.info.method}, which grow their tree as they "
+            f"draft; give a file of Medusa heads"
+        )
     weights = read_weights(file)
     _show_accuracy(weights.accuracy)
     if args.choices is None and args.nodes is None:

@@ -26,7 +26,7 @@ from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.pieces import Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
-from speculation.train.schedule import held_out_from, rate_at
+from speculation.train.schedule import Descent
 from speculation.train.states import States
 
 KINDS = ("f32", "f16", "q8_0")
@@ -159,11 +159,7 @@ def train_eagle(
     if read is None:
         raise TrainError("the states were collected without the inputs of layers; collect anew")
     data = Pieces(states, read, embeddings, device)
-    first = held_out_from(states, params.held_out)
-    learnt = [i for i, end in enumerate(states.ends) if end <= first and data.learnt(i).any()]
-    judged = [i for i, end in enumerate(states.ends) if end > first and data.learnt(i).any()]
-    if not learnt:
-        raise TrainError("no token of the data can be learnt from; give longer texts")
+    learnt, judged = data.split(params.held_out)
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
     scale = _size(states.hidden)
@@ -177,12 +173,10 @@ def train_eagle(
         norm = torch.from_numpy(output_norm)
         model = Eagle3Module(shape, norm, torch.from_numpy(sizes)).to(device)
     weight = params.states if output_norm is None else 0.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.rate, weight_decay=0.0)
     n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    descent = Descent(model.parameters(), params.rate, n_steps, progress)
     lengths = np.diff(states.ends, prepend=0).tolist()
-    order = batches(learnt, lengths, params.batch, n_steps, params.seed)
-    for step, pieces in enumerate(order):
+    for pieces in batches(learnt, lengths, params.batch, n_steps, params.seed):
         batch = data.batch(pieces)
         before = batch.before + noise * (torch.rand_like(batch.before) * 2 - 1)
         guesses = model(batch.embeddings, before, params.passes)
@@ -198,13 +192,7 @@ def train_eagle(
             if weight:
                 close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
                 loss = loss + _FURTHER**s * weight * close
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, n_steps, loss.item())
+        descent.step(loss)
     ranks = _ranks(model, data, judged[:_N_JUDGED], matrix, tokens)
     return TrainedEagle(
         shape,

@@ -22,7 +22,7 @@ from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.pieces import drafted
 from speculation.train.ranks import N_RANKS, accuracy_of, replayed
-from speculation.train.schedule import held_out_from, rate_at
+from speculation.train.schedule import Descent, held_out_from
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one", "each")
@@ -118,14 +118,11 @@ def train(
         raise TrainError("no token of the data can be learnt from; give longer texts")
     n_steps = max(1, round(params.epochs * len(learnt) / params.batch))
     rng = np.random.default_rng(params.seed)
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=params.rate, weight_decay=0.0
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    descent = Descent(model.parameters(), params.rate, n_steps, progress)
     weights = torch.tensor([_FURTHER**head for head in range(params.heads)], device=device)
     order = rng.permutation(learnt)
     at = 0
-    for step in range(n_steps):
+    for _ in range(n_steps):
         if at + params.batch > len(order):
             order, at = rng.permutation(learnt), 0
         rows = np.sort(order[at : at + params.batch])
@@ -138,13 +135,7 @@ def train(
         n_labels = (wanted != _NO_LABEL).sum(dim=0).clamp(min=1)
         of_heads = losses.view(wanted.shape).sum(dim=0) / n_labels
         loss: Any = (of_heads * weights).sum() / weights.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, n_steps, loss.item())
+        descent.step(loss)
     ranks = _ranks(model, states, first_held_out, labels, device, torch)
     found = model.weights(tokens, accuracy_of(ranks), params.nodes)
     return Trained(found, int((ranks[:, 0] >= 0).sum()), replayed(ranks, found.tree))

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
+from speculation.train import TrainError
+from speculation.train.schedule import held_out_from
 from speculation.train.states import States
 
 _SORTED = 16  # batches' worth of pieces that are sorted by length
@@ -67,6 +69,18 @@ class Pieces:
         start, end = self._starts[piece], self._states.ends[piece]
         found: npt.NDArray[np.bool_] = self._states.until[start + 2 : end] > 0
         return np.append(found, False)[: max(0, end - start - 1)]
+
+    def split(self, held_out: float) -> tuple[list[int], list[int]]:
+        """The pieces to learn from, and those that heads are judged by, the last ones.
+
+        Raises TrainError when there are too few, or no token is to be learnt from.
+        """
+        first = held_out_from(self._states, held_out)
+        some = [i for i in range(len(self._states.ends)) if self.learnt(i).any()]
+        learnt = [i for i in some if self._states.ends[i] <= first]
+        if not learnt:
+            raise TrainError("no token of the data can be learnt from; give longer texts")
+        return learnt, some[len(learnt) :]
 
     def batch(self, pieces: Sequence[int]) -> Batch:
         import torch

@@ -19,10 +19,9 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.heads.redrafter import ReDrafterWeights
 from speculation.ranges import check_ranges
-from speculation.train import TrainError
 from speculation.train.pieces import Batch, Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
-from speculation.train.schedule import held_out_from, rate_at
+from speculation.train.schedule import Descent
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one")
@@ -101,36 +100,22 @@ def train_redrafter(
 
     torch.manual_seed(params.seed)
     data = Pieces(states, states.hidden, embeddings, device)
-    first = held_out_from(states, params.held_out)
-    learnt = [i for i, end in enumerate(states.ends) if end <= first and data.learnt(i).any()]
-    judged = [i for i, end in enumerate(states.ends) if end > first and data.learnt(i).any()]
-    if not learnt:
-        raise TrainError("no token of the data can be learnt from; give longer texts")
+    learnt, judged = data.split(params.held_out)
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
     size = float(np.sqrt((embeddings.astype(np.float32) ** 2).mean()))
     model = _Head(params, matrix, size, torch).to(device)
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=params.rate, weight_decay=0.0
-    )
     n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_at(step, n_steps))
+    descent = Descent(model.parameters(), params.rate, n_steps, progress)
     lengths = np.diff(states.ends, prepend=0).tolist()
-    order = batches(learnt, lengths, params.batch, n_steps, params.seed)
-    for step, pieces in enumerate(order):
+    for pieces in batches(learnt, lengths, params.batch, n_steps, params.seed):
         batch = data.batch(pieces)
         says = (batch.after[batch.learnt] @ matrix.T).softmax(dim=1)
         loss: Any = 0.0
         for i, (places, logits) in enumerate(model.chains(batch, params.length)):
             found = torch.nn.functional.cross_entropy(logits, says[places])
             loss = loss + _FURTHER**i * found
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, n_steps, loss.item())
+        descent.step(loss)
     ranks = _ranks(model, data, judged[:_N_JUDGED], tokens, torch)
     n_held_out = int((ranks[:, 0] >= 0).sum())
     return TrainedReDrafter(model.weights(tokens), chain_accuracy(ranks), n_held_out)

@@ -1,8 +1,10 @@
-"""What all trainings of heads have in common: the learning rate, and what they are judged by."""
+"""What all trainings of heads have in common: the steps down, and what they are judged by."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from speculation.train import TrainError
 from speculation.train.states import States
@@ -32,3 +34,35 @@ def held_out_from(states: States, share: float) -> int:
             f"the data make {n_pieces} piece of text, and some must be held out; give more"
         )
     return int(states.ends[n_pieces - n_held_out - 1])
+
+
+class Descent:
+    """AdamW along the schedule, a step for each loss."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        rate: float,
+        n_steps: int,
+        progress: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        """``progress(step, n_steps, loss)`` is called after each step."""
+        import torch
+
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=rate, weight_decay=0.0)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: rate_at(step, n_steps)
+        )
+        self._clip = torch.nn.utils.clip_grad_norm_
+        self._n_done, self._n_steps, self._progress = 0, n_steps, progress
+
+    def step(self, loss: Any) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._clip(self._parameters, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+        self._n_done += 1
+        if self._progress is not None:
+            self._progress(self._n_done, self._n_steps, loss.item())
