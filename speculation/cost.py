@@ -7,28 +7,13 @@ takes. No rule of thumb covers both, so ``auto`` looks it up here.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import sys
-import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batching.context import Context
-from batching.hardware import build_info, devices
-from batching.rows import Rows
-
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
-_FAR = 1024  # the region that is measured beside the first
-_ROUNDS = 9
 _RATE = 0.05  # how fast the curve follows what a step took
 _SHAPE_RATE = 0.005  # and how fast its shape does
 
@@ -131,7 +116,7 @@ class CostModel:
     def __init__(self, curves: Mapping[int, CostCurve]) -> None:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
-        self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
+        self._measured = {region: copy_of(curve) for region, curve in curves.items()}
         self.last_rows = 0  # of the step before
 
     def curve(self, n_past: int) -> CostCurve:
@@ -146,7 +131,7 @@ class CostModel:
         nearest = sorted(self._measured, key=lambda other: abs(other - region))[:2]
         curves = [self._measured[other] for other in nearest]
         if len(curves) == 1:
-            return _copy_of(curves[0])
+            return copy_of(curves[0])
         first, second = curves
         at = (middle(region) - middle(nearest[0])) / (middle(nearest[1]) - middle(nearest[0]))
         seconds = [
@@ -172,159 +157,5 @@ def middle(region: int) -> int:
     return region * 3 // 2 if region else REGIONS[1] // 2
 
 
-def _copy_of(curve: CostCurve) -> CostCurve:
+def copy_of(curve: CostCurve) -> CostCurve:
     return CostCurve(curve.sizes, curve.seconds, curve.switch_seconds)
-
-
-def measure_cost(
-    context: Context,
-    sizes: Sequence[int] = SIZES,
-    n_past: int = 128,
-    budget_seconds: float = 1.0,
-    progress: Callable[[int], None] | None = None,
-) -> CostCurve:
-    """Measure c(n) after ``n_past`` tokens, every row with output, as a tree's rows have.
-
-    The context must be empty and is empty afterwards. In rounds over all sizes, so that what else
-    the machine does meets all of them, two single rows and then the size twice are decoded, much as
-    a text would have them: after a large batch the caches are cold. Of the rounds the lower
-    quartile counts. The first decode of another shape makes a new compute graph, and its extra time
-    is ``switch_seconds``. No round is begun that would exceed ``budget_seconds``, and the first one
-    is cut short there: sizes it did not reach are left out of the curve. ``progress`` is told each
-    size when its first round is done.
-    """
-    sizes = [size for size in sizes if size < min(context.n_ctx, context.n_batch + 1)]
-    n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
-    start = perf_counter()
-    for first in range(0, n_past, context.n_batch):
-        context.decode(_chain(first, min(context.n_batch, n_past - first), outputs=False))
-    seconds: list[list[float]] = []
-    switches: list[float] = []
-    for turn in range(_ROUNDS):
-        begin = perf_counter()
-        for i, size in enumerate(sizes if turn == 0 else sizes[: len(seconds)]):
-            if turn == 0:
-                if i >= 2 and perf_counter() - start > budget_seconds:
-                    break
-                seconds.append([])
-            if size > 1:
-                _decode_seconds(context, n_past, 1)
-                seconds[0].append(_decode_seconds(context, n_past, 1))
-            another = _decode_seconds(context, n_past, size)
-            same = _decode_seconds(context, n_past, size)
-            if size > 1 or turn == 0:
-                seconds[i].append(same)
-            if turn and size > 1:  # in the first round memory may have to be found as well
-                switches.append(max(0.0, another - same))
-            elif progress is not None:
-                progress(size)
-        now = perf_counter()
-        if now + (now - begin) - start > budget_seconds:
-            break
-    context.seq_rm(-1, 0, -1)
-    quick = [sorted(times)[len(times) // 4] for times in seconds]
-    return CostCurve(sizes[: len(quick)], quick, median(switches) if switches else 0.0)
-
-
-def _decode_seconds(context: Context, n_past: int, n: int) -> float:
-    begin = perf_counter()
-    context.decode(_chain(n_past, n, outputs=True)).argmax(0)
-    seconds = perf_counter() - begin
-    context.seq_rm(-1, n_past, -1)
-    return seconds
-
-
-def measure_regions(context: Context, budget_seconds: float = 1.0) -> CostModel:
-    """The curve at the start of the context and, if the budget allows, one far along in it."""
-    start = perf_counter()
-    near = measure_cost(context, n_past=middle(0), budget_seconds=budget_seconds / 2)
-    curves = {0: near}
-    n_past = middle(_FAR)
-    if n_past + SIZES[-1] < context.n_ctx:
-        seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
-        if perf_counter() - start + seconds < budget_seconds:
-            curves[_FAR] = measure_cost(context, n_past=n_past, budget_seconds=budget_seconds)
-    return CostModel(curves)
-
-
-def _chain(position: int, n: int, *, outputs: bool) -> Rows:
-    tokens = [(7 * i) % 100 for i in range(n)]
-    return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
-
-
-def load_cost(context: Context, *, refresh: bool = False) -> CostModel:
-    """The cost model of ``context``: from the user's cache, else measured now and put there.
-
-    It is kept for each model, build, device, number of threads, KV type and flash attention.
-    """
-    path = cache_folder() / "cost" / f"{_key(context)}.json"
-    if not refresh:
-        kept = _read(path)
-        if kept is not None:
-            return kept
-    cost = measure_regions(context)
-    save_cost(context, cost)
-    return cost
-
-
-def save_cost(context: Context, cost: CostModel) -> None:
-    """Keep ``cost``, refined by the steps since, for the next start. A full disk is no error."""
-    path = cache_folder() / "cost" / f"{_key(context)}.json"
-    regions = {
-        str(region): {
-            "sizes": curve.sizes,
-            "seconds": curve.seconds,
-            "switch_seconds": curve.switch_seconds,
-        }
-        for region, curve in cost.curves.items()
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".partial", delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(regions, file)
-        Path(file.name).replace(path)
-    except OSError:
-        return
-
-
-def cache_folder() -> Path:
-    """Where this program keeps what it can make again: the user's cache directory."""
-    if "SPECULATION_CACHE" in os.environ:
-        return Path(os.environ["SPECULATION_CACHE"])
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "speculation"
-
-
-def _read(path: Path) -> CostModel | None:
-    try:
-        regions: Any = json.loads(path.read_text(encoding="utf-8"))
-        curves = {
-            int(region): CostCurve(kept["sizes"], kept["seconds"], kept["switch_seconds"])
-            for region, kept in regions.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not there, or of another version: it is measured again
-    return CostModel(curves) if curves and set(curves) <= set(REGIONS) else None
-
-
-def _key(context: Context) -> str:
-    model = context.model
-    what = (
-        model.path.name,
-        model.n_bytes,
-        model.description,
-        build_info(),
-        [device.name for device in devices()],
-        context.n_threads,
-        context.params.kv_type,
-        context.flash_attn,
-        model.n_gpu_layers,
-    )
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:24]

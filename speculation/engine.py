@@ -15,7 +15,8 @@ from batching.errors import CannotRewind, InvalidParameter
 from batching.model import Model
 from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
-from speculation.cost import CostModel, load_cost, save_cost
+from speculation.cost import CostModel
+from speculation.cost_measured import load_cost, save_cost
 from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter, reader_of
 from speculation.heads.eagle import HeadInContext

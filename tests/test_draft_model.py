@@ -15,7 +15,8 @@ from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.levels import LevelDecoder
 from batching.model import Model
 from batching.tree import Floats
-from speculation.cost import CostModel, load_cost, measure_cost, save_cost
+from speculation.cost import CostModel
+from speculation.cost_measured import load_cost, measure_cost, save_cost
 from speculation.drafters.recycling import SuccessorTable
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams, make_sampler

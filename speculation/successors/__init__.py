@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from batching.model import Model
-from speculation.cost import cache_folder
 from speculation.drafters.recycling import SuccessorTable
+from speculation.user_cache import cache_folder
 
 SUFFIX = ".successors.npz"
 

@@ -20,7 +20,7 @@ from speculation.bench.results import Curve, Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
 from speculation.bench.table import Table
-from speculation.cost import measure_cost
+from speculation.cost_measured import measure_cost
 from speculation.engine import Engine
 
 if TYPE_CHECKING:

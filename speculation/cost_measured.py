@@ -1,0 +1,246 @@
+"""Measuring c(n) on the machine at hand, and keeping it between runs.
+
+A decode takes what it takes because of those before it: after a large batch the caches are cold,
+after one of another size llama.cpp makes its compute graph anew. So the sizes are measured in the
+order a text would have them, small ones among single rows, and each as a multiple of the single
+rows beside it, since a machine is busier in one second than in the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from batching.context import Context
+from batching.hardware import build_info, devices
+from batching.rows import Rows
+from speculation.cost import REGIONS, SIZES, CostCurve, CostModel, middle
+from speculation.user_cache import cache_folder
+
+_FAR = 1024  # the region that is measured beside the first
+_FAR_SIZES = (1, 2, 4, 8, 16, 32)
+_LARGEST_SMALL = 8  # rows; larger batches leave the caches cold, and are rare in a text
+_SINGLES = 4  # rows decoded one by one before a small size
+_REPEATS = 3  # of a small size
+_SMALL_ROUNDS = 3  # for each over the large sizes
+_MOST_ROUNDS = 32
+_VERSION = 2  # of how it is measured: what an older one measured is measured again
+
+
+def measure_curve(
+    decode: Callable[[int], float],
+    sizes: Sequence[int] = SIZES,
+    budget_seconds: float = 1.0,
+    progress: Callable[[int], None] | None = None,
+) -> CostCurve:
+    """The curve over ``sizes``, which ascend from 1, as ``decode`` says it.
+
+    ``decode(n)`` decodes n rows and returns the seconds that took. First each size once, in order,
+    which is cut short when the budget is spent: sizes that it did not reach are left out. Then
+    rounds, of which no one is begun that would exceed the budget. In a round over the small sizes
+    each comes three times after four single rows; the last of each counts, relative to the
+    median of the round's single rows, and the first says what changing the size costs. One over the
+    large sizes is measured by the single rows of the round before. Of all rounds the medians count.
+    ``progress`` is told each size when it has been measured first.
+    """
+    rounds = _Rounds(decode)
+    rounds.first(sizes, budget_seconds, progress)
+    small = [n for n in rounds.known if 1 < n <= _LARGEST_SMALL]
+    large = [n for n in rounds.known if n > _LARGEST_SMALL]
+    for turn in range(_MOST_ROUNDS):
+        if rounds.spent + rounds.seconds_of_small(small) > budget_seconds:
+            break
+        rounds.small(small)
+        if turn % _SMALL_ROUNDS == 0:
+            if rounds.spent + rounds.seconds_of_large(large) > budget_seconds:
+                break
+            rounds.large(large)
+    return rounds.curve()
+
+
+class _Rounds:
+    """What was measured so far."""
+
+    def __init__(self, decode: Callable[[int], float]) -> None:
+        self._decode = decode
+        self.spent = 0.0  # seconds
+        self.known: dict[int, float] = {}  # seconds of each size when it was measured first
+        self._singles: list[float] = []  # the median of each round
+        self._ratios: dict[int, list[float]] = {}  # of a size to the single rows of its round
+        self._switches: list[float] = []  # what a change costs, in single rows
+
+    def _seconds(self, n: int) -> float:
+        seconds = self._decode(n)
+        self.spent += seconds
+        return seconds
+
+    def first(
+        self, sizes: Sequence[int], budget_seconds: float, progress: Callable[[int], None] | None
+    ) -> None:
+        for i, n in enumerate(sizes):
+            if i >= 2 and self.spent > budget_seconds:
+                return
+            self._seconds(n)  # memory may have to be found, and a compute graph made
+            self.known[n] = self._seconds(n)
+            if progress is not None:
+                progress(n)
+
+    def seconds_of_small(self, sizes: Sequence[int]) -> float:
+        """About what a round takes."""
+        each = (_SINGLES * self.known[1] + _REPEATS * self.known[n] for n in sizes)
+        return sum(each, _SINGLES * self.known[1])
+
+    def seconds_of_large(self, sizes: Sequence[int]) -> float:
+        return sum(2 * self.known[n] for n in sizes)
+
+    def small(self, sizes: Sequence[int]) -> None:
+        singles = []
+        times: dict[int, tuple[float, float]] = {}  # of a size, the first and the last
+        for n in sizes or (1,):
+            for _ in range(_SINGLES):
+                single = self._seconds(1)
+            singles.append(single)
+            if n > 1:
+                repeated = [self._seconds(n) for _ in range(_REPEATS)]
+                times[n] = repeated[0], repeated[-1]
+        single = median(singles)
+        self._singles.append(single)
+        for n, (changed, same) in times.items():
+            self._ratios.setdefault(n, []).append(same / single)
+            self._switches.append((changed - same) / single)
+
+    def large(self, sizes: Sequence[int]) -> None:
+        for n in sizes:
+            self._seconds(n)
+            self._ratios.setdefault(n, []).append(self._seconds(n) / self._singles[-1])
+
+    def curve(self) -> CostCurve:
+        single = median(self._singles) if self._singles else self.known[1]
+        seconds = [
+            single * median(self._ratios[n]) if n in self._ratios else known
+            for n, known in self.known.items()
+        ]
+        if self._singles:
+            seconds[0] = single
+        switch = median(self._switches) if self._switches else 0.0
+        return CostCurve(tuple(self.known), seconds, single * max(0.0, switch))
+
+
+def measure_cost(
+    context: Context,
+    sizes: Sequence[int] = SIZES,
+    n_past: int = 128,
+    budget_seconds: float = 1.0,
+    progress: Callable[[int], None] | None = None,
+) -> CostCurve:
+    """``measure_curve`` after ``n_past`` tokens, every row with output, as a tree's rows have.
+
+    The context must be empty and is empty afterwards. Sizes that do not fit it are left out.
+    """
+    sizes = [size for size in sizes if size < min(context.n_ctx, context.n_batch + 1)]
+    n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
+
+    def decode(n: int) -> float:
+        begin = perf_counter()
+        context.decode(_chain(n_past, n, outputs=True)).argmax(0)
+        seconds = perf_counter() - begin
+        context.seq_rm(-1, n_past, -1)
+        return seconds
+
+    for first in range(0, n_past, context.n_batch):
+        context.decode(_chain(first, min(context.n_batch, n_past - first), outputs=False))
+    try:
+        return measure_curve(decode, sizes, budget_seconds, progress)
+    finally:
+        context.seq_rm(-1, 0, -1)
+
+
+def measure_regions(context: Context, budget_seconds: float = 1.5) -> CostModel:
+    """The curve at the start of the context and, if the budget allows, one far along in it."""
+    start = perf_counter()
+    near = measure_cost(context, n_past=middle(0), budget_seconds=budget_seconds / 3)
+    curves = {0: near}
+    n_past = middle(_FAR)
+    if n_past + SIZES[-1] < context.n_ctx:
+        seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
+        left = budget_seconds - (perf_counter() - start) - seconds
+        if left > 0:
+            curves[_FAR] = measure_cost(context, _FAR_SIZES, n_past, left)
+    return CostModel(curves)
+
+
+def _chain(position: int, n: int, *, outputs: bool) -> Rows:
+    tokens = [(7 * i) % 100 for i in range(n)]
+    return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
+
+
+def load_cost(context: Context, *, refresh: bool = False) -> CostModel:
+    """The cost model of ``context``: from the user's cache, else measured now and put there.
+
+    It is kept for each model, build, device, number of threads, KV type and flash attention.
+    """
+    path = cache_folder() / "cost" / f"{_key(context)}.json"
+    if not refresh:
+        kept = _read(path)
+        if kept is not None:
+            return kept
+    cost = measure_regions(context)
+    save_cost(context, cost)
+    return cost
+
+
+def save_cost(context: Context, cost: CostModel) -> None:
+    """Keep ``cost``, refined by the steps since, for the next start. A full disk is no error."""
+    path = cache_folder() / "cost" / f"{_key(context)}.json"
+    regions = {
+        str(region): {
+            "sizes": curve.sizes,
+            "seconds": curve.seconds,
+            "switch_seconds": curve.switch_seconds,
+        }
+        for region, curve in cost.curves.items()
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".partial", delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(regions, file)
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def _read(path: Path) -> CostModel | None:
+    try:
+        regions: Any = json.loads(path.read_text(encoding="utf-8"))
+        curves = {
+            int(region): CostCurve(kept["sizes"], kept["seconds"], kept["switch_seconds"])
+            for region, kept in regions.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there, or of another version: it is measured again
+    return CostModel(curves) if curves and set(curves) <= set(REGIONS) else None
+
+
+def _key(context: Context) -> str:
+    model = context.model
+    what = (
+        _VERSION,
+        model.path.name,
+        model.n_bytes,
+        model.description,
+        build_info(),
+        [device.name for device in devices()],
+        context.n_threads,
+        context.params.kv_type,
+        context.flash_attn,
+        model.n_gpu_layers,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:24]

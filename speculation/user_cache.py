@@ -1,0 +1,20 @@
+"""The folder of what this program keeps between runs and can make again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where this program keeps what it can make again: the user's cache directory."""
+    if "SPECULATION_CACHE" in os.environ:
+        return Path(os.environ["SPECULATION_CACHE"])
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "speculation"

@@ -1,0 +1,82 @@
+"""Measuring c(n), on machines whose costs are known because they are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculation.cost import SIZES
+from speculation.cost_measured import measure_curve
+
+
+class Machine:
+    """Decodes in no time and says how long it would have taken.
+
+    A row costs 1 ms and each further one 0.5. ``switch`` seconds more after another size; for two
+    decodes after more than 8 rows, ``cold`` times as much; ``busy`` is how much slower it is for
+    200 decodes, and for the next 200, and so on in turn.
+    """
+
+    def __init__(
+        self, switch: float = 0.0, cold: float = 1.0, busy: tuple[float, ...] = (1.0,)
+    ) -> None:
+        self.switch, self.cold, self.busy = switch, cold, busy
+        self.sizes: list[int] = []
+        self.seconds = 0.0
+
+    def decode(self, n: int) -> float:
+        seconds = 1e-3 * (0.5 + 0.5 * n)
+        if n == 1 and any(size > 8 for size in self.sizes[-2:]):
+            seconds *= self.cold
+        if self.sizes and self.sizes[-1] != n:
+            seconds += self.switch
+        seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
+        self.sizes.append(n)
+        self.seconds += seconds
+        return seconds
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine(),
+        Machine(switch=4e-4),
+        Machine(cold=2.0),
+        Machine(busy=(1.0, 3.0, 1.0, 1.5)),
+        Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
+    ],
+    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it"],
+)
+def test_rows_are_measured_in_single_rows_whatever_else_the_machine_does(machine: Machine) -> None:
+    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
+    assert curve.sizes == SIZES
+    ratios = [curve.at(n) / curve.at(1) for n in SIZES]
+    assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
+    assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
+
+
+def test_the_time_of_a_single_row_is_that_of_most_moments() -> None:
+    assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
+    busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
+    assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
+
+
+def test_measuring_ends_with_its_budget() -> None:
+    enough, little, none = Machine(), Machine(), Machine()
+    measure_curve(enough.decode, SIZES, budget_seconds=0.7)
+    assert 0.35 < enough.seconds <= 0.7
+    curve = measure_curve(little.decode, SIZES, budget_seconds=0.012)
+    assert curve.sizes == (1, 2, 3, 4)  # the last is the one that went beyond
+    assert curve.at(64) == pytest.approx(32.5e-3)  # as steep as before
+    assert measure_curve(none.decode, SIZES, budget_seconds=0.0).sizes == (1, 2)
+
+
+def test_sizes_are_told_as_they_come() -> None:
+    told: list[int] = []
+    measure_curve(Machine().decode, (1, 2, 4), progress=told.append)
+    assert told == [1, 2, 4]
+
+
+def test_a_curve_of_single_rows_is_one_too() -> None:
+    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
+    assert curve.sizes == (1,)
+    assert curve.at(1) == pytest.approx(1e-3)
