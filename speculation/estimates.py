@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _RATE = 0.05  # replayed on 350 replies: as good as 0.1, better than 0.2 and 0.3
 _SHARED_LIMIT = 2.5
@@ -27,16 +27,16 @@ class Estimates:
         log_odds = self._log_odds[min(kind, self._last)] + self._shared
         return 1.0 / (1.0 + math.exp(-log_odds))
 
-    def run(self, kind: int, probability: float, floor: float, most: int) -> list[float]:
-        """The probabilities of tokens in a row, of this kind, the next and so on.
+    def run(self, kinds: Iterable[int], probability: float, floor: float) -> list[float]:
+        """The probabilities of tokens in a row, of these kinds.
 
         As many as hold all together with at least ``floor``, given ``probability`` that the first
-        is reached; ``most`` at most.
+        is reached.
         """
         log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
         found = []
-        for n in range(kind, kind + most):
-            p = 1.0 / (1.0 + exp(-log_odds[n if n < last else last] - shared))
+        for kind in kinds:
+            p = 1.0 / (1.0 + exp(-log_odds[kind if kind < last else last] - shared))
             probability *= p
             if probability < floor:
                 break
@@ -45,16 +45,15 @@ class Estimates:
 
     def learn(self, kind: int, *, held: bool) -> None:
         """Take in whether a draft of this kind was right."""
-        self.learn_run(kind, int(held), failed=not held)
+        self.learn_run((kind,), int(held), failed=not held)
 
-    def learn_run(self, kind: int, n_held: int, *, failed: bool) -> None:
-        """Take in tokens in a row, of this kind, the next and so on: ``n_held`` were right, and
-        the one after them was not, if ``failed``."""
+    def learn_run(self, kinds: Sequence[int], n_held: int, *, failed: bool) -> None:
+        """Take in tokens in a row, of these kinds: ``n_held`` were right, and the one after them
+        was not, if ``failed``."""
         log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
-        end = kind + n_held
-        for n in range(kind, end + failed):
-            i = n if n < last else last
-            change = _RATE * ((n < end) - 1.0 / (1.0 + exp(-log_odds[i] - shared)))
+        for n, kind in enumerate(kinds[: n_held + failed]):
+            i = kind if kind < last else last
+            change = _RATE * ((n < n_held) - 1.0 / (1.0 + exp(-log_odds[i] - shared)))
             log_odds[i] += change
             shared = max(-_SHARED_LIMIT, min(_SHARED_LIMIT, shared + change))
         self._shared = shared

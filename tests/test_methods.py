@@ -9,9 +9,10 @@ import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
+from speculation.context_index import ContextIndex
 from speculation.drafter import Step
 from speculation.drafters.jacobi import Jacobi, JacobiParams
-from speculation.drafters.prompt_lookup import ContextIndex, PromptLookup, PromptLookupParams
+from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.methods import parse_method
 from speculation.verify import Match
 
@@ -119,26 +120,54 @@ def draft_and_observe(lookup: PromptLookup, text: list[int], became: list[int]) 
 
 
 def test_a_draft_goes_on_while_it_is_likely_to_hold() -> None:
-    # By the priors a context of 3 goes on with 0.69, 0.76, 0.81, 0.84, …: their product is 0.42
-    # after 3 tokens, 0.30 after 5, 0.19 after 8. With the root, batches are powers of two.
+    # By the priors a lone match with 3 tokens in common goes on with 0.77, 0.84, 0.89, 0.89, 0.93,
+    # …: together 0.51 after 4 tokens, 0.41 after 7. With the root, batches are powers of two.
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
-    assert len(looked_up(text, p_min=0.75)) == 1
+    assert len(looked_up(text, p_min=0.8)) == 1
+    assert len(looked_up(text, p_min=0.7)) == 2
     assert len(looked_up(text, p_min=0.6)) == 2
-    assert len(looked_up(text, p_min=0.4)) == 4
-    assert len(looked_up(text, p_min=0.3)) == 4
-    assert len(looked_up(text, p_min=0.2)) == 8
+    assert len(looked_up(text, p_min=0.5)) == 4
+    assert len(looked_up(text, p_min=0.4)) == 8
+    assert len(looked_up(text, p_min=0.2)) == 16
     assert len(looked_up(text, p_min=0.0, draft_max=31)) == 32
     assert len(looked_up(text, p_min=0.0, draft_max=6)) == 4
 
 
+def test_a_copy_is_trusted_while_two_matches_go_on_alike_and_distrusted_where_they_part() -> None:
+    passage = [1, 2, 3, 4, 5, 6, 7, 8]
+    alike = [*passage, 90, 80, *passage, 91, 70, 1, 2, 3]
+    # Two matches with 3 tokens in common, then alike for 5: 0.86, 0.88, 0.95, 0.95, 0.95, then
+    # disputed with a context of 8: 0.60. Their products: 0.86 0.76 0.72 0.68 0.65 0.39.
+    probs = looked_up(alike, p_min=0.0).probs[1:8]
+    assert probs == pytest.approx([0.86, 0.88, 0.95, 0.95, 0.95, 0.60, 0.935])
+    assert len(looked_up(alike, p_min=0.5)) == 4
+    parted = [1, 2, 3, 90, 80, 1, 2, 3, 91, 70, 1, 2, 3]
+    assert looked_up(parted, p_min=0.0).probs[1] == pytest.approx(0.30)
+    assert len(looked_up(parted, p_min=0.5)) == 1
+
+
+def test_what_a_copy_is_worth_is_learnt_apart_for_matches_that_part() -> None:
+    lookup = PromptLookup(PromptLookupParams(p_min=0.0))
+    text = [1, 2, 3, 90, 80, 1, 2, 3, 91, 70, 1, 2, 3]
+    lookup.begin(text)
+    for i in range(40):  # whatever followed last time is wrong
+        draft_and_observe(lookup, text, [200 + i, 70, 1, 2, 3])
+    tree = TokenTree(text[-1])
+    lookup.draft(text, tree)
+    assert tree.tokens[1] == 239
+    disputed, alone = tree.probs[1], tree.probs[2]
+    assert disputed < 0.15
+    assert alone > 0.5
+
+
 def test_drafts_grow_while_they_hold_and_shrink_when_they_fail() -> None:
     lookup = PromptLookup(PromptLookupParams())
-    passage = list(range(100, 160))
+    passage = list(range(100, 400))
     text = [*passage, 7, *passage[:3]]
     lookup.begin(text)
     lengths = []
-    while len(text) < 110:
-        at = len(text) - 61
+    while len(text) < 590:
+        at = len(text) - 301
         lengths.append(draft_and_observe(lookup, text, passage[at : at + 4]))
     assert lengths[0] == 1
     assert lengths[-1] == 15
@@ -153,10 +182,20 @@ def test_drafts_grow_while_they_hold_and_shrink_when_they_fail() -> None:
 
 def test_a_second_branch_counts_only_where_the_first_is_wrong() -> None:
     text = [1, 2, 7, 5, 1, 2, 8, 8, 1, 2]
-    # The first token holds with 0.58, so the second branch with 0.42 * 0.58 = 0.24.
-    assert looked_up(text, branches=2, p_min=0.5).tokens == [2, 8]
-    assert looked_up(text, branches=2, p_min=0.3).tokens == [2, 8, 8, 1]
-    assert looked_up(text, branches=2, p_min=0.23).tokens == [2, 8, 8, 1, 7]
+    # Disputed, the first token holds with 0.25, and where it does not, the other with 0.3.
+    both = looked_up(text, branches=2, p_min=0.0, draft_max=1)
+    assert both.tokens == [2, 8, 7]
+    assert both.probs[1:] == pytest.approx([0.25, 0.75 * 0.3])
+    assert looked_up(text, branches=2, p_min=0.24, draft_max=1).tokens == [2, 8]
+    assert looked_up(text, branches=2, p_min=0.22, draft_max=1).tokens == [2, 8, 7]
+
+
+def test_a_second_branch_leaves_the_first_where_they_part() -> None:
+    text = [1, 2, 7, 8, 5, 5, 1, 2, 7, 9, 6, 6, 1, 2]
+    tree = looked_up(text, branches=2, p_min=0.0, draft_max=3)
+    assert tree.tokens == [2, 7, 9, 6, 8, 5]
+    assert tree.parents == [-1, 0, 1, 2, 1, 4]
+    assert tree.probs[4] == pytest.approx((1 - tree.probs[2]) * 0.3)
 
 
 def test_jacobi_guesses_again_what_the_target_said_after_the_accepted_part() -> None:

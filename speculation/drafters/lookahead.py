@@ -149,7 +149,7 @@ class Lookahead:
         """Add the n-grams that are likely enough, the latest first."""
         left = 1.0  # probability that the n-grams so far are all wrong
         for ngram in reversed(self._pool.starting_with(token)):
-            probs = self._estimates.run(0, left, tree.floor, min(len(ngram), tree.room))
+            probs = self._estimates.run(range(min(len(ngram), tree.room)), left, tree.floor)
             if not probs:
                 return
             p = probs[0]

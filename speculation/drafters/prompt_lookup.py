@@ -9,26 +9,43 @@ branches of one tree, and a draft that is as long as it is likely to hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from batching.cache import common_prefix
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
+from speculation.context_index import LONGEST_CONTEXT, ContextIndex
 from speculation.drafter import Step
 from speculation.estimates import Estimates
 from speculation.ranges import check_ranges
 
 ORDERS = ("longest", "recent", "frequent", "first")
-_TOKEN_BITS = 32  # that tokens have in an n-gram's key
-_LONGEST = 32  # common context is told apart up to this length
-# How often the next token of a match is right, by the length of the common context. Counted on
-# 8,400 reply tokens of quoting, extraction, editing, dialogue and prose (0.40, 0.59, 0.69, 0.73,
-# 0.81, 0.82, …) and on 11,000 of a model of 7M parameters (0.45, 0.71, 0.80, 0.87, 0.92, …, 0.99
-# from 32 on), and set between the two, since that small model repeats itself more than others.
-_PRIORS = (
-    0.5, 0.38, 0.58, 0.69, 0.76, 0.81, 0.84, 0.84, *[0.87] * 4, *[0.92] * 5, *[0.945] * 15, 0.975
+# How often the next token of a match is right, by the length of the common context up to 32: where
+# it is the only match, where the second best goes on alike, and where it goes on otherwise. Counted
+# on 7,500 reply tokens of quoting, extraction, editing, dialogue and prose (alone 0.47, 0.66, 0.72,
+# 0.79, 0.84, …, 0.95; otherwise 0.18, 0.23, 0.23, 0.31, 0.38, …) and on 9,200 of a model of 7M
+# parameters (0.66, 0.75, 0.86, 0.91, 0.96, …; 0.26, 0.45, 0.26, 0.50, 0.62, …, 0.88), and set
+# between the two, since that small model repeats itself more than others.
+_ALONE = (
+    0.5, 0.53, 0.69, 0.77, 0.84, 0.89, 0.89, 0.93, 0.93, *[0.935] * 8, *[0.945] * 15, 0.955
 )  # fmt: skip
+_AGREED = (
+    0.5, 0.67, 0.77, 0.86, 0.88, *[0.95] * 4, *[0.97] * 4, *[0.98] * 4, *[0.99] * 15, 0.995
+)  # fmt: skip
+_DISPUTED = (
+    0.5, 0.21, 0.25, 0.30, 0.38, 0.50, 0.50, 0.60, 0.60, *[0.65] * 4, *[0.75] * 19, 0.88
+)  # fmt: skip
+_RIVAL = 0.3  # the second best match, where it goes on otherwise and the best is wrong
+PRIORS = (*_ALONE, *_AGREED, *_DISPUTED, _RIVAL)
+_RIVAL_KIND = len(PRIORS) - 1
+# By context and how many tokens further, the kinds of estimates.
+_FAR = 32 + 256 + 1
+_ALONE_KINDS, _AGREED_KINDS, _DISPUTED_KINDS = (
+    [first + min(length, LONGEST_CONTEXT) for length in range(_FAR)] for first in (0, 33, 66)
+)
 
 
 @dataclass(frozen=True)
@@ -52,11 +69,11 @@ class PromptLookupParams:
     min_ngram: int = 1
     draft: int = 10
     adaptive: bool = True
-    p_min: float = 0.5
-    draft_max: int = 15
+    p_min: float = 0.6
+    draft_max: int = 31
     branches: int = 1
     order: str = "longest"
-    candidates: int = 8
+    candidates: int = 3
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -79,98 +96,32 @@ class PromptLookupParams:
             raise InvalidParameter(f"order is {self.order!r}; give one of {', '.join(ORDERS)}")
 
 
-class ContextIndex:
-    """Where every n-gram of a growing text occurs.
+class Match(NamedTuple):
+    """An earlier place in the text that could go on here.
 
-    An n-gram's positions are linked, each to the one before: a dictionary has the latest. Appending
-    a token costs one dictionary entry a length, looking one up as much and what is looked at of
-    its positions, whatever the length of the text. Keys and positions are integers: tuples and
-    lists for every token would have Python's garbage collector run again and again.
+    position  of the token that would be next
+    context   tokens before it that equal those at the end of the text
     """
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self.tokens: list[int] = []
-        self._min_ngram = min_ngram
-        # For each length from 1 on: n-gram -> the position right after it, the latest; position ->
-        # the one before it that follows the same n-gram. No n-gram ends at 0: it stands for none.
-        self._lengths: list[tuple[int, dict[int, int], list[int]]] = [
-            (n, {}, [0]) for n in range(1, max_ngram + 1)
-        ]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append ``tokens``. An n-gram is indexed once a token follows it."""
-        text, least = self.tokens, self._min_ngram
-        first = max(len(text), 1)
-        text.extend(tokens)
-        for end in range(first, len(text)):
-            key = 0
-            for n, latest, before in self._lengths:
-                if n > end:
-                    before.append(0)
-                    continue
-                key = key << _TOKEN_BITS | text[end - n]
-                if n >= least:
-                    before.append(latest.get(key, 0))
-                    latest[key] = end
-
-    def latest(self) -> list[int]:
-        """The latest position that follows an earlier occurrence of the text's last token, of its
-        last two and so on, as far as there is one; 0 for lengths that are not indexed."""
-        text, end = self.tokens, len(self.tokens)
-        found: list[int] = []
-        key = 0
-        for n, latest, _ in self._lengths:
-            if n > end:
-                break
-            key = key << _TOKEN_BITS | text[end - n]
-            position = latest.get(key, 0)
-            if not position and n >= self._min_ngram:  # nor has a longer one occurred
-                break
-            found.append(position)
-        return found
-
-    def matches(self, n: int, position: int, most: int) -> list[int]:
-        """``position`` and the positions before it that follow the same ``n`` tokens.
-
-        The latest first, ``most`` of them.
-        """
-        _, _, before = self._lengths[n - 1]
-        found: list[int] = []
-        while position and len(found) < most:
-            found.append(position)
-            position = before[position]
-        return found
-
-    def continuation(self, position: int, length: int) -> list[int]:
-        """``length`` tokens from ``position`` on. Where the text ends it goes on with the copy
-        itself, so that a repetition shorter than the draft is repeated further."""
-        period = self.tokens[position : position + length]
-        if len(period) == length:
-            return period
-        return (period * (length // len(period) + 1))[:length]
-
-    def common_context(self, position: int) -> int:
-        """How many tokens before ``position`` equal those at the end of the text, 32 at most."""
-        text = self.tokens
-        end = len(text)
-        longest = min(_LONGEST, position)
-        if text[position - longest : position] == text[end - longest : end]:
-            return longest
-        length = 0
-        while text[position - 1 - length] == text[end - 1 - length]:
-            length += 1
-        return length
+    position: int
+    context: int
 
 
 class PromptLookup:
-    """The index of one text, and what was learnt of how well its matches hold."""
+    """The index of one text, and what was learnt of how well its matches hold.
+
+    The second best match is looked at even where it is not drafted: a copy is trusted as long as
+    the two go on alike, and distrusted where they part.
+    """
 
     def __init__(self, params: PromptLookupParams) -> None:
         self.params = params
         self.n_branches = params.branches if params.branches > 1 else 0
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
-        self._estimates = Estimates(_PRIORS)
-        self._best: tuple[int, int] | None = None  # this step's first match: position, context
+        self._estimates = Estimates(PRIORS)
+        self._best: Match | None = None  # of this step
+        self._rival: Match | None = None  # the second best
+        self._agreed = 0  # tokens with which both of them go on
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
@@ -180,89 +131,118 @@ class PromptLookup:
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         index, params = self._index, self.params
         index.extend(tokens[len(index.tokens) :])
-        self._best = None
+        self._best = self._rival = None
+        matches = self._matches()
+        if not matches:
+            return
+        self._best = best = matches[0]
+        if not params.adaptive:
+            for match in matches[: params.branches]:
+                tree.add_chain(0, index.continuation(match.position, params.draft))
+            return
+        most = min(params.draft_max, tree.room)
+        copied = index.continuation(best.position, most)
+        if len(matches) > 1:
+            self._rival = rival = matches[1]
+            others = index.continuation(rival.position, most)
+            self._agreed = most if copied == others else common_prefix(copied, others)
         floor = tree.floor or params.p_min
-        left = 1.0  # probability that the branches so far are all wrong
-        for position, context in self._matches():
-            if self._best is None:
-                self._best = position, context
-            if tree.room <= 0:
-                break
-            if params.adaptive:
-                most = min(params.draft_max, tree.room)
-                probs = self._estimates.run(context, left, floor, most)
-                if not tree.floor:
-                    del probs[_even_length(len(probs)) :]
-                if probs:
-                    copied = index.continuation(position, len(probs))
-                    p = probs[0]
-                    probs[0] = left * p
-                    tree.add_chain(0, copied, probs)
-                    left *= 1.0 - p
-                if left < floor:  # no further match is worth the search
-                    break
-            else:
-                tree.add_chain(0, index.continuation(position, params.draft))
+        probs = self._estimates.run(self._kinds(most), 1.0, floor)
+        if not tree.floor:
+            del probs[_even_length(len(probs)) :]
+        if probs:
+            tree.add_chain(0, copied[: len(probs)], probs)
+        for match in matches[1 : params.branches]:
+            self._branch(match, tree, floor)
 
     def observe(self, step: Step) -> None:
-        """Compare the first match with what the text became, drafted or not."""
-        if self._best is None:
+        """Compare the matches with what the text became, drafted or not."""
+        best, rival = self._best, self._rival
+        if best is None:
             return
-        position, context = self._best
-        self._best = None
         tokens = step.tree.tokens
         became = [tokens[node] for node in step.path[1:]]
         became.append(step.bonus)
-        copied = self._index.continuation(position, len(became))
-        n_held = common_prefix(became, copied)
-        self._estimates.learn_run(context, n_held, failed=n_held < len(became))
+        n = len(became)
+        copied = self._index.continuation(best.position, n)
+        n_held = n if copied == became else common_prefix(became, copied)
+        self._estimates.learn_run(self._kinds(n), n_held, failed=n_held < n)
+        if rival is not None and n_held == self._agreed < n:
+            other = self._index.continuation(rival.position, n)[n_held]
+            self._estimates.learn(_RIVAL_KIND, held=other == became[n_held])
 
-    def _matches(self) -> Iterator[tuple[int, int]]:
-        """Positions to copy from and their common context, best first, one a branch."""
+    def _kinds(self, n: int) -> list[int]:
+        """The kinds of estimates of the best match's next ``n`` tokens."""
+        assert self._best is not None
+        context = self._best.context
+        if self._rival is None:
+            return _ALONE_KINDS[context : context + n]
+        parting = context + self._agreed
+        return [
+            *_AGREED_KINDS[context : min(parting, context + n)],
+            *_DISPUTED_KINDS[parting : min(parting + 1, context + n)],
+            *_ALONE_KINDS[parting + 1 : context + n],
+        ]
+
+    def _branch(self, match: Match, tree: TokenTree, floor: float) -> None:
+        """Add ``match`` where it parts from what is drafted already, if that is likely enough."""
+        most = min(self.params.draft_max, tree.room)
+        copied = self._index.continuation(match.position, most)
+        node, reached, depth = 0, 1.0, 0
+        for token in copied:
+            children = tree.children(node, token)
+            if not children:
+                break
+            node, depth = children[0], depth + 1
+            reached *= tree.probs[node]
+        siblings = [n for n in range(node + 1, len(tree)) if tree.parents[n] == node]
+        if depth == len(copied) or (depth and not siblings):
+            return  # it is drafted already, or the best match was not likely enough beyond
+        left = max(0.0, 1.0 - sum(tree.probs[n] for n in siblings))
+        further = match.context + depth
+        kinds = [_RIVAL_KIND, *_ALONE_KINDS[further + 1 : match.context + most]]
+        probs = self._estimates.run(kinds, reached * left, floor)
+        if probs:
+            probs[0] *= left
+            tree.add_chain(node, copied[depth : depth + len(probs)], probs)
+
+    def _matches(self) -> list[Match]:
+        """Places to copy from, best first: for each branch one, and the best one's rival."""
         params = self.params
         latest = self._index.latest()
         longest = len(latest)
-        found: list[int] = []
+        found: list[Match] = []
         for n in range(longest, params.min_ngram - 1, -1):
             if n == longest < params.max_ngram and params.order in ("longest", "recent"):
                 # No longer n-gram has occurred, so all of them have n tokens in common.
-                some = self._index.matches(n, latest[n - 1], params.branches)
-                ranked = [(position, n) for position in some]
+                some = self._index.matches(n, latest[n - 1], max(2, params.branches))
+                ranked = [Match(position, n) for position in some]
             else:
                 ranked = self._ranked(n, latest[n - 1])
-            for match in ranked:
-                if match[0] not in found:
-                    yield match
-                    found.append(match[0])
-                    if len(found) == params.branches:
-                        return
+            if not found:
+                found = ranked
+            else:
+                known = {match.position for match in found}
+                found = found + [match for match in ranked if match.position not in known]
+            if len(found) >= params.branches:  # a shorter n-gram is no rival
+                break
+        return found
 
-    def _ranked(self, n: int, latest: int) -> list[tuple[int, int]]:
+    def _ranked(self, n: int, latest: int) -> list[Match]:
         params, index = self.params, self._index
         if params.order == "first":
             positions = index.matches(n, latest, len(index.tokens))
-            return [(p, n) for p in positions[: -params.branches - 1 : -1]]
-        positions = index.matches(n, latest, params.candidates)
+            return [Match(p, n) for p in reversed(positions)]
+        positions = index.matches(n, latest, max(params.candidates, params.branches))
+        matches = [Match(p, index.common_context(p)) for p in positions]
         if params.order == "longest":
-            return self._longest_first(positions)
-        matches = [(p, index.common_context(p)) for p in positions]
+            return sorted(matches, key=itemgetter(1), reverse=True)
         if params.order == "recent":
             return matches
         counts: dict[int, int] = {}
         for p in positions:
             counts[index.tokens[p]] = counts.get(index.tokens[p], 0) + 1
-        return sorted(matches, key=lambda match: -counts[index.tokens[match[0]]])
-
-    def _longest_first(self, latest: list[int]) -> list[tuple[int, int]]:
-        matches = []
-        n_full = 0
-        for position in latest:
-            context = self._index.common_context(position)
-            matches.append((position, context))
-            n_full += context == _LONGEST
-            if n_full == self.params.branches:  # no other can be longer
-                break
-        return sorted(matches, key=lambda match: -match[1])
+        return sorted(matches, key=lambda match: -counts[index.tokens[match.position]])
 
 
 def _even_length(length: int) -> int:
