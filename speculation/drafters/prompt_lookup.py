@@ -152,8 +152,9 @@ class PromptLookup:
             del probs[_even_length(len(probs)) :]
         if probs:
             tree.add_chain(0, copied[: len(probs)], probs)
-        for match in matches[1 : params.branches]:
-            self._branch(match, tree, floor)
+        if params.branches > 1 and len(matches) > 1 and self._estimates.of(_RIVAL_KIND) >= floor:
+            for match in matches[1 : params.branches]:
+                self._branch(match, tree, floor)
 
     def observe(self, step: Step) -> None:
         """Compare the matches with what the text became, drafted or not."""
