@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
+NO_LIMIT = 1 << 30
+
 
 class TokenTree:
     """Tokens that hang below the last committed one, as parallel lists indexed by node.
@@ -29,6 +31,8 @@ class TokenTree:
     sources      node -> name of what drafted it, where a drafter combines several; else empty
     floor        path probability below which a node cannot pay, 0 = not known: what drafters with
                  estimates need not add
+    max_depth    longest path that the text has tokens left for, where its length is limited: what
+                 drafters need not exceed
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
@@ -40,6 +44,7 @@ class TokenTree:
         "depths",
         "draft_probs",
         "floor",
+        "max_depth",
         "max_nodes",
         "n_drafted",
         "outputs",
@@ -49,7 +54,7 @@ class TokenTree:
         "tokens",
     )
 
-    def __init__(self, token: int, max_nodes: int = 1 << 30) -> None:
+    def __init__(self, token: int, max_nodes: int = NO_LIMIT, max_depth: int = NO_LIMIT) -> None:
         self.tokens: list[int] = [token]
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
@@ -61,6 +66,7 @@ class TokenTree:
         self.branches: list[int] = [0]
         self.n_drafted = 0
         self.max_nodes = max_nodes
+        self.max_depth = max_depth
         self._children: dict[tuple[int, int], list[int]] = {}
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from batching.cache import SequenceCache
 from batching.rows import tree_rows
 from batching.sampler import Sampler
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import Drafter, Step, needs_hidden, needs_layers
 from speculation.stats import Stats
 from speculation.verify import Verifier
@@ -31,6 +31,7 @@ def decode(
     sampler: Sampler,
     finish: Callable[[int], str | None],
     stats: Stats,
+    max_tokens: int | None = None,
 ) -> Iterator[list[Emitted]]:
     """Continue ``prompt``, yielding the tokens of each step.
 
@@ -38,12 +39,14 @@ def decode(
     sequence for every branch the drafters may ask for. ``finish`` is asked about every token in
     order; what it returns, if anything, ends the text with that token, in the middle of an accepted
     path too, and what lies beyond is neither shown nor kept. When the context is full the last
-    token carries the reason ``context``.
+    token carries the reason ``context``. ``max_tokens`` tells the drafters how many the text will
+    have at most; to end it there is ``finish``'s affair.
 
     The cache ends up with the text but for its last token, also when the generator is closed early.
     """
     target = cache.target
     tokens = list(prompt)
+    most = NO_LIMIT if max_tokens is None else len(prompt) + max_tokens
     phases = stats.phase_seconds
     start = perf_counter()
     for drafter in drafters:
@@ -56,7 +59,7 @@ def decode(
             start = perf_counter()
             # 1. Draft: the root is the last token, whose KV entry this step makes.
             room = min(target.n_ctx - cache.n_past, target.n_batch)
-            tree = TokenTree(tokens[-1], room)
+            tree = TokenTree(tokens[-1], room, most - len(tokens) - 1)
             for drafter in drafters:
                 drafter.draft(tokens, tree)
             drafted = perf_counter()

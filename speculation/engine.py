@@ -332,7 +332,14 @@ class Generation:
             stats.prefill_seconds = perf_counter() - start
             verifier = self.method.verifier(engine.resources)
             for emitted in decode(
-                cache, self.prompt, drafters, verifier, sampler, self._finish, stats
+                cache,
+                self.prompt,
+                drafters,
+                verifier,
+                sampler,
+                self._finish,
+                stats,
+                self._max_tokens,
             ):
                 yield from self._tokens_of(emitted)
                 if self._cancelled is not None and self._cancelled():

@@ -41,15 +41,20 @@ def choose(
     overhead_seconds  what a step costs whatever its rows
     max_nodes         most nodes beside the root
     max_leaves        most ends of branches; where more would pay, the least probable nodes go
+
+    None is deeper than the text has tokens left for.
     """
     n_nodes = len(tree) - 1
     most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
     if tree.depths[-1] == n_nodes:  # a chain: its path probabilities descend already
-        chain = list(accumulate(tree.probs[1 : most + 1], mul))
+        chain = list(accumulate(tree.probs[1 : min(most, tree.max_depth) + 1], mul))
         n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds)
         return list(range(1, n + 1))
     probs = path_probs(tree)
-    order = sorted(range(1, n_nodes + 1), key=probs.__getitem__, reverse=True)  # parents first
+    nodes: Sequence[int] = range(1, n_nodes + 1)
+    if tree.max_depth < n_nodes:
+        nodes = [node for node in nodes if tree.depths[node] <= tree.max_depth]
+    order = sorted(nodes, key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
         [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds
     )

@@ -57,6 +57,14 @@ def test_where_rows_are_free_the_batch_is_filled() -> None:
     assert len(choose(tree, FLAT, max_nodes=10)) == 10
 
 
+def test_nothing_is_chosen_beyond_the_end_of_the_text() -> None:
+    wide, chain = random_tree(random.Random(1), 63), TokenTree(0)
+    chain.add_chain(0, range(1, 20))
+    wide.max_depth = chain.max_depth = 2
+    assert choose(wide, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
+    assert choose(chain, FLAT) == [1, 2]
+
+
 def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None:
     tree = TokenTree(0)
     node = tree.add(0, 1, prob=1.0)

@@ -368,7 +368,8 @@ def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(
         ]
         second = engine.generate(text, method="eagle-2", max_tokens=20).run()
         assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
-        assert second.stats.n_drafted == 24 * second.stats.n_steps
+        # Every step but the last two, which have one token left below the root, and none.
+        assert second.stats.n_drafted == 24 * 18 + 8
         plain = engine.generate(text, method="ar", max_tokens=20).run()
         assert second.token_ids == plain.token_ids
         again = engine.generate(PROMPT, method="eagle-1", max_tokens=20).run()

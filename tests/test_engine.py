@@ -84,6 +84,13 @@ def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
     assert stats.tokens_per_step > 1.15
 
 
+def test_no_draft_goes_beyond_the_tokens_asked_for(engine: Engine) -> None:
+    for method in ("prompt-lookup:adaptive=off", "draft:p_min=0"):
+        for most in (1, 2, 3):
+            stats = engine.generate(PROMPT, method=method, max_tokens=most).run().stats
+            assert max(stats.rows_histogram) == most, method
+
+
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
     repetitive = SamplingParams(grammar='root ::= "the cat " root')
     generation = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=40)

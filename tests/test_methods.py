@@ -180,6 +180,19 @@ def test_drafts_grow_while_they_hold_and_shrink_when_they_fail() -> None:
     assert lengths[-1] == 0
 
 
+def test_a_draft_is_no_longer_than_the_text_has_tokens_left() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
+    for params in ({"p_min": 0.0}, {"p_min": 0.0, "branches": 2}, {"adaptive": False}):
+        lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
+        lookup.begin(text)
+        depths = []
+        for most in (5, 3, 1, 0):
+            tree = TokenTree(text[-1], max_depth=most)
+            lookup.draft(text, tree)
+            depths.append(max(tree.depths))
+        assert depths == ([5, 3, 1, 0] if "adaptive" in params else [3, 3, 1, 0])
+
+
 def test_a_second_branch_counts_only_where_the_first_is_wrong() -> None:
     text = [1, 2, 7, 5, 1, 2, 8, 8, 1, 2]
     # Disputed, the first token holds with 0.25, and where it does not, the other with 0.3.

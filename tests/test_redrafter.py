@@ -357,8 +357,9 @@ def test_any_head_gives_the_text_of_plain_decoding(
                     PROMPT, method=method, sampling=sampling, max_tokens=50
                 ).run()
                 assert ours.token_ids == plain.token_ids, (name, method)
-                if method == METHODS[1] and plain.stats.n_tokens > 5:
-                    assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 1)
+                if method == METHODS[1] and plain.finish_reason == "length":
+                    # Not in the first step; in the last two one token is left, and none.
+                    assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
 
 
 # Training

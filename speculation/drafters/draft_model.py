@@ -124,6 +124,8 @@ class DraftModel:
         levels, params = self._levels, self.params
         if len(tokens) + params.draft_max * params.width >= levels.target.n_ctx:
             return  # the draft model's context is full: plain decoding from here on
+        if tree.max_depth < 1:
+            return  # the text's last token
         start = perf_counter()
         output, first = levels.root(tokens), levels.root_row
         nodes = self._grow(output, first, tree)
@@ -149,7 +151,12 @@ class DraftModel:
             return self._children(nodes, parent, logits, least, floor)
 
         return grow(
-            children, self._levels.level, output, row, depth=params.draft_max, width=params.width
+            children,
+            self._levels.level,
+            output,
+            row,
+            depth=min(params.draft_max, tree.max_depth),
+            width=params.width,
         )
 
     def _floor(self, tree: TokenTree) -> float:

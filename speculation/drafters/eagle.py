@@ -186,4 +186,11 @@ class Eagle:
         if isinstance(params, Eagle1Params):
             return grow_static(params.shape, levels.top, levels.level, output, row)
         children = below(levels.top, params.width, self._time.floor(tree), self._confidence.holds)
-        return grow(children, levels.level, output, row, depth=params.depth, width=params.width)
+        return grow(
+            children,
+            levels.level,
+            output,
+            row,
+            depth=min(params.depth, tree.max_depth),
+            width=params.width,
+        )

@@ -137,15 +137,16 @@ class PromptLookup:
             return
         self._best = best = matches[0]
         if not params.adaptive:
+            most = min(params.draft, tree.max_depth)
             for match in matches[: params.branches]:
-                tree.add_chain(0, index.continuation(match.position, params.draft))
+                tree.add_chain(0, index.continuation(match.position, most))
             return
-        most = min(params.draft_max, tree.room)
-        copied = index.continuation(best.position, most)
+        copied = index.continuation(best.position, params.draft_max)
         if len(matches) > 1:
             self._rival = rival = matches[1]
-            others = index.continuation(rival.position, most)
-            self._agreed = most if copied == others else common_prefix(copied, others)
+            others = index.continuation(rival.position, params.draft_max)
+            self._agreed = _FAR if copied == others else common_prefix(copied, others)
+        most = min(params.draft_max, tree.room, tree.max_depth)
         floor = tree.floor or params.p_min
         probs = self._estimates.run(self._kinds(most), 1.0, floor)
         if not tree.floor:
@@ -187,7 +188,7 @@ class PromptLookup:
 
     def _branch(self, match: Match, tree: TokenTree, floor: float) -> None:
         """Add ``match`` where it parts from what is drafted already, if that is likely enough."""
-        most = min(self.params.draft_max, tree.room)
+        most = min(self.params.draft_max, tree.room, tree.max_depth)
         copied = self._index.continuation(match.position, most)
         node, reached, depth = 0, 1.0, 0
         for token in copied:

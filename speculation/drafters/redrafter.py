@@ -86,7 +86,7 @@ class ReDrafter:
             self._head.level,
             self._head.root(hidden, tokens[-1]),
             0,
-            depth=params.length,
+            depth=min(params.length, tree.max_depth),
             width=params.beams,
         )
         chosen = best_nodes(nodes, tree.room) if tree.floor else best_ends(nodes, params.beams)
