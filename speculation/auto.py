@@ -113,17 +113,12 @@ class Source:
         self._open = 0.0  # how likely all drafts before its own were to be wrong, on average
         self._log_odds = 0.0  # of its drafts, beyond what it says itself, where others draft too
         self._plain = 1.0  # cost of a plain step
-        self._rest = 0.0  # steps left
+        self.wakes_at = 0.0  # step, on the clock of the step before
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
 
-    @property
-    def awake(self) -> bool:
-        return self._rest <= 0
-
-    @property
-    def wakes(self) -> bool:
-        """Whether it will be awake when another text begins."""
-        return self.awake or self._is_cheap
+    def wakes(self, now: int) -> bool:
+        """Whether it would be awake if another text began after step ``now``."""
+        return self.wakes_at <= now or self._is_cheap
 
     @property
     def _is_cheap(self) -> bool:
@@ -153,12 +148,12 @@ class Source:
         change = _LEARNING_RATE * (held - prob)
         self._log_odds = max(-_MOST_LOG_ODDS, min(_MOST_LOG_ODDS, self._log_odds + change))
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Another text: a new chance, if trying costs little."""
+    def begin(self, prompt: Sequence[int], now: int) -> None:
+        """Another text, after step ``now``: a new chance, if trying costs little."""
         if self._is_cheap:
-            self._rest = self.account = 0.0
+            self.wakes_at = self.account = 0.0
         self._prompt = prompt
-        if self.awake:
+        if self.wakes_at <= now:
             self._catch_up()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
@@ -173,8 +168,9 @@ class Source:
             self.seconds = perf_counter() - start
             self._open += _RATE * (left - self._open)
 
-    def observe(self, step: Step, gain: float, plain: float) -> None:
-        """``gain`` is what its drafts saved, ``plain`` a plain step's cost, both in seconds."""
+    def observe(self, step: Step, gain: float, plain: float, now: int) -> None:
+        """``gain`` is what its drafts saved and ``plain`` a plain step's cost, in seconds; ``now``
+        counts the steps."""
         if self._prompt is not None:  # it has not begun with this text
             return
         start = perf_counter()
@@ -190,12 +186,9 @@ class Source:
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
         if account < -_ALLOWANCE:
-            self._rest, account = -account / _UPKEEP, -0.5 * _ALLOWANCE  # it wakes on probation
+            self.wakes_at = now - account / _UPKEEP
+            account = -0.5 * _ALLOWANCE  # it wakes on probation
         self.account = min(account, _RESERVE)
-
-    def rest(self) -> None:
-        """A step is over, with it or without."""
-        self._rest -= 1.0
 
     def _catch_up(self) -> None:
         if self._prompt is not None:
@@ -222,20 +215,22 @@ class Auto:
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
         self._thought = 0.0  # time spent in this step
         self._awake: list[Source] = []  # this step's sources
+        self._now = 0  # steps so far
 
     @property
     def reader(self) -> StateReader | None:
         """What reads the states of a prompt for the sources that will draft."""
-        return reader_of([source.drafter for source in self.sources if source.wakes])
+        return reader_of([source.drafter for source in self.sources if source.wakes(self._now)])
 
     def begin(self, prompt: Sequence[int]) -> None:
         for source in self.sources:
-            source.begin(prompt)
+            source.begin(prompt, self._now)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
         self._curve = curve = self.cost.curve(self._n_past)
-        self._awake = awake = [source for source in self.sources if source.awake]
+        now = self._now
+        self._awake = awake = [source for source in self.sources if source.wakes_at <= now]
         if not awake:
             return
         start = perf_counter()
@@ -287,8 +282,7 @@ class Auto:
     def observe(self, step: Step) -> None:
         n_rows, n_accepted = len(step.tree), len(step.path) - 1
         self.cost.follow(n_rows, self._n_past, step.decode_seconds)
-        for source in self.sources:
-            source.rest()
+        self._now += 1
         if not self._awake:
             return
         start = perf_counter()
@@ -301,7 +295,7 @@ class Auto:
         if len(self._awake) > 1:
             self._learn(step)
         for source in self._awake:
-            source.observe(step, by.count(source.name) * saved, plain)
+            source.observe(step, by.count(source.name) * saved, plain, self._now)
         spent = self._thought + perf_counter() - start + _LOOP_SECONDS
         self._overhead += _RATE * (spent - self._overhead)
 

@@ -16,6 +16,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
 _RATE = 0.05  # how fast the curve follows what a step took
 _SHAPE_RATE = 0.005  # and how fast its shape does
+_AT_A_TIME = 8  # steps that are followed
 
 
 class CostCurve:
@@ -118,10 +119,18 @@ class CostModel:
         self.curves = dict(curves)
         self._measured = {region: copy_of(curve) for region, curve in curves.items()}
         self.last_rows = 0  # of the step before
+        self._steps: list[tuple[int, int, int, float]] = []  # not yet followed
+        self._here, self._first, self._end = self.curves[min(self.curves)], 0, 0  # asked for last
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
-        region = REGIONS[bisect_right(REGIONS, n_past) - 1]
+        if not self._first <= n_past < self._end:
+            i = bisect_right(REGIONS, n_past)
+            self._first, self._end = REGIONS[i - 1], (*REGIONS, 1 << 62)[i]
+            self._here = self._of(self._first)
+        return self._here
+
+    def _of(self, region: int) -> CostCurve:
         found = self.curves.get(region)
         if found is None:
             found = self.curves[region] = self._between(region)
@@ -141,15 +150,21 @@ class CostModel:
         return CostCurve(first.sizes, seconds, first.switch_seconds)
 
     def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
-        """Refine the curve by a step that was run."""
-        curve = self.curve(n_past)
-        if n_rows == self.last_rows:
-            curve.follow(n_rows, seconds)
-        else:
-            more = seconds - curve.at(n_rows)
-            more = min(max(more, -curve.at(1)), curve.at(1))
-            curve.switch_seconds += _RATE * (more - curve.switch_seconds)
+        """Refine the curve by a step that was run; some at a time, since code that was not run
+        for a while takes several times as long."""
+        self._steps.append((n_rows, self.last_rows, n_past, seconds))
         self.last_rows = n_rows
+        if len(self._steps) < _AT_A_TIME:
+            return
+        for n_rows, last_rows, n_past, seconds in self._steps:
+            curve = self.curve(n_past)
+            if n_rows == last_rows:
+                curve.follow(n_rows, seconds)
+            else:
+                more = seconds - curve.at(n_rows)
+                more = min(max(more, -curve.at(1)), curve.at(1))
+                curve.switch_seconds += _RATE * (more - curve.switch_seconds)
+        self._steps.clear()
 
 
 def middle(region: int) -> int:

@@ -194,8 +194,8 @@ def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
     auto.begin([1])
     awake = []
-    for _ in range(n_steps):
-        awake.append(source.awake)
+    for now in range(n_steps):
+        awake.append(source.wakes_at <= now)
         tree = TokenTree(1)
         auto.draft([1], tree)
         auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
@@ -224,15 +224,15 @@ def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
         monkeypatch.setattr("speculation.auto.perf_counter", tick)
         drafter = Never()
         source = Source("never", drafter)
-        source.begin([1])
+        source.begin([1], 0)
         tree = TokenTree(1)
         step = Step(tree, None, [0], 9, 1.0)  # type: ignore[arg-type]
-        for _ in range(30):
-            if source.awake:
+        for now in range(30):
+            if source.wakes_at <= now:
                 source.draft([1], tree)
-                source.observe(step, gain=0.0, plain=1.0)
-        assert not source.awake
-        source.begin([2])
+                source.observe(step, gain=0.0, plain=1.0, now=now + 1)
+        assert source.wakes_at > 30
+        source.begin([2], 30)
         assert drafter.began == began
 
 

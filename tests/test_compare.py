@@ -184,6 +184,7 @@ def test_another_window_is_no_comparison() -> None:
         window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead:window=7"))
         == "it was compiled with W=15, N=5, G=15 and the method has W=7, N=5, G=15"
     )
+    assert window_mismatch({"W": 15}, parse_method("lookahead")) is None
     assert window_mismatch({}, parse_method("prompt-lookup")) is None
 
 
