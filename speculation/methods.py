@@ -23,6 +23,7 @@ from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
 from speculation.drafters.medusa import PRIORS as MEDUSA_PRIORS
+from speculation.drafters.prompt_lookup import PRIORS as LOOKUP_PRIORS
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
 from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
@@ -121,6 +122,10 @@ def _window(cost: CostModel) -> LookaheadParams | None:
     return None
 
 
+def _prompt_lookup(params: PromptLookupParams, resources: Resources) -> list[Drafter]:
+    return [PromptLookup(params, resources.keep(params, lambda: Estimates(LOOKUP_PRIORS)))]
+
+
 def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
     """The same sources for every text, so that what they learnt is kept; none for a model that
     cannot drop drafts, which is then decoded plainly."""
@@ -164,9 +169,7 @@ METHODS: dict[str, MethodKind] = {
     for kind in (
         MethodKind("auto", "Auto", AutoParams, _auto),
         MethodKind("ar", "Autoregressive", NoParams, lambda p, r: []),
-        MethodKind(
-            "prompt-lookup", "Prompt lookup", PromptLookupParams, lambda p, r: [PromptLookup(p)]
-        ),
+        MethodKind("prompt-lookup", "Prompt lookup", PromptLookupParams, _prompt_lookup),
         MethodKind("jacobi", "Jacobi", JacobiParams, lambda p, r: [Jacobi(p)]),
         MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p, r: [Lookahead(p)]),
         MethodKind(

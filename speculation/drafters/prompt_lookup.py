@@ -114,11 +114,12 @@ class PromptLookup:
     the two go on alike, and distrusted where they part.
     """
 
-    def __init__(self, params: PromptLookupParams) -> None:
+    def __init__(self, params: PromptLookupParams, estimates: Estimates | None = None) -> None:
+        """``estimates`` of PRIORS, to have what earlier texts taught."""
         self.params = params
         self.n_branches = params.branches if params.branches > 1 else 0
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
-        self._estimates = Estimates(PRIORS)
+        self._estimates = estimates or Estimates(PRIORS)
         self._best: Match | None = None  # of this step
         self._rival: Match | None = None  # the second best
         self._agreed = 0  # tokens with which both of them go on
