@@ -343,7 +343,9 @@ def test_any_head_gives_the_text_of_plain_decoding(
     path = write_tiny_eagle3(tmp_path / "head.gguf", **head)
     with Engine.load(target, EXACT, heads=path) as engine:
         stats = check_texts(engine, METHODS)["eagle-3"]
-        assert stats.n_drafted == 24 * stats.n_steps
+        # All steps but the last two draft 24; there one token is left below the root, and none.
+        assert stats.rows_histogram[25] >= stats.n_steps - 2
+        assert set(stats.rows_histogram) <= {25, 9, 1}
         # The engine's context is made anew for wide trees; the head has one of its own.
         wide = engine.generate(PROMPT, method="eagle-3:nodes=100,top_k=12", max_tokens=20).run()
         plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
