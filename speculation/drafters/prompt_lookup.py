@@ -210,7 +210,8 @@ class PromptLookup:
             tree.add_chain(node, copied[depth : depth + len(probs)], probs)
 
     def _matches(self) -> list[Match]:
-        """Places to copy from, best first: for each branch one, and the best one's rival."""
+        """Places to copy from, best first: all that are ranked of the longest n-gram, and of
+        shorter ones as long as branches are missing."""
         params = self.params
         latest = self._index.latest()
         longest = len(latest)
@@ -227,7 +228,7 @@ class PromptLookup:
             else:
                 known = {match.position for match in found}
                 found = found + [match for match in ranked if match.position not in known]
-            if len(found) >= params.branches:  # a shorter n-gram is no rival
+            if len(found) >= params.branches:
                 break
         return found
 
