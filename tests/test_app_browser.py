@@ -102,6 +102,8 @@ class Chat:
         field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
         field.first.fill(value)
         field.first.blur()
+        self.page.wait_for_timeout(100)  # no one is quicker at the next key
+        assert field.first.input_value() == value
 
     def choose_method(self, title: str) -> None:
         self.page.click("#method input")

@@ -44,10 +44,18 @@ class Script:
 
 def looked_up(text: list[int], **params: object) -> TokenTree:
     lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
-    lookup.begin(text)
+    begin_with(lookup, text)
     tree = TokenTree(text[-1])
     lookup.draft(text, tree)
     return tree
+
+
+def begin_with(lookup: PromptLookup, text: list[int]) -> None:
+    """Begin a text that consists of ``text[:1]`` and have one step behind it."""
+    lookup.begin(text[:1])
+    tree = TokenTree(text[0])
+    lookup.draft(text[:1], tree)
+    lookup.observe(Step(tree, Argmax([]), [0], text[1]))
 
 
 def test_the_longest_suffix_found_earlier_is_continued() -> None:
@@ -164,7 +172,7 @@ def test_drafts_grow_while_they_hold_and_shrink_when_they_fail() -> None:
     lookup = PromptLookup(PromptLookupParams())
     passage = list(range(100, 400))
     text = [*passage, 7, *passage[:3]]
-    lookup.begin(text)
+    begin_with(lookup, text)
     lengths = []
     while len(text) < 590:
         at = len(text) - 301
@@ -191,6 +199,18 @@ def test_a_draft_is_no_longer_than_the_text_has_tokens_left() -> None:
             lookup.draft(text, tree)
             depths.append(max(tree.depths))
         assert depths == ([5, 3, 1, 0] if "adaptive" in params else [3, 3, 1, 0])
+
+
+def test_the_first_token_of_a_text_is_trusted_less() -> None:
+    lookup = PromptLookup(PromptLookupParams(p_min=0.0))
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
+    lookup.begin(text)
+    first, later = TokenTree(3), TokenTree(4)
+    lookup.draft(text, first)
+    assert first.probs[1:4] == pytest.approx([0.3, 0.84, 0.89])
+    lookup.observe(Step(first, Argmax([]), [0], 4))
+    lookup.draft([*text, 4], later)
+    assert later.probs[1] > 0.84
 
 
 def test_a_second_branch_counts_only_where_the_first_is_wrong() -> None:

@@ -39,8 +39,9 @@ _DISPUTED = (
     0.5, 0.21, 0.25, 0.30, 0.38, 0.50, 0.50, 0.60, 0.60, *[0.65] * 4, *[0.75] * 19, 0.88
 )  # fmt: skip
 _RIVAL = 0.3  # the second best match, where it goes on otherwise and the best is wrong
-PRIORS = (*_ALONE, *_AGREED, *_DISPUTED, _RIVAL)
-_RIVAL_KIND = len(PRIORS) - 1
+_FIRST = 0.3  # a text's first token: what matches there is how the turns before began
+PRIORS = (*_ALONE, *_AGREED, *_DISPUTED, _RIVAL, _FIRST)
+_RIVAL_KIND, _FIRST_KIND = len(PRIORS) - 2, len(PRIORS) - 1
 # By context and how many tokens further, the kinds of estimates.
 _FAR = 32 + 256 + 1
 _ALONE_KINDS, _AGREED_KINDS, _DISPUTED_KINDS = (
@@ -123,11 +124,13 @@ class PromptLookup:
         self._best: Match | None = None  # of this step
         self._rival: Match | None = None  # the second best
         self._agreed = 0  # tokens with which both of them go on
+        self._is_first = True  # step of the text
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
         self._index.extend(prompt)
         self._estimates.new_text()
+        self._is_first = True
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         index, params = self._index, self.params
@@ -161,8 +164,11 @@ class PromptLookup:
     def observe(self, step: Step) -> None:
         """Compare the matches with what the text became, drafted or not."""
         best, rival = self._best, self._rival
-        if best is None:
-            return
+        if best is not None:
+            self._learn(step, best, rival)
+        self._is_first = False
+
+    def _learn(self, step: Step, best: Match, rival: Match | None) -> None:
         tokens = step.tree.tokens
         became = [tokens[node] for node in step.path[1:]]
         became.append(step.bonus)
@@ -178,6 +184,8 @@ class PromptLookup:
         """The kinds of estimates of the best match's next ``n`` tokens."""
         assert self._best is not None
         context = self._best.context
+        if self._is_first and n:
+            return [_FIRST_KIND, *_ALONE_KINDS[context + 1 : context + n]]
         if self._rival is None:
             return _ALONE_KINDS[context : context + n]
         parting = context + self._agreed
