@@ -100,10 +100,13 @@ class Chat:
 
     def set(self, label: str, value: str) -> None:
         field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
-        field.first.fill(value)
-        field.first.blur()
-        self.page.wait_for_timeout(100)  # no one is quicker at the next key
-        assert field.first.input_value() == value
+        for _ in range(20):  # the page may just be putting in the value that it was sent
+            field.first.fill(value)
+            field.first.blur()
+            self.page.wait_for_timeout(100)
+            if field.first.input_value() == value:
+                return
+        raise AssertionError(f"{label} does not take {value}")
 
     def choose_method(self, title: str) -> None:
         self.page.click("#method input")
