@@ -117,7 +117,7 @@ class CostModel:
     def __init__(self, curves: Mapping[int, CostCurve]) -> None:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
-        self._measured = {region: copy_of(curve) for region, curve in curves.items()}
+        self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
         self.last_rows = 0  # of the step before
         self._steps: list[tuple[int, int, int, float]] = []  # not yet followed
         self._here, self._first, self._end = self.curves[min(self.curves)], 0, 0  # asked for last
@@ -140,7 +140,7 @@ class CostModel:
         nearest = sorted(self._measured, key=lambda other: abs(other - region))[:2]
         curves = [self._measured[other] for other in nearest]
         if len(curves) == 1:
-            return copy_of(curves[0])
+            return _copy_of(curves[0])
         first, second = curves
         at = (middle(region) - middle(nearest[0])) / (middle(nearest[1]) - middle(nearest[0]))
         seconds = [
@@ -172,5 +172,5 @@ def middle(region: int) -> int:
     return region * 3 // 2 if region else REGIONS[1] // 2
 
 
-def copy_of(curve: CostCurve) -> CostCurve:
+def _copy_of(curve: CostCurve) -> CostCurve:
     return CostCurve(curve.sizes, curve.seconds, curve.switch_seconds)

@@ -209,7 +209,7 @@ class Engine:
         self.cache.reserve(n_seq)
 
     def prepare(self) -> None:
-        """Measure now what a decode costs here, in about a second, rather than in the first reply.
+        """Measure now what a decode costs here, in a second or two, rather than in the first reply.
 
         It empties the cache. Later calls do nothing, nor does it for a model that cannot drop
         drafts: whatever a batch costs there, none will be tried.

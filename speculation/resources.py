@@ -54,7 +54,7 @@ class Resources:
 
     @property
     def cost(self) -> CostModel:
-        """What a batch of n rows costs here. The first use measures it, in about a second."""
+        """What a batch of n rows costs here. The first use measures it, in a second or two."""
         if self._cost is None:
             if self._measure_cost is None:
                 raise RuntimeError("these resources were made without a way to measure cost")
