@@ -113,6 +113,7 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._end_of_generation: dict[int, bool] = {}
+        self._texts: dict[int, str | None] = {}
         if not C.llama_model_has_decoder(handle):
             self.close()
             raise UnsupportedModel(
@@ -191,6 +192,28 @@ class Model:
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)
         return piece
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """The text of each token; None where one ends a reply or is not made of whole characters.
+
+        What most tokens are, in a fraction of the time that ``piece`` and a decoder take.
+        """
+        known = self._texts
+        try:
+            found = [known[token] for token in tokens]
+        except KeyError:
+            for token in tokens:
+                known[token] = self._whole_text(token)
+            found = [known[token] for token in tokens]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def _whole_text(self, token: int) -> str | None:
+        if self.is_end_of_generation(token):
+            return None
+        try:
+            return self.piece(token).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         """The bytes of ``tokens``, one piece after the other."""

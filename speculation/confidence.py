@@ -39,7 +39,7 @@ class Confidence:
         for c, node in enumerate(self._nodes):
             below.setdefault(node.parent, []).append(c)
         at = -1
-        for token in (*(step.tree.tokens[node] for node in step.path[1:]), step.bonus):
+        for token in step.tokens:
             if at not in below:
                 break
             first = self._nodes[below[at][0]]

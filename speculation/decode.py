@@ -16,10 +16,15 @@ from speculation.verify import Verifier
 
 
 class Emitted(NamedTuple):
-    """A token of the text, whether it came from a draft, and why the text ends with it if so."""
+    """What a step added to the text.
 
-    token: int
-    drafted: bool
+    tokens         in order
+    n_drafted      so many of them came from a draft: all, or all but the last
+    finish_reason  why the text ends with the last, if it does
+    """
+
+    tokens: list[int]
+    n_drafted: int
     finish_reason: str | None = None
 
 
@@ -29,18 +34,18 @@ def decode(
     drafters: Sequence[Drafter],
     verifier: Verifier,
     sampler: Sampler,
-    finish: Callable[[int], str | None],
+    finish: Callable[[Sequence[int]], tuple[int, str | None]],
     stats: Stats,
     max_tokens: int | None = None,
-) -> Iterator[list[Emitted]]:
+) -> Iterator[Emitted]:
     """Continue ``prompt``, yielding the tokens of each step.
 
     ``cache`` holds the prompt but for its last token, which is the first step's root, and has a
-    sequence for every branch the drafters may ask for. ``finish`` is asked about every token in
-    order; what it returns, if anything, ends the text with that token, in the middle of an accepted
-    path too, and what lies beyond is neither shown nor kept. When the context is full the last
-    token carries the reason ``context``. ``max_tokens`` tells the drafters how many the text will
-    have at most; to end it there is ``finish``'s affair.
+    sequence for every branch the drafters may ask for. ``finish`` gets the tokens of every step,
+    each once and in order, and says how many of them belong to the text and why it ends with the
+    last of these, or None; it may end in the middle of an accepted path, and what lies beyond is
+    neither shown nor kept. When the context is full the reason is ``context``. ``max_tokens`` tells
+    the drafters how many the text will have at most; to end it there is ``finish``'s affair.
 
     The cache ends up with the text but for its last token, also when the generator is closed early.
     """
@@ -77,18 +82,17 @@ def decode(
             # 4. Commit the path's KV; let the drafters learn from the step.
             cache.commit(rows, path)
             committed = perf_counter()
-            if drafters:
-                step = Step(tree, output, path, bonus, decoded - built)
-                for drafter in drafters:
-                    drafter.observe(step)
+            step = Step(tree, output, path, bonus, decoded - built)
+            for drafter in drafters:
+                drafter.observe(step)
 
-            emitted = _emit(tree, path, bonus, finish)
-            if emitted[-1].finish_reason is None and cache.n_past >= target.n_ctx:
-                emitted[-1] = Emitted(emitted[-1].token, emitted[-1].drafted, "context")
-            tokens.extend([item.token for item in emitted])
+            n, reason = finish(step.tokens)
+            if reason is None and cache.n_past >= target.n_ctx:
+                reason = "context"
+            emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
+            tokens += emitted.tokens
             end = perf_counter()
-            n_emitted = len(emitted)  # all but a last one that is the bonus were drafted
-            stats.add_step(tree, path, n_emitted, n_emitted - (not emitted[-1].drafted))
+            stats.add_step(tree, path, n, emitted.n_drafted)
             stats.decode_seconds += end - start
             phases["draft"] += drafted - start + end - committed
             phases["build"] += built - drafted
@@ -96,23 +100,9 @@ def decode(
             phases["verify"] += verified - decoded
             phases["commit"] += committed - verified
             yield emitted
-            if emitted[-1].finish_reason is not None:
+            if reason is not None:
                 return
     finally:
         target.want_hidden(False)
         target.want_layers(())
         cache.truncate(min(len(tokens) - 1, cache.n_past))
-
-
-def _emit(
-    tree: TokenTree, path: Sequence[int], bonus: int, finish: Callable[[int], str | None]
-) -> list[Emitted]:
-    emitted = []
-    for node in path[1:]:
-        token = tree.tokens[node]
-        reason = finish(token)
-        emitted.append(Emitted(token, True, reason))
-        if reason is not None:
-            return emitted
-    emitted.append(Emitted(bonus, False, finish(bonus)))
-    return emitted

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from batching.cache import StateReader
 from batching.target import Output, Target
 from batching.tree import TokenTree
 
 
-class Step(NamedTuple):
+class Step:
     """What one decode led to.
 
     tree    the tree that was decoded
@@ -18,13 +18,26 @@ class Step(NamedTuple):
     path    accepted nodes, the root first, so ``path[0] == 0``
     bonus   the token sampled after the path's last node: the root of the next tree
     decode_seconds  what the decode of the tree took, wall-clock
+    tokens  what the text became: the drafts of the path, then the bonus
     """
 
-    tree: TokenTree
-    output: Output
-    path: list[int]
-    bonus: int
-    decode_seconds: float = 0.0
+    __slots__ = ("bonus", "decode_seconds", "output", "path", "tokens", "tree")
+
+    def __init__(
+        self,
+        tree: TokenTree,
+        output: Output,
+        path: list[int],
+        bonus: int,
+        decode_seconds: float = 0.0,
+    ) -> None:
+        self.tree = tree
+        self.output = output
+        self.path = path
+        self.bonus = bonus
+        self.decode_seconds = decode_seconds
+        self.tokens = [tree.tokens[node] for node in path[1:]]
+        self.tokens.append(bonus)
 
 
 class Drafter(Protocol):

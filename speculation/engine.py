@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from batching.cache import Cancelled, SequenceCache
 from batching.context import Context, ContextParams
@@ -17,7 +16,7 @@ from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, save_cost
-from speculation.decode import Emitted, decode
+from speculation.decode import decode
 from speculation.drafter import Drafter, reader_of
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads
@@ -29,20 +28,10 @@ from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
 from speculation.successors import load_successors
+from speculation.text import ReplyText
+from speculation.text import Token as Token
 
 DEFAULT_METHOD = "auto"
-
-
-class Token(NamedTuple):
-    """A generated token.
-
-    text     the characters that it completed: whole ones, so possibly none yet
-    drafted  whether it came from a draft (else from the target itself)
-    """
-
-    id: int
-    text: str
-    drafted: bool
 
 
 class Engine:
@@ -277,14 +266,14 @@ class Generation:
         self.prompt = list(prompt)
         self.method = method
         self.stats = Stats(n_prompt=len(prompt))
-        self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self._engine = engine
         self._sampling = sampling
         self._max_tokens = max_tokens
         self._progress = progress
         self._cancelled = cancelled
-        self._text = _Text(stop)
+        self._text = ReplyText(engine.model, stop, max_tokens)
+        self.token_ids = self._text.ids
         self._tokens = self._run()
 
     @property
@@ -337,11 +326,12 @@ class Generation:
                 drafters,
                 verifier,
                 sampler,
-                self._finish,
+                self._text.take,
                 stats,
                 self._max_tokens,
             ):
-                yield from self._tokens_of(emitted)
+                self.finish_reason = emitted.finish_reason
+                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
                 if self._cancelled is not None and self._cancelled():
                     break
             if self.finish_reason is None:
@@ -350,108 +340,6 @@ class Generation:
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
-
-    def _finish(self, token: int) -> str | None:
-        """Why the text ends with ``token``, if it does. Asked once for each token, in order."""
-        self.token_ids.append(token)
-        model = self._engine.model
-        if model.is_end_of_generation(token):
-            self._text.add(token, b"")
-            return "stop"
-        self._text.add(token, model.piece(token))
-        if self._text.stopped:
-            return "stop"
-        if self._max_tokens is not None and len(self.token_ids) >= self._max_tokens:
-            return "length"
-        return None
-
-    def _tokens_of(self, emitted: Sequence[Emitted]) -> Iterator[Token]:
-        for item in emitted:
-            if item.finish_reason is not None:
-                self.finish_reason = item.finish_reason
-            yield from self._text.release(item.drafted)
-
-
-class _Text:
-    """Turns token pieces into whole characters, and keeps back what may become a stop string."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        if any(not text for text in stop):
-            raise InvalidParameter("a stop string is empty; leave it out")
-        self.stopped = False
-        self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._pieces: list[str] = []
-        self._ids: list[int] = []
-        self._full = ""
-        self._held: list[tuple[int, str, bool]] = []  # id, text, drafted: not released yet
-        self._n_released = 0
-        self._next = 0
-
-    @property
-    def shown(self) -> str:
-        return self._full
-
-    def add(self, token: int, piece: bytes) -> None:
-        """Take a token's bytes in; sets ``stopped`` when they complete a stop string."""
-        text = self._decoder.decode(piece)
-        before = len(self._full)
-        self._full += text
-        for stop in self._stop:
-            at = self._full.find(stop, max(0, before - len(stop) + 1))
-            if at >= 0:
-                self.stopped = True
-                self._full = self._full[:at]
-        self._ids.append(token)
-        self._pieces.append(text)
-
-    def release(self, drafted: bool) -> Iterable[Token]:
-        """The tokens that can be shown once the next added one is known to be ``drafted``."""
-        i = self._next
-        self._next += 1
-        if not self._stop:  # nothing is ever kept back
-            text = self._pieces[i]
-            self._n_released += len(text)
-            return (Token(self._ids[i], text, drafted),)
-        self._held.append((self._ids[i], self._pieces[i], drafted))
-        if self.stopped:
-            return self._cut()
-        keep = max(_overlap(self._full, stop) for stop in self._stop)
-        n_free = len(self._full) - keep
-        shown = []
-        while self._held and self._n_released + len(self._held[0][1]) <= n_free:
-            shown.append(self._pop(self._held[0][1]))
-        return shown
-
-    def rest(self) -> Iterator[Token]:
-        """What was kept back, once the text has ended; an unfinished character shows as U+FFFD."""
-        tail = self._decoder.decode(b"", final=True)
-        if tail and not self.stopped:
-            self._full += tail
-            if self._held:
-                token, text, drafted = self._held[-1]
-                self._held[-1] = (token, text + tail, drafted)
-            elif self._ids:
-                self._held.append((self._ids[-1], tail, False))
-        yield from self._cut()
-
-    def _cut(self) -> Iterator[Token]:
-        while self._held:
-            room = len(self._full) - self._n_released
-            yield self._pop(self._held[0][1][: max(0, room)])
-
-    def _pop(self, text: str) -> Token:
-        token, _, drafted = self._held.pop(0)
-        self._n_released += len(text)
-        return Token(token, text, drafted)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    for n in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
 
 
 def _draft_params(context: Context) -> ContextParams:

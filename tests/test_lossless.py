@@ -146,17 +146,16 @@ def run(
     stats = Stats()
     text: list[int] = []
 
-    def finish(token: int) -> str | None:
-        text.append(token)
-        return "length" if len(text) == n_tokens else "stop" if token == 0 else None
+    def finish(tokens: Sequence[int]) -> tuple[int, str | None]:
+        for n, token in enumerate(tokens, 1):
+            text.append(token)
+            if len(text) == n_tokens or token == 0:
+                return n, "stop" if token == 0 else "length"
+        return len(tokens), None
 
-    emitted = [
-        item
-        for step in decode(cache, prompt, drafters, Match(), sampler, finish, stats)
-        for item in step
-    ]
-    assert [item.token for item in emitted] == text
-    assert emitted[-1].finish_reason is not None
+    steps = list(decode(cache, prompt, drafters, Match(), sampler, finish, stats))
+    assert [token for step in steps for token in step.tokens] == text
+    assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
     # Whatever was drafted, each sequence now holds exactly the text but for its last token.
     assert cache.tokens == (prompt + text)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(text) - 1
@@ -209,9 +208,15 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     cache.reserve(31)
     cache.prefill([1, 2])
     steps = decode(
-        cache, [1, 2, 3], [RandomTrees(5)], Match(), FakeSampler(0, 0), lambda token: None, Stats()
+        cache,
+        [1, 2, 3],
+        [RandomTrees(5)],
+        Match(),
+        FakeSampler(0, 0),
+        lambda tokens: (len(tokens), None),
+        Stats(),
     )
-    text = [item.token for _ in range(4) for item in next(steps)]
+    text = [token for _ in range(4) for token in next(steps).tokens]
     steps.close()  # type: ignore[attr-defined]
     assert cache.tokens == [1, 2, 3, *text[:-1]]
     assert all(target.held(s) == cache.tokens for s in range(31))

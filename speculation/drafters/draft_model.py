@@ -133,7 +133,7 @@ class DraftModel:
         self._add(nodes, tree)
 
     def observe(self, step: Step) -> None:
-        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        became = step.tokens
         for (token, q), actual in zip(self._first, became, strict=False):
             self._estimates.learn(min(9, int(10 * q)), held=token == actual)
             if token != actual:

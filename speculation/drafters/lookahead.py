@@ -161,7 +161,7 @@ class Lookahead:
     def _learn(self, step: Step) -> None:
         if not self._proposed:
             return
-        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        became = step.tokens
         for ngram in self._proposed:
             for depth, (token, actual) in enumerate(zip(ngram, became, strict=False)):
                 self._estimates.learn(depth, held=token == actual)

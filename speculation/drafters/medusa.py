@@ -132,7 +132,7 @@ class Medusa:
             self._add_chosen(tree)
 
     def observe(self, step: Step) -> None:
-        became = [*(step.tree.tokens[node] for node in step.path[1:]), step.bonus]
+        became = step.tokens
         for guesses, token in zip(self._guesses, became, strict=False):
             for guess, kind, _ in guesses[:_N_LEARNT]:
                 self._estimates.learn(kind, held=guess == token)

@@ -42,6 +42,7 @@ _RIVAL = 0.3  # the second best match, where it goes on otherwise and the best i
 _FIRST = 0.3  # a text's first token: what matches there is how the turns before began
 PRIORS = (*_ALONE, *_AGREED, *_DISPUTED, _RIVAL, _FIRST)
 _RIVAL_KIND, _FIRST_KIND = len(PRIORS) - 2, len(PRIORS) - 1
+_AT_A_TIME = 8  # steps that are learnt from: right after a decode, code takes several times as long
 # By context and how many tokens further, the kinds of estimates.
 _FAR = 32 + 256 + 1
 _ALONE_KINDS, _AGREED_KINDS, _DISPUTED_KINDS = (
@@ -108,6 +109,37 @@ class Match(NamedTuple):
     context: int
 
 
+class Lookup(NamedTuple):
+    """What was found for a step.
+
+    context   tokens that the best match has in common with the end of the text
+    copied    what followed there
+    others    what followed the second best match, the rival; None where there is none
+    agreed    tokens with which both go on
+    is_first  whether it is the first step of a text
+    """
+
+    context: int
+    copied: list[int]
+    others: list[int] | None
+    agreed: int
+    is_first: bool
+
+    def kinds(self, n: int) -> list[int]:
+        """The kinds of estimates of the first ``n`` copied tokens."""
+        context = self.context
+        if self.is_first and n:
+            return [_FIRST_KIND, *_ALONE_KINDS[context + 1 : context + n]]
+        if self.others is None:
+            return _ALONE_KINDS[context : context + n]
+        parting = context + self.agreed
+        return [
+            *_AGREED_KINDS[context : min(parting, context + n)],
+            *_DISPUTED_KINDS[parting : min(parting + 1, context + n)],
+            *_ALONE_KINDS[parting + 1 : context + n],
+        ]
+
+
 class PromptLookup:
     """The index of one text, and what was learnt of how well its matches hold.
 
@@ -121,12 +153,12 @@ class PromptLookup:
         self.n_branches = params.branches if params.branches > 1 else 0
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
         self._estimates = estimates or Estimates(PRIORS)
-        self._best: Match | None = None  # of this step
-        self._rival: Match | None = None  # the second best
-        self._agreed = 0  # tokens with which both of them go on
+        self._found: Lookup | None = None  # in this step
+        self._outcomes: list[tuple[Lookup, list[int]]] = []  # and what the text became: not learnt
         self._is_first = True  # step of the text
 
     def begin(self, prompt: Sequence[int]) -> None:
+        self._learn()
         self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
         self._index.extend(prompt)
         self._estimates.new_text()
@@ -135,24 +167,24 @@ class PromptLookup:
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         index, params = self._index, self.params
         index.extend(tokens[len(index.tokens) :])
-        self._best = self._rival = None
+        self._found = None
         matches = self._matches()
         if not matches:
             return
-        self._best = best = matches[0]
+        best = matches[0]
         if not params.adaptive:
             most = min(params.draft, tree.max_depth)
             for match in matches[: params.branches]:
                 tree.add_chain(0, index.continuation(match.position, most))
             return
-        copied = index.continuation(best.position, params.draft_max)
+        copied, others, agreed = index.continuation(best.position, params.draft_max), None, 0
         if len(matches) > 1:
-            self._rival = rival = matches[1]
-            others = index.continuation(rival.position, params.draft_max)
-            self._agreed = _FAR if copied == others else common_prefix(copied, others)
+            others = index.continuation(matches[1].position, params.draft_max)
+            agreed = _FAR if copied == others else common_prefix(copied, others)
+        self._found = found = Lookup(best.context, copied, others, agreed, self._is_first)
         most = min(params.draft_max, tree.room, tree.max_depth)
         floor = tree.floor or params.p_min
-        probs = self._estimates.run(self._kinds(most), 1.0, floor)
+        probs = self._estimates.run(found.kinds(most), 1.0, floor)
         if not tree.floor:
             del probs[_even_length(len(probs)) :]
         if probs:
@@ -162,38 +194,23 @@ class PromptLookup:
                 self._branch(match, tree, floor)
 
     def observe(self, step: Step) -> None:
-        """Compare the matches with what the text became, drafted or not."""
-        best, rival = self._best, self._rival
-        if best is not None:
-            self._learn(step, best, rival)
+        """See what the text became, drafted or not; it is learnt from some steps at a time."""
         self._is_first = False
+        if self._found is not None:
+            self._outcomes.append((self._found, step.tokens))
+            if len(self._outcomes) >= _AT_A_TIME:
+                self._learn()
 
-    def _learn(self, step: Step, best: Match, rival: Match | None) -> None:
-        tokens = step.tree.tokens
-        became = [tokens[node] for node in step.path[1:]]
-        became.append(step.bonus)
-        n = len(became)
-        copied = self._index.continuation(best.position, n)
-        n_held = n if copied == became else common_prefix(became, copied)
-        self._estimates.learn_run(self._kinds(n), n_held, failed=n_held < n)
-        if rival is not None and n_held == self._agreed < n:
-            other = self._index.continuation(rival.position, n)[n_held]
-            self._estimates.learn(_RIVAL_KIND, held=other == became[n_held])
-
-    def _kinds(self, n: int) -> list[int]:
-        """The kinds of estimates of the best match's next ``n`` tokens."""
-        assert self._best is not None
-        context = self._best.context
-        if self._is_first and n:
-            return [_FIRST_KIND, *_ALONE_KINDS[context + 1 : context + n]]
-        if self._rival is None:
-            return _ALONE_KINDS[context : context + n]
-        parting = context + self._agreed
-        return [
-            *_AGREED_KINDS[context : min(parting, context + n)],
-            *_DISPUTED_KINDS[parting : min(parting + 1, context + n)],
-            *_ALONE_KINDS[parting + 1 : context + n],
-        ]
+    def _learn(self) -> None:
+        """Compare what was found with what the texts became."""
+        estimates = self._estimates
+        for found, became in self._outcomes:
+            copied, n = found.copied, min(len(became), len(found.copied))
+            n_held = n if copied[:n] == became[:n] else common_prefix(became, copied)
+            estimates.learn_run(found.kinds(n), n_held, failed=n_held < n)
+            if found.others is not None and n_held == found.agreed < n:
+                estimates.learn(_RIVAL_KIND, held=found.others[n_held] == became[n_held])
+        self._outcomes.clear()
 
     def _branch(self, match: Match, tree: TokenTree, floor: float) -> None:
         """Add ``match`` where it parts from what is drafted already, if that is likely enough."""

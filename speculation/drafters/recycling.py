@@ -188,7 +188,7 @@ class Recycling:
 
     def observe(self, step: Step) -> None:
         tree, table = step.tree, self._table
-        became = [*(tree.tokens[node] for node in step.path[1:]), step.bonus]
+        became = step.tokens
         for node, token in zip(step.path, became, strict=True):
             for successor, p in table.of(tree.tokens[node])[:2]:
                 self._estimates.learn(min(9, int(10 * p)), held=successor == token)
