@@ -40,6 +40,7 @@ class TokenTree:
 
     __slots__ = (
         "_children",
+        "_n_indexed",
         "branches",
         "depths",
         "draft_probs",
@@ -67,7 +68,8 @@ class TokenTree:
         self.n_drafted = 0
         self.max_nodes = max_nodes
         self.max_depth = max_depth
-        self._children: dict[tuple[int, int], list[int]] = {}
+        self._children: dict[tuple[int, int], list[int]] = {}  # drafts by parent and token …
+        self._n_indexed = 1  # … among the first so many nodes
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -76,6 +78,12 @@ class TokenTree:
     def room(self) -> int:
         """Nodes that may still be added: what context and batch have left for this step."""
         return self.max_nodes - len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node but the root is a draft that hangs below the one before it."""
+        n = len(self.tokens) - 1
+        return self.depths[-1] == n == self.n_drafted
 
     def add(
         self,
@@ -96,8 +104,9 @@ class TokenTree:
         ``draft=False`` adds a node that is only looked at and never accepted, such as a token of
         lookahead's window.
         """
+        children = self._indexed()
         if draft:
-            siblings = self._children.setdefault((parent, token), [])
+            siblings = children.setdefault((parent, token), [])
             if merge and siblings:
                 node = siblings[0]
                 self.outputs[node] = self.outputs[node] or output
@@ -112,6 +121,7 @@ class TokenTree:
         self.outputs.append(output)
         self.probs.append(prob)
         self.draft_probs.append(draft_probs)
+        self._n_indexed = node + 1
         return node
 
     def add_chain(
@@ -121,7 +131,10 @@ class TokenTree:
 
         The same as adding one after the other, for less: chains are what most drafts are.
         """
-        children = self._children
+        if len(self.tokens) == 1:
+            end = max(0, self.room)
+            return self._append_chain(parent, tokens[:end], probs and probs[:end])
+        children = self._indexed()
         for i, token in enumerate(tokens):
             siblings = children.get((parent, token))
             if not siblings:
@@ -141,7 +154,8 @@ class TokenTree:
         draft: bool = True,
     ) -> None:
         """Add nodes, unmerged: the same as one after the other, for less. Parents may be new."""
-        first = len(self.tokens)
+        if not draft:
+            self._indexed()
         depths = self.depths
         for parent in parents:
             depths.append(depths[parent] + 1)
@@ -152,8 +166,8 @@ class TokenTree:
         self.draft_probs += [None] * len(tokens)
         if draft:
             self.n_drafted += len(tokens)
-            for node, key in enumerate(zip(parents, tokens, strict=True), first):
-                self._children.setdefault(key, []).append(node)
+        else:
+            self._n_indexed = len(self.tokens)
 
     def _append_chain(
         self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
@@ -171,8 +185,6 @@ class TokenTree:
         self.probs += probs or [1.0] * n
         self.draft_probs += [None] * n
         self.n_drafted += n
-        for node, key in enumerate(zip(parents, tokens, strict=True), first):
-            self._children[key] = [node]
         return first + n - 1
 
     def keep(self, nodes: Sequence[int]) -> None:
@@ -203,17 +215,24 @@ class TokenTree:
             self.draft_probs = [self.draft_probs[node] for node in kept]
         self.n_drafted = n
         self._children = {}
-        for node in range(1, n + 1):
-            self._children.setdefault((self.parents[node], self.tokens[node]), []).append(node)
+        self._n_indexed = 1
 
     def children(self, parent: int, token: int) -> list[int]:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
-        return self._children.get((parent, token), [])
+        return self._indexed().get((parent, token), [])
+
+    def _indexed(self) -> dict[tuple[int, int], list[int]]:
+        """Drafts by parent and token. For most trees, which are chains, nobody asks."""
+        children = self._children
+        for node in range(self._n_indexed, len(self.tokens)):
+            children.setdefault((self.parents[node], self.tokens[node]), []).append(node)
+        self._n_indexed = len(self.tokens)
+        return children
 
     def drafts(self) -> dict[int, list[int]]:
         """Draft nodes by parent, in the order they were added."""
         found: dict[int, list[int]] = {}
-        for (parent, _), nodes in self._children.items():
+        for (parent, _), nodes in self._indexed().items():
             found.setdefault(parent, []).extend(nodes)
         for nodes in found.values():
             nodes.sort()

@@ -31,6 +31,13 @@ class Match:
     """Accept a draft when it is the very token that the sampler chooses."""
 
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
+        if tree.is_chain:
+            tokens, last, node = tree.tokens, len(tree.tokens) - 1, 0
+            while True:
+                token = sampler.sample(output, node)
+                if node == last or tokens[node + 1] != token:
+                    return list(range(node + 1)), token
+                node += 1
         # Unmerged branches with a common prefix hold equal tokens in several nodes; all of them
         # are followed until one is left, and the logits are read from the first.
         nodes = [0]

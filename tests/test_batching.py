@@ -196,8 +196,9 @@ def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
             expected.add(kept.index(tree.parents[node]), tree.tokens[node], prob=0.5)
         tree.keep(kept[1:])
         names = ("tokens", "parents", "depths", "outputs", "probs", "draft_probs", "n_drafted")
-        for name in (*names, "_children"):
+        for name in names:
             assert getattr(tree, name) == getattr(expected, name)
+        assert tree.drafts() == expected.drafts()
 
 
 def test_paths_and_leaves() -> None:
