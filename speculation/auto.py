@@ -159,7 +159,7 @@ class Source:
     def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
         """Add its drafts to ``tree``, if that is worth its time; see ``is_worth``."""
         self.seconds = 0.0
-        self.has_drafted = self.is_worth(left)
+        self.has_drafted = left >= 1.0 or self.is_worth(left)
         if self.has_drafted:
             start = perf_counter()
             if self._prompt is not None:
@@ -203,7 +203,7 @@ class Auto:
         self.params = params
         self.sources = list(sources)
         self.cost = cost
-        share = max(cost.curve(0).row_share(), _FLOOR)
+        share = max(cost.curve(0).row_share, _FLOOR)
         # Leaves exclude each other, so no more of them than 1 / floor can be worth a row.
         explored = sum(s.explorer.window_branches for s in sources if s.explorer is not None)
         self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
@@ -235,9 +235,9 @@ class Auto:
             return
         start = perf_counter()
         room = tree.max_nodes
-        most = curve.ample_rows() + 8 * (len(awake) - 1)  # a chain, and what others put beside it
+        most = curve.ample_rows + 8 * (len(awake) - 1)  # a chain, and what others put beside it
         tree.max_nodes = min(room, most)
-        tree.floor = max(curve.row_share(), _FLOOR)
+        tree.floor = max(curve.row_share, _FLOOR)
         ends = []  # first node after those of each source, in order
         taken: dict[int, float] = {}  # by node: how likely one of the drafts below it is to hold
         for source in awake:
@@ -263,7 +263,7 @@ class Auto:
         """
         chosen = choose(
             tree,
-            self._curve.table(),
+            self._curve.table,
             last_rows=self.cost.last_rows,
             switch_seconds=max(0.0, self._curve.switch_seconds),
             overhead_seconds=self._overhead,

@@ -26,6 +26,9 @@ class CostCurve:
     seconds         time of each; where a larger batch was quicker, its time counts, since what
                     disturbs a measurement only ever lengthens it
     switch_seconds  what a batch costs more when the one before had another number of rows
+    table           seconds for 0, 1, 2, … 64 rows at least; not to be changed
+    row_share       what a further row costs at the cheapest, as a share of a batch of one
+    ample_rows      as many rows as can pay: were all of them certain, more would gain 5% at most
     """
 
     def __init__(
@@ -38,30 +41,30 @@ class CostCurve:
         self.sizes = tuple(sizes)
         self.seconds = list(seconds)
         self.switch_seconds = switch_seconds
-        self._table: list[float] = []
-        self._share = 0.0
-        self._ample = 0
+        self._draw()
         self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
         self._n_followed = 0
 
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; beyond the largest size as steep as before it."""
-        table = self.table()
+        table = self.table
         if n < len(table):
             return table[n]
         return table[-1] + (table[-1] - table[-2]) * (n + 1 - len(table))
 
-    def table(self) -> list[float]:
-        """Seconds for 0, 1, 2, … 64 rows at least; shared, not to be changed."""
-        if not self._table:
-            most = max(SIZES[-1], self.sizes[-1])
-            seconds = np.minimum.accumulate(self.seconds[::-1])[::-1]
-            inside = np.interp(np.arange(1, most + 1), self.sizes, seconds)
-            if len(seconds) > 1 and most > self.sizes[-1]:
-                slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-                inside[self.sizes[-1] :] += slope * np.arange(1, most + 1 - self.sizes[-1])
-            self._table = [0.0, *inside.tolist()]
-        return self._table
+    def _draw(self) -> None:
+        """Table and figures of the curve as it is now."""
+        most = max(SIZES[-1], self.sizes[-1])
+        seconds = np.minimum.accumulate(self.seconds[::-1])[::-1]
+        inside = np.interp(np.arange(1, most + 1), self.sizes, seconds)
+        if len(seconds) > 1 and most > self.sizes[-1]:
+            slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+            inside[self.sizes[-1] :] += slope * np.arange(1, most + 1 - self.sizes[-1])
+        self.table: list[float] = [0.0, *inside.tolist()]
+        further = (inside[1:] - inside[0]) / np.arange(1, most)
+        self.row_share = max(float(further.min() / inside[0]), 1e-9)
+        rates = np.arange(1, SIZES[-1] + 1) / inside[: SIZES[-1]]
+        self.ample_rows = 1 + int((rates >= 0.95 * rates.max()).argmax())
 
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.
@@ -86,25 +89,7 @@ class CostCurve:
             known[i] *= ratio**_SHAPE_RATE
         self.seconds = [scale * value for value in known]
         steps.clear()
-        self._table = []
-        self._share = 0.0
-        self._ample = 0
-
-    def ample_rows(self) -> int:
-        """As many rows as can pay: were all of them certain, more would gain 5% at most."""
-        if not self._ample:
-            rates = [n / seconds for n, seconds in enumerate(self.table()[1 : SIZES[-1] + 1], 1)]
-            enough = 0.95 * max(rates)
-            self._ample = next(n for n, rate in enumerate(rates, 1) if rate >= enough)
-        return self._ample
-
-    def row_share(self) -> float:
-        """What a further row costs at the cheapest, as a share of a batch of one."""
-        if not self._share:
-            table = self.table()
-            share = min((table[n] - table[1]) / (n - 1) for n in range(2, len(table))) / table[1]
-            self._share = max(share, 1e-9)
-        return self._share
+        self._draw()
 
 
 class CostModel:

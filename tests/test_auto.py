@@ -98,13 +98,13 @@ def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
     assert [curve.at(n) for n in (1, 2, 3, 4)] == [1.0, 1.5, 1.5, 1.5]  # 2.0 was a disturbance
     curve = CostCurve((1, 3), (1.0, 2.0))
     assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 1.5, 2, 2.5, 3, 50.5])
-    assert curve.row_share() == pytest.approx(0.5)
+    assert curve.row_share == pytest.approx(0.5)
 
 
 def test_no_more_rows_are_ample_than_could_pay() -> None:
-    assert CostCurve((1, 64), (1.0, 1.0)).ample_rows() == 61  # 95% of 64 tokens a step
-    assert CostCurve((1, 64), (1.0, 64.0)).ample_rows() == 1
-    assert CostCurve((1, 64), (1.0, 1.0 + 63 / 3)).ample_rows() == 24  # 24 / 8.67 of 64 / 22
+    assert CostCurve((1, 64), (1.0, 1.0)).ample_rows == 61  # 95% of 64 tokens a step
+    assert CostCurve((1, 64), (1.0, 64.0)).ample_rows == 1
+    assert CostCurve((1, 64), (1.0, 1.0 + 63 / 3)).ample_rows == 24  # 24 / 8.67 of 64 / 22
 
 
 def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
