@@ -20,7 +20,7 @@ from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.cost import SIZES, CostModel
 from speculation.drafter import Drafter, Step, needs_hidden, needs_layers, reader_of
-from speculation.policy import choose
+from speculation.policy import ample_rows, choose
 
 SOURCES = (
     "prompt-lookup",
@@ -39,7 +39,7 @@ _UPKEEP = 0.008  # share of the time that a source which does not pay may take
 _RATE = 1 / 16  # of the average overhead
 _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
 _MOST_LOG_ODDS = 4.0
-_LOOP_SECONDS = 20e-6  # what a step takes besides drafting and decoding
+_LOOP_SECONDS = 40e-6  # what a step takes besides drafting and decoding
 _CHEAP = 0.08  # share of a plain step that drafting may take for a source to be woken by a new text
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
 
@@ -212,6 +212,8 @@ class Auto:
         self.needs_layers = needs_layers([source.drafter for source in sources])
         self._n_past = 0
         self._curve = cost.curve(0)
+        self._table: list[float] = []  # of the curve, when the next was found for it
+        self._ample = 0
         self._overhead = _LOOP_SECONDS  # what a step takes besides the decode, on average
         self._thought = 0.0  # time spent in this step
         self._awake: list[Source] = []  # this step's sources
@@ -235,7 +237,10 @@ class Auto:
             return
         start = perf_counter()
         room = tree.max_nodes
-        most = curve.ample_rows + 8 * (len(awake) - 1)  # a chain, and what others put beside it
+        if curve.table is not self._table:
+            self._table = curve.table
+            self._ample = ample_rows(curve.table, self._overhead)
+        most = self._ample + 8 * (len(awake) - 1)  # a chain, and what others put beside it
         tree.max_nodes = min(room, most)
         tree.floor = max(curve.row_share, _FLOOR)
         ends = []  # first node after those of each source, in order

@@ -28,7 +28,6 @@ class CostCurve:
     switch_seconds  what a batch costs more when the one before had another number of rows
     table           seconds for 0, 1, 2, … 64 rows at least; not to be changed
     row_share       what a further row costs at the cheapest, as a share of a batch of one
-    ample_rows      as many rows as can pay: were all of them certain, more would gain 5% at most
     """
 
     def __init__(
@@ -63,8 +62,6 @@ class CostCurve:
         self.table: list[float] = [0.0, *inside.tolist()]
         further = (inside[1:] - inside[0]) / np.arange(1, most)
         self.row_share = max(float(further.min() / inside[0]), 1e-9)
-        rates = np.arange(1, SIZES[-1] + 1) / inside[: SIZES[-1]]
-        self.ample_rows = 1 + int((rates >= 0.95 * rates.max()).argmax())
 
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.

@@ -85,3 +85,13 @@ def best_count(
         if rate > best_rate:
             best_rate, best = rate, n
     return best
+
+
+def ample_rows(cost: Sequence[float], overhead_seconds: float = 0.0) -> int:
+    """As many rows as can pay: were all of them certain, more would gain 2% at most.
+
+    ``cost`` and ``overhead_seconds`` are as in ``choose``.
+    """
+    rates = [rows / (seconds + overhead_seconds) for rows, seconds in enumerate(cost[1:], 1)]
+    enough = 0.98 * max(rates)
+    return next(rows for rows, rate in enumerate(rates, 1) if rate >= enough)

@@ -13,7 +13,7 @@ from speculation.cost import CostCurve, CostModel
 from speculation.drafter import Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.estimates import Estimates
-from speculation.policy import choose, path_probs
+from speculation.policy import ample_rows, choose, path_probs
 
 FLAT = [0.0] + [1.0] * 64
 LINEAR = [float(n) for n in range(65)]
@@ -102,9 +102,11 @@ def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
 
 
 def test_no_more_rows_are_ample_than_could_pay() -> None:
-    assert CostCurve((1, 64), (1.0, 1.0)).ample_rows == 61  # 95% of 64 tokens a step
-    assert CostCurve((1, 64), (1.0, 64.0)).ample_rows == 1
-    assert CostCurve((1, 64), (1.0, 1.0 + 63 / 3)).ample_rows == 24  # 24 / 8.67 of 64 / 22
+    flat, steep, between = (CostCurve((1, 64), (1.0, c)).table for c in (1.0, 64.0, 22.0))
+    assert ample_rows(flat) == 63  # 98% of 64 tokens a step
+    assert ample_rows(steep) == 1
+    assert ample_rows(steep, overhead_seconds=0.5) == 18  # 18 / 18.5 of 64 / 64.5
+    assert ample_rows(between) == 38  # 38 / 13.33 of 64 / 22
 
 
 def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
