@@ -106,7 +106,7 @@ def test_no_more_rows_are_ample_than_could_pay() -> None:
     assert ample_rows(flat) == 63  # 98% of 64 tokens a step
     assert ample_rows(steep) == 1
     assert ample_rows(steep, overhead_seconds=0.5) == 18  # 18 / 18.5 of 64 / 64.5
-    assert ample_rows(between) == 38  # 38 / 13.33 of 64 / 22
+    assert ample_rows(between) == 39  # 39 / 13.67 of 64 / 22
 
 
 def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
