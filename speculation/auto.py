@@ -225,6 +225,7 @@ class Auto:
         return reader_of([source.drafter for source in self.sources if source.wakes(self._now)])
 
     def begin(self, prompt: Sequence[int]) -> None:
+        self.cost.begin()
         for source in self.sources:
             source.begin(prompt, self._now)
 

@@ -100,7 +100,7 @@ class CostModel:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
         self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
-        self.last_rows = 0  # of the step before
+        self.last_rows = 0  # of the step before; 0 where there was none since the prompt was read
         self._steps: list[tuple[int, int, int, float]] = []  # not yet followed
         self._here, self._first, self._end = self.curves[min(self.curves)], 0, 0  # asked for last
 
@@ -131,11 +131,17 @@ class CostModel:
         ]
         return CostCurve(first.sizes, seconds, first.switch_seconds)
 
+    def begin(self) -> None:
+        """A prompt is about to be read: the first step after it is no measure of the others."""
+        self.last_rows = 0
+
     def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
         """Refine the curve by a step that was run; some at a time, since code that was not run
         for a while takes several times as long."""
-        self._steps.append((n_rows, self.last_rows, n_past, seconds))
-        self.last_rows = n_rows
+        last_rows, self.last_rows = self.last_rows, n_rows
+        if not last_rows:
+            return
+        self._steps.append((n_rows, last_rows, n_past, seconds))
         if len(self._steps) < _AT_A_TIME:
             return
         for n_rows, last_rows, n_past, seconds in self._steps:

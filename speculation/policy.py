@@ -37,7 +37,8 @@ def choose(
     """The nodes beside the root that are worth decoding, ascending.
 
     cost              seconds for a batch of 0, 1, 2, … rows; as many rows as it covers at most
-    last_rows         rows of the step before: another number costs ``switch_seconds`` more
+    last_rows         rows of the step before: another number costs ``switch_seconds`` more; 0 where
+                      every number is another
     overhead_seconds  what a step costs whatever its rows
     max_nodes         most nodes beside the root
     max_leaves        most ends of branches; where more would pay, the least probable nodes go
@@ -75,7 +76,7 @@ def best_count(
 ) -> int:
     """How many of the path probabilities ``probs``, which descend, to take."""
     expected, best = 1.0, 0
-    best_rate = 1.0 / (cost[1] + overhead_seconds + (switch_seconds if last_rows > 1 else 0.0))
+    best_rate = 1.0 / (cost[1] + overhead_seconds + (switch_seconds if last_rows != 1 else 0.0))
     for n, p in enumerate(probs, 1):
         expected += p
         seconds = cost[n + 1] + overhead_seconds
