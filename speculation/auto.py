@@ -218,6 +218,7 @@ class Auto:
         self._thought = 0.0  # time spent in this step
         self._awake: list[Source] = []  # this step's sources
         self._now = 0  # steps so far
+        self._changes_at = 0.0  # the step at which another may be awake
 
     @property
     def reader(self) -> StateReader | None:
@@ -228,12 +229,14 @@ class Auto:
         self.cost.begin()
         for source in self.sources:
             source.begin(prompt, self._now)
+        self._changes_at = self._now
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
         self._curve = curve = self.cost.curve(self._n_past)
-        now = self._now
-        self._awake = awake = [source for source in self.sources if source.wakes_at <= now]
+        if self._now >= self._changes_at:
+            self._look_who_is_awake()
+        awake = self._awake
         if not awake:
             return
         start = perf_counter()
@@ -261,6 +264,12 @@ class Auto:
                 source.explorer.explore(tree)
                 source.window_seconds = curve.at(len(tree)) - curve.at(n)
         self._thought = perf_counter() - start
+
+    def _look_who_is_awake(self) -> None:
+        now = self._now
+        self._awake = [source for source in self.sources if source.wakes_at <= now]
+        asleep = [source.wakes_at for source in self.sources if source.wakes_at > now]
+        self._changes_at = min(asleep, default=math.inf)
 
     def _keep_best(self, tree: TokenTree, ends: Sequence[int]) -> None:
         """Leave in ``tree`` what is worth decoding, and note which source drafted it.
@@ -296,12 +305,17 @@ class Auto:
         saved = 0.0  # by a draft that held
         if n_accepted:
             saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
-        drafted_by = step.tree.sources
-        by = [drafted_by[node] for node in step.path[1:]]
-        if len(self._awake) > 1:
+        several = len(self._awake) > 1
+        if several:
             self._learn(step)
+        drafted_by = step.tree.sources
         for source in self._awake:
-            source.observe(step, by.count(source.name) * saved, plain, self._now)
+            n_held = n_accepted
+            if several:
+                n_held = [drafted_by[node] for node in step.path[1:]].count(source.name)
+            source.observe(step, n_held * saved, plain, self._now)
+            if source.wakes_at > self._now:
+                self._changes_at = self._now
         spent = self._thought + perf_counter() - start + _LOOP_SECONDS
         self._overhead += _RATE * (spent - self._overhead)
 
