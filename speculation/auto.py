@@ -36,6 +36,7 @@ _FLOOR = 0.02  # path probability below which nothing is looked at, however chea
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
 _UPKEEP = 0.008  # share of the time that a source which does not pay may take
+_MOST_PATIENCE = 8  # a rest is longer by this at most, after tries that have not paid
 _RATE = 1 / 16  # of the average overhead
 _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
 _MOST_LOG_ODDS = 4.0
@@ -92,7 +93,7 @@ class Source:
 
     Its account is in plain steps: a draft that held saves one less its row, and every microsecond
     of drafting costs a part of one. In debt it rests, for so long that the loss is less than 1% of
-    the time; then it may try again. Rows that did not hold are not its debt: which rows to decode
+    the time; then it may try again, and rests twice as long should that not pay either. Rows that did not hold are not its debt: which rows to decode
     is the policy's decision, and the estimates learn from them.
 
     In a single step it is asked only if what the sources before it leave open is worth its time: a
@@ -114,6 +115,7 @@ class Source:
         self._log_odds = 0.0  # of its drafts, beyond what it says itself, where others draft too
         self._plain = 1.0  # cost of a plain step
         self.wakes_at = 0.0  # step, on the clock of the step before
+        self._patience = 1  # how long it will rest next time, as a multiple
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
 
     def wakes(self, now: int) -> bool:
@@ -185,8 +187,11 @@ class Source:
         self._plain = plain
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
-        if account < -_ALLOWANCE:
-            self.wakes_at = now - account / _UPKEEP
+        if account > 0.0:
+            self._patience = 1
+        elif account < -_ALLOWANCE:
+            self.wakes_at = now - self._patience * account / _UPKEEP
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
             account = -0.5 * _ALLOWANCE  # it wakes on probation
         self.account = min(account, _RESERVE)
 

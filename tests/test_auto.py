@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -211,6 +211,15 @@ def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(
         awake = steps_awake(monkeypatch, seconds, 4000)
         assert awake[0]
         assert sum(awake) * seconds <= 0.016 * 4000
+
+
+def test_a_source_that_never_pays_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    awake = steps_awake(monkeypatch, 1.0, 8000)
+    tries = [now for now, is_awake in enumerate(awake) if is_awake]
+    rests = [b - a for a, b in pairwise(tries)]
+    assert rests[:6] == [126, 301, 601, 1201, 1201, 1201]
 
 
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
