@@ -93,8 +93,9 @@ class Source:
 
     Its account is in plain steps: a draft that held saves one less its row, and every microsecond
     of drafting costs a part of one. In debt it rests, for so long that the loss is less than 1% of
-    the time; then it may try again, and rests twice as long should that not pay either. Rows that did not hold are not its debt: which rows to decode
-    is the policy's decision, and the estimates learn from them.
+    the time; then it may try again, and rests twice as long should that not pay either. Rows that
+    did not hold are not its debt: which rows to decode is the policy's decision, and the estimates
+    learn from them.
 
     In a single step it is asked only if what the sources before it leave open is worth its time: a
     draft model has nothing to add to a copy that is almost certain.

@@ -15,7 +15,8 @@ import numpy as np
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_past of each
 _RATE = 0.05  # how fast the curve follows what a step took
-_SHAPE_RATE = 0.005  # and how fast its shape does
+_MEASURED = 10.0  # steps that a measured time counts for
+_MOST_STEPS = 100.0  # those before count for no more
 _AT_A_TIME = 8  # steps that are followed
 
 
@@ -26,13 +27,19 @@ class CostCurve:
     seconds         time of each; where a larger batch was quicker, its time counts, since what
                     disturbs a measurement only ever lengthens it
     switch_seconds  what a batch costs more when the one before had another number of rows
+    weights         how many steps stand behind each time
     table           seconds for 0, 1, 2, … 64 rows at least; not to be changed
     row_share       what a further row costs at the cheapest, as a share of a batch of one
     """
 
     def __init__(
-        self, sizes: Sequence[int], seconds: Sequence[float], switch_seconds: float = 0.0
+        self,
+        sizes: Sequence[int],
+        seconds: Sequence[float],
+        switch_seconds: float = 0.0,
+        weights: Sequence[float] = (),
     ) -> None:
+        """``weights`` are those of a curve that was measured, unless they are given."""
         if not sizes or sizes[0] != 1 or any(b <= a for a, b in zip(sizes, sizes[1:])):  # noqa: B905, RUF007
             raise ValueError(f"sizes are {list(sizes)}; give them ascending from 1")
         if len(sizes) != len(seconds) or min(seconds) <= 0:
@@ -40,6 +47,7 @@ class CostCurve:
         self.sizes = tuple(sizes)
         self.seconds = list(seconds)
         self.switch_seconds = switch_seconds
+        self.weights = list(weights) or [_MEASURED] * len(self.seconds)
         self._draw()
         self._steps: list[tuple[int, float]] = []  # rows and seconds, not yet followed
         self._n_followed = 0
@@ -66,9 +74,11 @@ class CostCurve:
     def follow(self, n: int, seconds: float) -> None:
         """Move towards what a batch of ``n`` rows took just now.
 
-        The whole curve follows soon, as when the machine slows down or the context grows; its shape
-        hardly does, for which batch is run when is no accident: single rows come after long drafts
-        that failed, with cold caches, and taking them as typical would make every draft look cheap.
+        The whole curve follows soon, as when the machine slows down or the context grows. Its shape
+        follows ever more slowly: a time that was measured in a bad moment is soon set right, and
+        what many steps have shown stands. They must be steps after others of as many rows: which
+        batch is run when is no accident, and single rows that come after long drafts, with cold
+        caches, taken as typical would make every draft look cheap.
         One batch that was interrupted counts no more than twice its due. It takes effect after
         every 64th call, at first every 8th: a curve that is drawn anew costs more than a step may.
         """
@@ -83,7 +93,8 @@ class CostCurve:
             ratio = min(2.0, max(0.5, took / expected))
             scale *= ratio ** max(_RATE, 1 / (4 + self._n_followed))
             i = min(bisect_left(self.sizes, rows), len(known) - 1)
-            known[i] *= ratio**_SHAPE_RATE
+            self.weights[i] = min(self.weights[i] + 1, _MOST_STEPS)
+            known[i] *= ratio ** (1 / self.weights[i])
         self.seconds = [scale * value for value in known]
         steps.clear()
         self._draw()
@@ -161,4 +172,4 @@ def middle(region: int) -> int:
 
 
 def _copy_of(curve: CostCurve) -> CostCurve:
-    return CostCurve(curve.sizes, curve.seconds, curve.switch_seconds)
+    return CostCurve(curve.sizes, curve.seconds, curve.switch_seconds, curve.weights)

@@ -203,6 +203,7 @@ def save_cost(context: Context, cost: CostModel) -> None:
             "sizes": curve.sizes,
             "seconds": curve.seconds,
             "switch_seconds": curve.switch_seconds,
+            "weights": curve.weights,
         }
         for region, curve in cost.curves.items()
     }
@@ -221,7 +222,9 @@ def _read(path: Path) -> CostModel | None:
     try:
         regions: Any = json.loads(path.read_text(encoding="utf-8"))
         curves = {
-            int(region): CostCurve(kept["sizes"], kept["seconds"], kept["switch_seconds"])
+            int(region): CostCurve(
+                kept["sizes"], kept["seconds"], kept["switch_seconds"], kept["weights"]
+            )
             for region, kept in regions.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
