@@ -34,14 +34,15 @@ SOURCES = (
 )
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
-_ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests
+_ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests …
+_CHEAP_ALLOWANCE = 2.0  # … if it is cheap: a copy may begin after some words of a reply's own
 _UPKEEP = 0.008  # share of the time that a source which does not pay may take
 _MOST_PATIENCE = 8  # a rest is longer by this at most, after tries that have not paid
 _RATE = 1 / 16  # of the average overhead
 _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
 _MOST_LOG_ODDS = 4.0
 _LOOP_SECONDS = 40e-6  # what a step takes besides drafting and decoding
-_CHEAP = 0.08  # share of a plain step that drafting may take for a source to be woken by a new text
+_CHEAP = 0.25  # share of a plain step that drafting takes at most for a source to be cheap
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
 
 
@@ -93,9 +94,9 @@ class Source:
 
     Its account is in plain steps: a draft that held saves one less its row, and every microsecond
     of drafting costs a part of one. In debt it rests, for so long that the loss is less than 1% of
-    the time; then it may try again, and rests twice as long should that not pay either. Rows that
-    did not hold are not its debt: which rows to decode is the policy's decision, and the estimates
-    learn from them.
+    the time; then it may try again, and rests twice as long should a dear one not pay then. Rows
+    that did not hold are not its debt: which rows to decode is the policy's decision, and the
+    estimates learn from them.
 
     In a single step it is asked only if what the sources before it leave open is worth its time: a
     draft model has nothing to add to a copy that is almost certain.
@@ -188,12 +189,15 @@ class Source:
         self._plain = plain
         account = self.account + (gain - spent - self.window_seconds) / plain
         self.window_seconds = 0.0
+        is_cheap = self._is_cheap
+        allowance = _CHEAP_ALLOWANCE if is_cheap else _ALLOWANCE
         if account > 0.0:
             self._patience = 1
-        elif account < -_ALLOWANCE:
+        elif account < -allowance:
             self.wakes_at = now - self._patience * account / _UPKEEP
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            account = -0.5 * _ALLOWANCE  # it wakes on probation
+            if not is_cheap:
+                self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            account = -0.5 * allowance  # it wakes on probation
         self.account = min(account, _RESERVE)
 
     def _catch_up(self) -> None:

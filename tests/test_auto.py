@@ -230,7 +230,7 @@ def test_a_source_that_never_pays_is_tried_ever_more_seldom(
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for seconds, began in ((0.02, 2), (0.5, 1)):
+    for seconds, began in ((0.1, 2), (0.5, 1)):
         clock = [0.0]
 
         def tick(clock: list[float] = clock, seconds: float = seconds) -> float:
