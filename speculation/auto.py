@@ -33,6 +33,9 @@ SOURCES = (
     "eagle-3",
 )
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
+_MARGIN = (
+    0.15  # by which drafts must beat plain decoding: the way back to it costs a third of a step
+)
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests …
 _CHEAP_ALLOWANCE = 2.0  # … if it is cheap: a copy may begin after some words of a reply's own
@@ -292,6 +295,7 @@ class Auto:
             last_rows=self.cost.last_rows,
             switch_seconds=max(0.0, self._curve.switch_seconds),
             overhead_seconds=self._overhead,
+            margin=min(_MARGIN, 0.5 * self._curve.row_share),
             max_nodes=self.params.rows_max - 1,
             max_leaves=self._max_leaves,
         )

@@ -31,6 +31,7 @@ def choose(
     last_rows: int = 0,
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
+    margin: float = 0.0,
     max_nodes: int | None = None,
     max_leaves: int | None = None,
 ) -> list[int]:
@@ -40,6 +41,7 @@ def choose(
     last_rows         rows of the step before: another number costs ``switch_seconds`` more; 0 where
                       every number is another
     overhead_seconds  what a step costs whatever its rows
+    margin            by so much more tokens per second, as a share, drafts must beat plain decoding
     max_nodes         most nodes beside the root
     max_leaves        most ends of branches; where more would pay, the least probable nodes go
 
@@ -49,7 +51,7 @@ def choose(
     most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
     if tree.depths[-1] == n_nodes:  # a chain: its path probabilities descend already
         chain = list(accumulate(tree.probs[1 : min(most, tree.max_depth) + 1], mul))
-        n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds)
+        n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds, margin)
         return list(range(1, n + 1))
     probs = path_probs(tree)
     nodes: Sequence[int] = range(1, n_nodes + 1)
@@ -57,7 +59,12 @@ def choose(
         nodes = [node for node in nodes if tree.depths[node] <= tree.max_depth]
     order = sorted(nodes, key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
-        [probs[node] for node in order[:most]], cost, last_rows, switch_seconds, overhead_seconds
+        [probs[node] for node in order[:most]],
+        cost,
+        last_rows,
+        switch_seconds,
+        overhead_seconds,
+        margin,
     )
     chosen = order[:n]
     if max_leaves is not None and n > max_leaves:
@@ -73,10 +80,12 @@ def best_count(
     last_rows: int = 0,
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
+    margin: float = 0.0,
 ) -> int:
     """How many of the path probabilities ``probs``, which descend, to take."""
     expected, best = 1.0, 0
-    best_rate = 1.0 / (cost[1] + overhead_seconds + (switch_seconds if last_rows != 1 else 0.0))
+    plain = cost[1] + overhead_seconds + (switch_seconds if last_rows != 1 else 0.0)
+    best_rate = (1.0 + margin) / plain
     for n, p in enumerate(probs, 1):
         expected += p
         seconds = cost[n + 1] + overhead_seconds

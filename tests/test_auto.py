@@ -93,6 +93,14 @@ def test_time_that_every_step_takes_makes_longer_drafts_worth_it() -> None:
     assert choose(tree, cost, overhead_seconds=1.0) == [1]
 
 
+def test_drafts_must_beat_plain_decoding_by_the_margin() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.6)  # 1.6 tokens for the time of 1.4 steps: 14% more a second
+    assert choose(tree, [0.0, 1.0, 1.4]) == [1]
+    assert choose(tree, [0.0, 1.0, 1.4], margin=0.13) == [1]
+    assert choose(tree, [0.0, 1.0, 1.4], margin=0.15) == []
+
+
 def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
     curve = CostCurve((1, 2, 4), (1.0, 2.0, 1.5))
     assert [curve.at(n) for n in (1, 2, 3, 4)] == [1.0, 1.5, 1.5, 1.5]  # 2.0 was a disturbance
