@@ -44,6 +44,7 @@ _MOST_PATIENCE = 4  # a rest is longer by this at most, after tries that have no
 _RATE = 1 / 16  # of the average overhead
 _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
 _MOST_LOG_ODDS = 4.0
+_WATCH_EVERY = 8  # steps in which the time of a lone, cheap source is taken
 _LOOP_SECONDS = 40e-6  # what a step takes besides drafting and decoding
 _CHEAP = 0.25  # share of a plain step that drafting takes at most for a source to be cheap
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
@@ -121,11 +122,18 @@ class Source:
         self._plain = 1.0  # cost of a plain step
         self.wakes_at = 0.0  # step, on the clock of the step before
         self._patience = 1  # how long it will rest next time, as a multiple
+        self._n_unwatched = 0  # steps since its time was taken
+        self._gain_unwatched = 0.0  # saved in them
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
 
     def wakes(self, now: int) -> bool:
         """Whether it would be awake if another text began after step ``now``."""
         return self.wakes_at <= now or self._is_cheap
+
+    @property
+    def needs_watching(self) -> bool:
+        """Whether what it does has to be weighed in every step, also where it is the only one."""
+        return self._prompt is not None or self.explorer is not None or not self._is_cheap
 
     @property
     def _is_cheap(self) -> bool:
@@ -190,8 +198,10 @@ class Source:
             self._usual = usual + _RATE * (spent - usual)
             self._gained += _RATE * (gain - self._gained)
         self._plain = plain
-        account = self.account + (gain - spent - self.window_seconds) / plain
-        self.window_seconds = 0.0
+        balance = gain + self._gain_unwatched - spent * (1 + self._n_unwatched)
+        account = self.account + (balance - self.window_seconds) / plain
+        self.window_seconds = self._gain_unwatched = 0.0
+        self._n_unwatched = 0
         is_cheap = self._is_cheap
         allowance = _CHEAP_ALLOWANCE if is_cheap else _ALLOWANCE
         if account > 0.0:
@@ -202,6 +212,12 @@ class Source:
                 self._patience = min(2 * self._patience, _MOST_PATIENCE)
             account = -0.5 * allowance  # it wakes on probation
         self.account = min(account, _RESERVE)
+
+    def observe_unwatched(self, step: Step, gain: float) -> None:
+        """The same, to be weighed later: right after a decode, every piece of code is dear."""
+        self.drafter.observe(step)
+        self._n_unwatched += 1
+        self._gain_unwatched += gain
 
     def _catch_up(self) -> None:
         if self._prompt is not None:
@@ -232,6 +248,7 @@ class Auto:
         self._awake: list[Source] = []  # this step's sources
         self._now = 0  # steps so far
         self._changes_at = 0.0  # the step at which another may be awake
+        self._is_watching = True  # in this step
 
     @property
     def reader(self) -> StateReader | None:
@@ -252,7 +269,10 @@ class Auto:
         awake = self._awake
         if not awake:
             return
-        start = perf_counter()
+        self._is_watching = (
+            len(awake) > 1 or not self._now % _WATCH_EVERY or awake[0].needs_watching
+        )
+        start = perf_counter() if self._is_watching else 0.0
         room = tree.max_nodes
         if curve.table is not self._table:
             self._table = curve.table
@@ -260,6 +280,12 @@ class Auto:
         most = self._ample + 8 * (len(awake) - 1)  # a chain, and what others put beside it
         tree.max_nodes = min(room, most)
         tree.floor = max(curve.row_share, _FLOOR)
+        if not self._is_watching:
+            awake[0].drafter.draft(tokens, tree)
+            tree.max_nodes = room
+            if len(tree) > 1:
+                self._keep_best(tree, (len(tree),))
+            return
         ends = []  # first node after those of each source, in order
         taken: dict[int, float] = {}  # by node: how likely one of the drafts below it is to hold
         for source in awake:
@@ -314,11 +340,14 @@ class Auto:
         self._now += 1
         if not self._awake:
             return
-        start = perf_counter()
+        start = perf_counter() if self._is_watching else 0.0
         plain = self._curve.at(1)
         saved = 0.0  # by a draft that held
         if n_accepted:
             saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
+        if not self._is_watching:
+            self._awake[0].observe_unwatched(step, n_accepted * saved)
+            return
         several = len(self._awake) > 1
         if several:
             self._learn(step)

@@ -235,6 +235,30 @@ def test_a_source_that_never_pays_is_tried_ever_more_seldom(
     assert rests[:5] == [126, 301, 601, 601, 601]
 
 
+def test_what_a_lone_source_gains_unwatched_is_weighed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.01
+        return clock[0]
+
+    monkeypatch.setattr("speculation.auto.perf_counter", tick)
+    source = Source("says", Says(7, 0.9))
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.63))}))
+    auto.begin([1])
+    accounts = []
+    for _ in range(9):
+        tree = TokenTree(1)
+        auto.draft([1], tree)
+        auto.observe(Step(tree, None, [0, 1], 9, 1.0))  # type: ignore[arg-type]
+        accounts.append(source.account)
+    # A draft that holds saves 0.99 of a step, and drafting takes 0.02.
+    assert accounts[:8] == pytest.approx([0.97] * 8)
+    assert accounts[8] == pytest.approx(min(9 * 0.97, 8.0))
+
+
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
