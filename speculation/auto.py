@@ -33,9 +33,8 @@ SOURCES = (
     "eagle-3",
 )
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
-_MARGIN = (
-    0.15  # by which drafts must beat plain decoding: the way back to it costs a third of a step
-)
+# Drafts must beat plain decoding by so much at most: where rows are dear, so is the way back to it.
+_MARGIN = 0.15
 _MAX_BRANCHES = 63  # with sequence 0 as many as a context has without being made anew
 _ALLOWANCE = 0.4  # steps' worth of time that a source may lose before it rests …
 _CHEAP_ALLOWANCE = 2.0  # … if it is cheap: a copy may begin after some words of a reply's own
@@ -166,7 +165,8 @@ class Source:
     def begin(self, prompt: Sequence[int], now: int) -> None:
         """Another text, after step ``now``: a new chance, if trying costs little."""
         if self._is_cheap:
-            self.wakes_at = self.account = 0.0
+            self.wakes_at = self.account = self._gain_unwatched = 0.0
+            self._n_unwatched = 0
         self._prompt = prompt
         if self.wakes_at <= now:
             self._catch_up()
@@ -174,7 +174,7 @@ class Source:
     def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
         """Add its drafts to ``tree``, if that is worth its time; see ``is_worth``."""
         self.seconds = 0.0
-        self.has_drafted = left >= 1.0 or self.is_worth(left)
+        self.has_drafted = self.is_worth(left)
         if self.has_drafted:
             start = perf_counter()
             if self._prompt is not None:

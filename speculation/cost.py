@@ -44,6 +44,8 @@ class CostCurve:
             raise ValueError(f"sizes are {list(sizes)}; give them ascending from 1")
         if len(sizes) != len(seconds) or min(seconds) <= 0:
             raise ValueError("seconds must be positive, one for each size")
+        if weights and (len(weights) != len(seconds) or min(weights) <= 0):
+            raise ValueError("weights must be positive, one for each size")
         self.sizes = tuple(sizes)
         self.seconds = list(seconds)
         self.switch_seconds = switch_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speculation.cost import SIZES
+from speculation.cost import SIZES, CostCurve
 from speculation.cost_measured import measure_curve
 
 
@@ -80,3 +80,9 @@ def test_a_curve_of_single_rows_is_one_too() -> None:
     curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
     assert curve.sizes == (1,)
     assert curve.at(1) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, 2.0, 3.0)])
+def test_weights_that_do_not_fit_their_times_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="weights must be positive, one for each size"):
+        CostCurve((1, 2), (1.0, 1.5), 0.0, weights)
