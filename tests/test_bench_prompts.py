@@ -1,0 +1,96 @@
+"""Prompts of the benchmark: files, the built-in ones, and which of them are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batching.errors import InvalidParameter
+from speculation.bench.prompt_file import (
+    Prompt,
+    PromptFileError,
+    parse_prompts,
+    read_prompts,
+    select_prompts,
+)
+
+
+def test_a_line_is_a_prompt_or_a_conversation() -> None:
+    text = (
+        '{"prompt": "Hi", "category": "a", "question_id": "one"}\n'
+        '{"question_id": 81, "category": "writing", "turns": ["Write.", "Shorter."], "more": 1}\n'
+    )
+    assert parse_prompts(text, "p.jsonl") == [
+        Prompt("one", "a", ("Hi",)),
+        Prompt("81", "writing", ("Write.", "Shorter.")),
+    ]
+
+
+def test_a_prompt_without_a_name_is_called_by_its_line() -> None:
+    assert parse_prompts('\n{"prompt": "Hi"}\r\n', "p.jsonl") == [
+        Prompt("line-2", "prompts", ("Hi",))
+    ]
+
+
+def test_later_turns_have_their_number_in_the_id() -> None:
+    prompt = Prompt("chat-03", "chat", ("a", "b"))
+    assert [prompt.turn_id(1), prompt.turn_id(2)] == ["chat-03", "chat-03#2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{prompt: 1}", "this is no JSON"),
+        ('["Hi"]', "this is no JSON object"),
+        ('{"text": "Hi"}', 'neither "prompt" nor "turns"'),
+        ('{"turns": []}', '"turns" must be a list of at least one text'),
+        ('{"turns": "Hi"}', '"turns" must be a list of at least one text'),
+        ('{"turns": ["Hi", 3]}', "a prompt must be text, and not empty"),
+        ('{"prompt": ""}', "a prompt must be text, and not empty"),
+        ('{"prompt": "Hi", "category": 3}', "category must be text"),
+        ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_file(line: str, reason: str) -> None:
+    text = f'{{"prompt": "Hi", "question_id": "x"}}\n{line}\n'
+    with pytest.raises(PromptFileError) as caught:
+        parse_prompts(text, "folder/p.jsonl")
+    assert str(caught.value).startswith("folder/p.jsonl, line 2: ")
+    assert reason in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PromptFileError, match=r"cannot read the prompts .*none\.jsonl"):
+        read_prompts(str(tmp_path / "none.jsonl"))
+    with pytest.raises(PromptFileError, match=r"p\.jsonl holds no prompts"):
+        parse_prompts("\n", "p.jsonl")
+
+
+def test_ten_builtin_prompts_come_in_each_of_eight_categories() -> None:
+    counts: dict[str, int] = {}
+    for prompt in read_prompts("builtin"):
+        counts[prompt.category] = counts.get(prompt.category, 0) + 1
+    assert counts == {
+        "summarise": 10,
+        "context-qa": 10,
+        "edit-code": 10,
+        "chat": 10,
+        "extraction": 10,
+        "writing": 10,
+        "rewriting": 10,
+        "arithmetic": 10,
+    }
+
+
+def test_the_limit_counts_the_prompts_of_each_category() -> None:
+    prompts = [Prompt(name, name[0], ("x", "y")) for name in ("a1", "b1", "a2", "b2", "a3", "c1")]
+    assert [p.id for p in select_prompts(prompts, None, 2)] == ["a1", "b1", "a2", "b2", "c1"]
+    assert [p.id for p in select_prompts(prompts, ["a", "c"], 1)] == ["a1", "c1"]
+    assert [p.id for p in select_prompts(prompts, ["b"], None)] == ["b1", "b2"]
+
+
+def test_an_unknown_category_is_named_with_those_there_are() -> None:
+    prompts = [Prompt("1", "chat", ("x",)), Prompt("2", "writing", ("x",))]
+    with pytest.raises(InvalidParameter, match="'chta'; did you mean chat.* chat, writing"):
+        select_prompts(prompts, ["chta"], None)
