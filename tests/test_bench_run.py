@@ -14,9 +14,7 @@ from batching.context import ContextParams, Output
 from batching.sampler import Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
-from speculation.bench.prompt_file import (
-    Prompt,
-)
+from speculation.bench.prompt_file import Prompt
 from speculation.bench.run import Plan, measure, plain_logits
 from speculation.bench.suites import suite
 from speculation.engine import Engine
