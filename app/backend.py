@@ -152,6 +152,7 @@ def _done(generation: Generation, model: LoadedModel | None) -> Done:
         n_prompt=stats.n_prompt,
         n_reused=stats.n_reused,
         n_tokens=stats.n_tokens,
+        n_first=stats.n_first,
         n_steps=stats.n_steps,
         n_drafted=stats.n_drafted,
         n_accepted=stats.n_accepted,

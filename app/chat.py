@@ -184,7 +184,9 @@ def follow(
 
 
 def tokens_per_second(done: Done) -> float:
-    return done.n_tokens / done.decode_seconds if done.decode_seconds else 0.0
+    """After the first step, whose time is that to the first token; 0 where there is none."""
+    n_timed = done.n_tokens - done.n_first
+    return n_timed / done.decode_seconds if done.decode_seconds else 0.0
 
 
 def waiting_notice(event: Waiting) -> str:
@@ -205,14 +207,17 @@ def stats_line(reply: Reply) -> str:
         return " · ".join(parts)
     if done.n_tokens:
         speed = tokens_per_second(done)
-        parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
-        if reply.plain is not None and reply.plain.tokens_per_second:
+        if speed:
+            parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
+        if speed and reply.plain is not None and reply.plain.tokens_per_second:
             same = "same text" if reply.plain.text == reply.text else "other text"
             parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
         if done.n_steps:
             parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
         if done.n_drafted:
             parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % of drafts accepted")
+    if done.n_tokens:
+        parts.append(f"first token after {done.prefill_seconds:.2f} s")
     if done.model is not None:
         # A full context is one token longer than its cells: the last one is never decoded.
         n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)

@@ -145,6 +145,7 @@ class Done:
     n_prompt: int = 0
     n_reused: int = 0
     n_tokens: int = 0
+    n_first: int = 0
     n_steps: int = 0
     n_drafted: int = 0
     n_accepted: int = 0

@@ -45,12 +45,17 @@ class Cancelled(Exception):
 
 
 class SequenceCache:
-    """The committed tokens and the sequences that hold them."""
+    """The committed tokens and the sequences that hold them.
+
+    n_held  so many of the last tokens are not decoded yet: they go into one batch with the rows of
+            the next tree, by ``with_held``, so that a prompt and the first token are one decode
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.tokens: list[int] = []
         self.n_seq = 1
+        self.n_held = 0
 
     @property
     def n_past(self) -> int:
@@ -67,6 +72,7 @@ class SequenceCache:
                 f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
                 f"lower the number of branches, window columns or guesses"
             )
+        self._drop_held()
         if self.tokens:
             for seq_id in range(self.n_seq, n_seq):
                 self.target.seq_cp(0, seq_id, 0, len(self.tokens))
@@ -81,16 +87,19 @@ class SequenceCache:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         reader: StateReader | None = None,
+        hold: bool = False,
     ) -> int:
         """Make the cache hold exactly ``tokens``; return how many of them it held already.
 
         Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
         ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
         Tokens whose states ``reader`` wants are decoded in smaller chunks, also where they were
-        held already.
+        held already. With ``hold`` the last chunk is left to the decode of the next tree, if it
+        leaves room for a row; ``progress`` does not see it.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
         """
+        self._drop_held()
         n_ctx = self.target.n_ctx
         if len(tokens) >= n_ctx:
             raise PromptTooLong(
@@ -111,6 +120,10 @@ class SequenceCache:
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 first = self.n_past
+                if hold and len(tokens) - first < self.target.n_batch:
+                    self.n_held = len(tokens) - first
+                    self.tokens += tokens[first:]
+                    break
                 if reader is None or first < read_from:
                     self._append(tokens[first : min(first + self.target.n_batch, read_from)])
                 else:
@@ -125,6 +138,22 @@ class SequenceCache:
             if reader is not None and reading:
                 reader.switch(self.target, False)
         return n_reused
+
+    def with_held(self, rows: Rows) -> Rows:
+        """The rows of a tree behind those of the tokens held back, for one decode.
+
+        To be committed as ever, by the rows of the tree alone.
+        """
+        n = self.n_held
+        first = self.n_past - n
+        everyone = rows.seq_ids[0]  # the root's
+        return Rows(
+            [*self.tokens[first:], *rows.tokens],
+            [*range(first, first + n), *rows.positions],
+            [everyone] * n + list(rows.seq_ids),
+            [False] * n + list(rows.outputs),
+            n_before=n,
+        )
 
     def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
         """Commit ``tokens`` in one decode, with output on the last: ``len(tokens) - 1``.
@@ -161,6 +190,7 @@ class SequenceCache:
         """
         target, first = self.target, self.n_past + 1
         tokens = rows.tokens
+        self.n_held = 0
         self.tokens.extend([tokens[row] for row in path])
         end = len(self.tokens)
         if len(rows) > len(path):
@@ -183,9 +213,17 @@ class SequenceCache:
 
     def truncate(self, n_tokens: int) -> None:
         """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included."""
+        self._drop_held()
+        n_tokens = min(n_tokens, self.n_past)
         if n_tokens < self.n_past or self.target.can_rewind:
             self.target.seq_rm(ALL, n_tokens, END)
         del self.tokens[n_tokens:]
+
+    def _drop_held(self) -> None:
+        """Forget tokens that were held back and never decoded."""
+        if self.n_held:
+            del self.tokens[-self.n_held :]
+            self.n_held = 0
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -139,7 +139,7 @@ class Context:
         code = C.llama_decode(self._handle, self._batch.struct)
         if code:
             raise _decode_error(code, len(rows), self.n_ctx)
-        self._output.renew(rows.outputs)
+        self._output.renew(rows.outputs, rows.n_before)
         return self._output
 
     def want_hidden(self, wanted: bool) -> None:
@@ -232,10 +232,11 @@ class _Output:
         self._address = 0
         self._logits: Floats = np.zeros((0, n_vocab), np.float32)
         self._outputs: Sequence[bool] = ()
+        self._n_before = 0
         self._all = False  # every row has output: a row's logits are where the row is
         self._index: npt.NDArray[np.intp] | None = None
 
-    def renew(self, outputs: Sequence[bool]) -> None:
+    def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
         self._hidden = None
         self._inputs = []
         if self.has_hidden:
@@ -247,12 +248,14 @@ class _Output:
             buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
             self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
         self._outputs = outputs
-        self._all = n_outputs == len(outputs)
+        self._n_before = n_before
+        self._all = n_outputs == len(outputs) and not n_before
         self._index = None
 
     def _row(self, row: int) -> int:
         if self._all:
             return row
+        row += self._n_before
         if row == 0:
             if self._outputs[0]:
                 return 0
@@ -261,6 +264,7 @@ class _Output:
                 self._index = np.cumsum(self._outputs) - 1
             if self._outputs[row]:
                 return int(self._index[row])
+        row -= self._n_before
         raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
 
     def logits(self, row: int) -> Floats:
@@ -281,7 +285,7 @@ class _Output:
                 pointer = C.llama_get_embeddings(self._handle)
             shape = (len(self._outputs), self._n_embd)
             self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
-        hidden: Floats = self._hidden[row]
+        hidden: Floats = self._hidden[self._n_before + row]
         return hidden
 
     def layer_inputs(self, row: int) -> Floats:
@@ -292,6 +296,7 @@ class _Output:
             shape = (len(self._outputs), self._n_embd_inner)
             pointers = [get(self._handle, layer) for layer in self.layers]
             self._inputs = [np.ctypeslib.as_array(pointer, shape) for pointer in pointers]
+        row += self._n_before
         return np.concatenate([inputs[row] for inputs in self._inputs])
 
 

@@ -32,6 +32,8 @@ class Rows:
 
     Iterating gives ``Row`` objects. ``seq_ids[i]`` ascends. ``embeddings``, (n, n_embd), is what
     the first layer gets instead of the tokens' own embeddings, in models that are fed so.
+    ``n_before`` rows stand in front of those of a tree: what is read of the output counts from
+    there.
     """
 
     tokens: Sequence[int]
@@ -39,6 +41,7 @@ class Rows:
     seq_ids: Sequence[Sequence[int]]
     outputs: Sequence[bool]
     embeddings: Floats | None = None
+    n_before: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)

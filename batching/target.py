@@ -13,7 +13,10 @@ from batching.tree import Floats
 
 
 class Output(Protocol):
-    """What one decode computed. Views, valid until the next decode: copy what you keep."""
+    """What one decode computed. Views, valid until the next decode: copy what you keep.
+
+    Rows count from the first of a tree, where others stand before it.
+    """
 
     def logits(self, row: int) -> Floats:
         """Logits of a row whose output was asked for, ``(n_vocab,)``."""

@@ -41,11 +41,13 @@ def decode(
     """Continue ``prompt``, yielding the tokens of each step.
 
     ``cache`` holds the prompt but for its last token, which is the first step's root, and has a
-    sequence for every branch the drafters may ask for. ``finish`` gets the tokens of every step,
-    each once and in order, and says how many of them belong to the text and why it ends with the
-    last of these, or None; it may end in the middle of an accepted path, and what lies beyond is
-    neither shown nor kept. When the context is full the reason is ``context``. ``max_tokens`` tells
-    the drafters how many the text will have at most; to end it there is ``finish``'s affair.
+    sequence for every branch the drafters may ask for. What it held back of the prompt is decoded
+    with the first step, which counts as the end of the prefill: the time to the first token.
+    ``finish`` gets the tokens of every step, each once and in order, and says how many of them
+    belong to the text and why it ends with the last of these, or None; it may end in the middle of
+    an accepted path, and what lies beyond is neither shown nor kept. When the context is full the
+    reason is ``context``. ``max_tokens`` tells the drafters how many the text will have at most; to
+    end it there is ``finish``'s affair.
 
     The cache ends up with the text but for its last token, also when the generator is closed early.
     """
@@ -63,7 +65,7 @@ def decode(
         while True:
             start = perf_counter()
             # 1. Draft: the root is the last token, whose KV entry this step makes.
-            room = min(target.n_ctx - cache.n_past, target.n_batch)
+            room = min(target.n_ctx - cache.n_past, target.n_batch - cache.n_held)
             tree = TokenTree(tokens[-1], room, most - len(tokens) - 1)
             for drafter in drafters:
                 drafter.draft(tokens, tree)
@@ -72,7 +74,7 @@ def decode(
             # 2. Build the rows and decode them.
             rows = tree_rows(tree, cache.n_past, cache.n_seq)
             built = perf_counter()
-            output = target.decode(rows)
+            output = target.decode(cache.with_held(rows) if cache.n_held else rows)
             decoded = perf_counter()
 
             # 3. Verify: an accepted path and one token more.
@@ -92,13 +94,17 @@ def decode(
             emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
             tokens += emitted.tokens
             end = perf_counter()
+            if not stats.n_steps:
+                stats.n_first = n
+                stats.prefill_seconds += end - start
+            else:
+                stats.decode_seconds += end - start
+                phases["draft"] += drafted - start + end - committed
+                phases["build"] += built - drafted
+                phases["decode"] += decoded - built
+                phases["verify"] += verified - decoded
+                phases["commit"] += committed - verified
             stats.add_step(tree, path, n, emitted.n_drafted)
-            stats.decode_seconds += end - start
-            phases["draft"] += drafted - start + end - committed
-            phases["build"] += built - drafted
-            phases["decode"] += decoded - built
-            phases["verify"] += verified - decoded
-            phases["commit"] += committed - verified
             yield emitted
             if reason is not None:
                 return

@@ -108,3 +108,9 @@ def needs_layers(drafters: Iterable[Drafter]) -> tuple[int, ...]:
 def needs_hidden(drafter: Drafter) -> bool:
     """Whether the drafter reads hidden states."""
     return bool(getattr(drafter, "needs_hidden", False))
+
+
+def reads_states(drafters: Iterable[Drafter]) -> bool:
+    """Whether one of them reads any states of the target."""
+    drafters = list(drafters)
+    return bool(needs_layers(drafters)) or any(map(needs_hidden, drafters))

@@ -17,7 +17,7 @@ from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, save_cost
 from speculation.decode import decode
-from speculation.drafter import Drafter, reader_of
+from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads
 from speculation.methods import Method, parse_method
@@ -312,6 +312,8 @@ class Generation:
                     progress=self._progress,
                     cancelled=self._cancelled,
                     reader=reader_of(drafters),
+                    # Where states are read, every row has output, which a prompt's are not to have.
+                    hold=not reads_states(drafters),
                 )
             except Cancelled:
                 self.finish_reason = "cancelled"

@@ -16,11 +16,13 @@ class Stats:
 
     n_prompt         prompt tokens, those reused from the cache among them (n_reused)
     n_tokens         tokens generated, an end-of-generation token included
-    n_steps          target decodes after the prefill
-    n_rows           rows those decodes held
+    n_first          those of the first step, which is part of the prefill
+    n_steps          target decodes that yielded tokens
+    n_rows           rows those decodes held, without the prompt's
     n_drafted        draft tokens offered; n_accepted of them became text
-    prefill_seconds  until the first step: the prompt's KV and the drafters' own preparations
-    decode_seconds   from the first step to the end, the consumer's time between tokens left out
+    prefill_seconds  the time to the first token: the prompt, the drafters' own preparations and the
+                     first step, whose decode has the end of the prompt in it
+    decode_seconds   from the second step to the end, the consumer's time between tokens left out
     phase_seconds    the same by phase; what is missing to the sum is the loop itself
     rows_histogram   rows of a step -> steps that had so many
     tokens_histogram  tokens a step yielded -> steps that yielded so many
@@ -31,6 +33,7 @@ class Stats:
     n_prompt: int = 0
     n_reused: int = 0
     n_tokens: int = 0
+    n_first: int = 0
     n_steps: int = 0
     n_rows: int = 0
     n_drafted: int = 0
@@ -62,7 +65,8 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.n_tokens / self.decode_seconds if self.decode_seconds else 0.0
+        """After the first step; 0 where there is none."""
+        return rate(self.n_tokens, self.n_first, self.decode_seconds)
 
     @property
     def tokens_per_step(self) -> float:
@@ -76,6 +80,11 @@ class Stats:
 
     @property
     def overhead_seconds_per_step(self) -> float:
-        """Time outside ``llama_decode`` per step."""
+        """Time outside ``llama_decode`` per step after the first."""
         outside = self.decode_seconds - self.phase_seconds["decode"]
-        return outside / self.n_steps if self.n_steps else 0.0
+        return outside / (self.n_steps - 1) if self.n_steps > 1 else 0.0
+
+
+def rate(n_tokens: int, n_first: int, decode_seconds: float) -> float:
+    """Tokens per second after the first step, which made ``n_first``; 0 where there is none."""
+    return (n_tokens - n_first) / decode_seconds if decode_seconds else 0.0

@@ -88,8 +88,10 @@ class FakeOutput:
         outputs: Sequence[bool],
         logits: Callable[[tuple[int, ...]], Floats],
         has_hidden: bool = False,
+        n_before: int = 0,
     ) -> None:
         self._logits = logits
+        self._n_before = n_before
         self._has_hidden = has_hidden
         self._prefixes = prefixes
         self._outputs = outputs
@@ -97,6 +99,7 @@ class FakeOutput:
 
     def logits(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
+        row += self._n_before
         assert self._outputs[row], f"row {row} has no output"
         return self._logits(self._prefixes[row])
 
@@ -106,7 +109,7 @@ class FakeOutput:
     def hidden(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
         assert self._has_hidden, "hidden states were not asked for"
-        return fake_hidden(self._prefixes[row], self._logits)
+        return fake_hidden(self._prefixes[self._n_before + row], self._logits)
 
 
 class FakeTarget:
@@ -145,7 +148,7 @@ class FakeTarget:
                 self._held[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
         outputs = [output or self._has_hidden for output in rows.outputs]
-        self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden)
+        self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
         return self._output
 
     def want_hidden(self, wanted: bool) -> None:

@@ -182,7 +182,7 @@ def test_batches_are_traced(tiny_model: Path, tmp_path: Path) -> None:
     list(backend.reply(request("x", max_tokens=3, method="ar")))
     backend.close()
     lines = (tmp_path / "trace.jsonl").read_text().splitlines()
-    assert len(lines) == 4  # the prompt but for its last token, and a step for each token
+    assert len(lines) == 3  # a step for each token, the first with the prompt
     assert json.loads(lines[-1])
 
 

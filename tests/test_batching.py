@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from batching.batch import BatchMemory
@@ -12,7 +13,7 @@ from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.rows import Row, Rows, tree_rows
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
-from tests.fake_target import FakeTarget
+from tests.fake_target import FakeTarget, fake_logits
 
 
 def branching_tree() -> TokenTree:
@@ -260,6 +261,49 @@ def test_prefill_goes_in_chunks_and_reports_them() -> None:
     assert [len(rows) for rows in target.decoded] == [4, 4, 2]
     assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
     assert not any(row.output for rows in target.decoded for row in rows)
+
+
+def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
+    target = FakeTarget(n_batch=16)
+    cache = SequenceCache(target)
+    cache.reserve(4)
+    assert cache.prefill([1, 2], hold=True) == 0
+    assert (target.decoded, cache.n_past, cache.n_held) == ([], 2, 2)
+    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
+    output = target.decode(cache.with_held(rows))
+    assert list(target.decoded[0]) == [
+        Row(1, 0, (0, 1, 2, 3), False),
+        Row(2, 1, (0, 1, 2, 3), False),
+        *rows,
+    ]
+    np.testing.assert_array_equal(output.logits(0), fake_logits((1, 2, 10)))
+    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
+    cache.commit(rows, [0, 1, 3])
+    assert (cache.tokens, cache.n_held) == ([1, 2, 10, 11, 13], 0)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+
+
+def test_what_is_held_leaves_room_for_a_row() -> None:
+    for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
+        target = FakeTarget(n_batch=4)
+        cache = SequenceCache(target)
+        cache.prefill(list(range(n_tokens)), hold=True)
+        assert sum(map(len, target.decoded)) == n_decoded
+        assert (cache.n_past, cache.n_held) == (n_tokens, n_tokens - n_decoded)
+
+
+def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
+    for forget in (
+        lambda cache: cache.truncate(5),
+        lambda cache: cache.reserve(2),
+        lambda cache: cache.prefill([0, 1, 2, 3]),
+    ):
+        target = FakeTarget(n_batch=4)
+        cache = SequenceCache(target)
+        cache.prefill([0, 1, 2, 3, 4, 5], hold=True)
+        forget(cache)
+        assert (cache.tokens, cache.n_held) == ([0, 1, 2, 3], 0)
+        assert target.held(0) == [0, 1, 2, 3]
 
 
 def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:

@@ -23,12 +23,14 @@ PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit":
 def run(
     method: str, prompt_id: str, n_tokens: int, seconds: float, category: str = "chat", **more: Any
 ) -> Run:
-    """A run of ten steps with the fields that a test does not care about filled in."""
+    """A run of a first step and ten more, which made ``n_tokens`` in ``seconds``, with the fields
+    that a test does not care about filled in."""
     fields: dict[str, Any] = {
         "repeat": 0,
         "n_prompt": 5,
-        "tokens": list(range(n_tokens)),
-        "n_steps": 10,
+        "tokens": list(range(n_tokens + 1)),
+        "n_first": 1,
+        "n_steps": 11,
         "n_rows": 20,
         "n_drafted": 0,
         "n_accepted": 0,
@@ -87,6 +89,21 @@ def test_a_single_prompt_has_no_standard_deviation() -> None:
     assert (row.speed_up_mean, row.speed_up_std) == (1.0, None)
 
 
+def test_replies_of_one_step_have_no_speed() -> None:
+    ended = {"tokens": [7], "n_steps": 1}
+    runs = [
+        run("ar", "p", 10, 1.0),
+        run("x", "p", 20, 1.0),
+        run("ar", "q", 0, 0.0, **ended),
+        run("x", "q", 0, 0.0, **ended),
+    ]
+    plain, row = summarise(runs)[:2]
+    assert (row.n_prompts, row.speed_up_mean, row.speed_up_std) == (2, 2.0, None)
+    assert (plain.tokens_per_second, row.tokens_per_second, row.speed_up_overall) == (10, 20, 2)
+    alone = summarise(runs[2:])[1]
+    assert (alone.tokens_per_second, alone.speed_up_mean, alone.speed_up_overall) == (0, 0, 0)
+
+
 def test_rates_and_times_are_of_all_steps_together() -> None:
     difference = Difference(3, 7, 8, 0.5)
     runs = [
@@ -96,7 +113,7 @@ def test_rates_and_times_are_of_all_steps_together() -> None:
         run("x", "q", 10, 0.5, n_drafted=10, n_accepted=0, first_difference=difference),
     ]
     plain, row = summarise(runs)[:2]
-    assert row.tokens_per_step == 2.0
+    assert row.tokens_per_step == 42 / 22
     assert row.acceptance_rate == 0.4
     assert plain.acceptance_rate is None
     assert row.prefill_seconds == pytest.approx(0.175)

@@ -33,6 +33,7 @@ def run(method: str, prompt_id: str, seconds: float, **more: Any) -> Run:
         "repeat": 0,
         "n_prompt": 5,
         "tokens": list(range(10)),
+        "n_first": 1,
         "n_steps": 6,
         "n_rows": 20,
         "n_drafted": 14,

@@ -206,6 +206,7 @@ RUN = Run(
     repeat=1,
     n_prompt=5,
     tokens=[7, 8, 9],
+    n_first=1,
     n_steps=2,
     n_rows=5,
     n_drafted=3,

@@ -119,9 +119,9 @@ def test_lookahead_generates_two_tokens_more_than_it_is_asked_for() -> None:
     assert " -n 62 " in arguments("lookahead")
 
 
-def test_llama_bench_decodes_after_as_many_tokens_as_the_prompt_has() -> None:
+def test_llama_bench_decodes_what_follows_prompt_and_first_token() -> None:
     assert arguments("ar", Settings(Path("m.gguf"), 512, 1, "f32", False, 0)) == (
-        "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 64 -d 39 -r 2 -o json"
+        "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 63 -d 40 -r 2 -o json"
     )
 
 
@@ -342,7 +342,7 @@ def test_each_method_is_timed_beside_its_program_in_turn(
         assert [pair["first"] for pair in one["pairs"]] == ["theirs", "ours", "theirs", "ours"]
         assert all(pair["ratio"] > 0 for pair in one["pairs"])
     assert {pair["their_tokens_per_second"] for pair in compared["ar"]["pairs"]} == {500.0}
-    assert {pair["n_tokens"] for pair in compared["ar"]["pairs"]} == {12}
+    assert {pair["n_tokens"] for pair in compared["ar"]["pairs"]} == {11}
     lookup = compared["prompt-lookup"]["pairs"][0]
     assert (lookup["their_n_tokens"], lookup["their_tokens_per_second"]) == (8, 400.0)
     assert lookup["n_tokens"] < 12  # the first step does not count

@@ -12,8 +12,8 @@ from gguf import GGUFReader
 from batching.cache import SequenceCache
 from batching.context import Context, ContextParams
 from batching.model import Model
-from batching.rows import Rows
-from batching.tree import Floats
+from batching.rows import Rows, tree_rows
+from batching.tree import Floats, TokenTree
 
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
@@ -59,6 +59,33 @@ def test_states_follow_batches_of_any_size(context: Context, tiny_model: Path) -
         else:
             with pytest.raises(RuntimeError, match="were not asked for"):
                 output.hidden(n - 1)
+
+
+def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model: Path) -> None:
+    matrix = output_matrix(tiny_model)
+    tree = TokenTree(5)
+    tree.add_chain(0, [270, 271])
+    tree.add(0, 272, output=False)
+    cache = SequenceCache(context)
+    cache.reserve(3)
+    cache.prefill([6, 7])
+    alone = context.decode(tree_rows(tree, cache.n_past, cache.n_seq))
+    expected = [alone.logits(row).copy() for row in range(3)]
+    cache.truncate(0)
+    cache.prefill([6, 7], hold=True)
+    rows = cache.with_held(tree_rows(tree, cache.n_past, cache.n_seq))
+    assert len(rows) == 6
+    output = context.decode(rows)
+    for row in range(3):
+        np.testing.assert_allclose(output.logits(row), expected[row], atol=1e-4)
+        assert output.argmax(row) == expected[row].argmax()
+    with pytest.raises(IndexError, match="row 3 of this batch has no output"):
+        output.logits(3)
+    context.seq_rm(-1, 0, -1)
+    context.want_hidden(True)
+    output = context.decode(rows)
+    for row in range(4):
+        np.testing.assert_allclose(matrix @ output.hidden(row), output.logits(row), atol=1e-4)
 
 
 def test_a_prompt_is_read_without_output_once_states_are_no_longer_wanted(

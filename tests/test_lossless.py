@@ -15,7 +15,7 @@ from batching.cache import SequenceCache
 from batching.tree import Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
-from speculation.drafter import Drafter, Step, reader_of
+from speculation.drafter import Drafter, Step, reader_of, reads_states
 from speculation.methods import parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
@@ -141,7 +141,8 @@ def run(
     target = FakeTarget(n_ctx=n_ctx)
     cache = SequenceCache(target)
     cache.reserve(1 + sum(drafter.n_branches for drafter in drafters))
-    cache.prefill(prompt[:-1], reader=reader_of(drafters))
+    reader, hold = reader_of(drafters), not reads_states(drafters)
+    cache.prefill(prompt[:-1], reader=reader, hold=hold)
     sampler = FakeSampler(temperature, seed, penalty)
     stats = Stats()
     text: list[int] = []
@@ -160,6 +161,9 @@ def run(
     assert cache.tokens == (prompt + text)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(text) - 1
     assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    if hold:
+        assert len(target.decoded) == stats.n_steps
+        assert len(target.decoded[0]) >= len(prompt)
     return text, stats, cache
 
 

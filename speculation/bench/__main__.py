@@ -139,7 +139,9 @@ def _measure(
     with Progress(n_all, len(results.curves), results.runs) as progress:
 
         def on_run(method: str, prompt_id: str, done: Generation) -> None:
-            progress.add(method, prompt_id, done.stats.n_tokens, done.stats.decode_seconds)
+            stats = done.stats
+            n_timed = stats.n_tokens - stats.n_first
+            progress.add(method, prompt_id, n_timed, stats.decode_seconds)
 
         try:
             for item in suite.measure(engine, prompts, plan, results, on_run):

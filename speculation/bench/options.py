@@ -79,7 +79,8 @@ the table, one for each category and one for all
   overall      tokens/s over plain decoding's, all prompts together
   tokens/step  tokens generated for each decode of the model; 1 for plain decoding
   accept       draft tokens that became text, of those drafted
-  prefill      decoding the prompt, ms a run
+  prefill      the time to the first token, ms a run: the prompt and the first step. All other
+               figures but tokens/step and accept leave that step out
   draft, build, decode, verify, commit
                the phases of a step, ms: drafting, making the batch, llama.cpp's decode, choosing
                tokens, tidying the cache
@@ -94,10 +95,11 @@ and whose drafts were accepted.
 
 the JSON
   model, device, settings, started, complete, runs, curves, summary and skipped. A run has method,
-  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_steps, n_drafted, n_accepted,
-  prefill_seconds, decode_seconds, phase_seconds, rows_histogram (rows of a step: steps),
-  tokens_histogram (tokens of a step: steps), accepted_by_source, same_as_ar and first_difference:
-  null or index, ar_token, token and logit_gap. curves are those of the suite cost.
+  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_first (those of the first step,
+  whose time is in prefill_seconds), n_steps, n_drafted, n_accepted, prefill_seconds,
+  decode_seconds, phase_seconds, rows_histogram (rows of a step: steps), tokens_histogram (tokens of
+  a step: steps), accepted_by_source, same_as_ar and first_difference: null or index, ar_token,
+  token and logit_gap. curves are those of the suite cost.
   The file is renewed after every round of methods on a prompt and is whole at every moment.
   --resume goes on with it, with the same flags, after Ctrl-C, an error or a power cut; when nothing
   is left to measure it shows the tables again, and --report makes its page from it.

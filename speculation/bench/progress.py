@@ -30,7 +30,7 @@ class Progress:
         )
         self._totals: dict[str, tuple[int, float]] = {}  # tokens, seconds
         for run in runs:
-            self._count(run.method, len(run.tokens), run.decode_seconds)
+            self._count(run.method, len(run.tokens) - run.n_first, run.decode_seconds)
 
     def __enter__(self) -> Progress:
         return self
@@ -44,7 +44,7 @@ class Progress:
         self._bar.close()
 
     def add(self, method: str, prompt_id: str, n_tokens: int, seconds: float) -> None:
-        """Count a run that is done."""
+        """Count a run that is done, with the tokens made in ``seconds``."""
         self._count(method, n_tokens, seconds)
         self._bar.set_description_str(prompt_id, refresh=False)
         self._bar.set_postfix_str(self.running_speed_up(), refresh=False)
@@ -61,14 +61,16 @@ class Progress:
         Of more than four methods, the one that is fastest.
         """
         plain = self._totals.get(BASELINE)
-        if plain is None:
+        if plain is None or not plain[0]:
             return ""
         rate = plain[0] / plain[1]
         ratios = {
             method: tokens / seconds / rate
             for method, (tokens, seconds) in self._totals.items()
-            if method != BASELINE
+            if method != BASELINE and seconds
         }
+        if not ratios:
+            return ""
         if len(ratios) > MAX_SHOWN:
             best = max(ratios, key=ratios.__getitem__)
             return f"best {best} {ratios[best]:.2f}x"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from speculation.stats import rate
+
 BASELINE = "ar"
 
 
@@ -32,6 +34,7 @@ class Run:
     method              as it is written on the command line, defaults left out
     prompt_id           ``chat-03``, or ``chat-03#2`` for the second turn
     tokens              token ids generated, an end-of-generation token included
+    n_first             tokens of the first step, whose time is in ``prefill_seconds``
     n_rows              rows that the steps decoded
     phase_seconds       draft, build, decode, verify and commit over the whole run
     rows_histogram      rows of a step -> steps that had so many
@@ -46,6 +49,7 @@ class Run:
     repeat: int
     n_prompt: int
     tokens: Sequence[int]
+    n_first: int
     n_steps: int
     n_rows: int
     n_drafted: int
@@ -65,7 +69,8 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        return len(self.tokens) / self.decode_seconds
+        """After the first step; 0 where there is none."""
+        return rate(len(self.tokens), self.n_first, self.decode_seconds)
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,10 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     cache = engine.cache
     cache.truncate(0)
     cache.reserve(1)
-    cache.prefill(prompt[:-1])
+    cache.prefill(prompt[:-1], hold=True)
     for token in [prompt[-1], *text]:
         rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
-        output = cache.target.decode(rows)
+        output = cache.target.decode(cache.with_held(rows) if cache.n_held else rows)
         cache.commit(rows, [0])
     return output.logits(0).copy()
 
@@ -173,6 +173,7 @@ def _as_run(
         repeat=repeat,
         n_prompt=stats.n_prompt,
         tokens=done.token_ids,
+        n_first=stats.n_first,
         n_steps=stats.n_steps,
         n_rows=stats.n_rows,
         n_drafted=stats.n_drafted,

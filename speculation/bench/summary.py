@@ -9,7 +9,7 @@ from statistics import mean, median, stdev
 from typing import TypeVar
 
 from speculation.bench.results import BASELINE, Run
-from speculation.stats import PHASES
+from speculation.stats import PHASES, rate
 
 ALL = "all"
 Key = TypeVar("Key")
@@ -21,15 +21,16 @@ class Row:
 
     n_prompts                 turns measured, each a prompt of its own
     n_different               runs whose text differs from plain decoding's
-    tokens_per_second         all tokens over all decode seconds
+    tokens_per_second         tokens after the first step over decode seconds, of all runs
     speed_up_mean             over prompts, of tokens per second over plain decoding's of the same
-                              prompt, each the median of its repeats; speed_up_std is their standard
-                              deviation (n - 1), None for a single prompt
-    speed_up_overall          tokens_per_second over plain decoding's
+                              prompt, each the median of its repeats; 0 where no reply went beyond
+                              its first step, and prompts where none did are left out; speed_up_std
+                              is their standard deviation (n - 1), None for a single prompt
+    speed_up_overall          tokens_per_second over plain decoding's; 0 likewise
     acceptance_rate           accepted / drafted; None where nothing was drafted
-    prefill_seconds           mean of a run
-    phase_seconds             mean of a step, by phase
-    outside_decode_seconds    mean of a step: all of it but ``llama_decode``
+    prefill_seconds           mean of a run: the time to the first token
+    phase_seconds             mean of a step after the first, by phase
+    outside_decode_seconds    mean of such a step: all of it but ``llama_decode``
     rows_histogram            rows of a step -> steps, over all runs; tokens_histogram likewise
     accepted_by_source        source of a draft -> its accepted tokens, over all runs
     """
@@ -68,36 +69,45 @@ def summarise(runs: Sequence[Run]) -> list[Row]:
 def speed_ups(runs: Iterable[Run], baseline: Iterable[Run]) -> list[float]:
     """The speed-up of each prompt: median tokens per second over the baseline's median."""
     plain = _medians(baseline)
-    return [rate / plain[prompt_id] for prompt_id, rate in _medians(runs).items()]
+    return [
+        value / plain[prompt_id]
+        for prompt_id, value in _medians(runs).items()
+        if value and plain[prompt_id]
+    ]
 
 
 def tokens_per_second(runs: Sequence[Run]) -> float:
-    """All tokens over all decode seconds."""
-    return sum(len(run.tokens) for run in runs) / sum(run.decode_seconds for run in runs)
+    """Tokens after the first step over decode seconds, of all runs."""
+    return rate(
+        sum(len(run.tokens) for run in runs),
+        sum(run.n_first for run in runs),
+        sum(run.decode_seconds for run in runs),
+    )
 
 
 def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
     ratios = speed_ups(runs, baseline)
     n_steps = sum(run.n_steps for run in runs)
+    n_timed = max(1, n_steps - len(runs))
     n_drafted = sum(run.n_drafted for run in runs)
-    phases = {phase: sum(run.phase_seconds[phase] for run in runs) / n_steps for phase in PHASES}
-    rate = tokens_per_second(runs)
+    phases = {phase: sum(run.phase_seconds[phase] for run in runs) / n_timed for phase in PHASES}
+    speed, plain = tokens_per_second(runs), tokens_per_second(baseline)
     return Row(
         category=category,
         method=runs[0].method,
-        n_prompts=len(ratios),
+        n_prompts=len({run.prompt_id for run in runs}),
         n_runs=len(runs),
         n_different=sum(not run.same_as_ar for run in runs),
-        tokens_per_second=rate,
-        speed_up_mean=mean(ratios),
+        tokens_per_second=speed,
+        speed_up_mean=mean(ratios) if ratios else 0.0,
         speed_up_std=stdev(ratios) if len(ratios) > 1 else None,
-        speed_up_overall=rate / tokens_per_second(baseline),
+        speed_up_overall=speed / plain if plain else 0.0,
         tokens_per_step=sum(len(run.tokens) for run in runs) / n_steps,
         acceptance_rate=sum(run.n_accepted for run in runs) / n_drafted if n_drafted else None,
         prefill_seconds=mean(run.prefill_seconds for run in runs),
         phase_seconds=phases,
         outside_decode_seconds=(
-            sum(run.decode_seconds for run in runs) / n_steps - phases["decode"]
+            sum(run.decode_seconds for run in runs) / n_timed - phases["decode"]
         ),
         rows_histogram=dict(sorted(total(run.rows_histogram for run in runs).items())),
         tokens_histogram=dict(sorted(total(run.tokens_histogram for run in runs).items())),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -240,7 +240,7 @@ def _pair(
         return programs.run(program, arguments, n_prompt)
 
     def ours() -> tuple[Figures, bytes]:
-        return _ours(engine, task, method, n_tokens, after_first=program.after_first)
+        return _ours(engine, task, method, n_tokens)
 
     # theirs, ours, ours, theirs, theirs, ours, ...
     n_before = len(comparison.pairs) + len(comparison.failures)
@@ -266,28 +266,15 @@ def _pair(
     )
 
 
-def _ours(
-    engine: Engine, task: Task, method: Method, n_tokens: int, *, after_first: bool
-) -> tuple[Figures, bytes]:
-    """Our figures and, as the programs print it, prompt and continuation.
-
-    With ``after_first`` the first step, which decodes the last token of the prompt, does not count.
-    """
-    engine.stop_running()
-    engine.cache.truncate(0)
-    generation = engine.generate(
-        task.tokens, method=method, sampling=SamplingParams(), max_tokens=n_tokens
-    )
+def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
+    """Our figures and, as the programs print it, prompt and continuation."""
+    generation = _generate(engine, task, method, n_tokens)
     stats = generation.stats
-    tokens: Iterator[Any] = iter(generation)
-    next(tokens, None)
-    n_first, first_seconds = (stats.n_tokens, stats.decode_seconds) if after_first else (0, 0.0)
-    for _ in tokens:
-        pass
-    n_counted = stats.n_tokens - n_first
+    n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
     if not n_counted:
-        raise NotComparable(f"{method} wrote its {n_first} tokens in one step; nothing to time")
-    rate = n_counted / (stats.decode_seconds - first_seconds)
+        raise NotComparable(
+            f"{method} wrote its {stats.n_first} tokens in one step; nothing to time"
+        )
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
     return Figures(len(task.tokens), n_counted, rate), text
 

@@ -37,26 +37,24 @@ class ProgramFailed(SpeculationError):
 class Program:
     """A program of llama.cpp and how its figures compare with ours.
 
-    name         of the file
-    method       our method, by name
-    n_more       tokens it generates beyond what ``-n`` asks for
-    n_free       of the tokens it counts, those that took no decode
-    after_first  its time begins after the last token of the prompt was decoded
+    name     of the file
+    method   our method, by name
+    n_more   tokens it generates beyond what ``-n`` asks for
+    n_free   of the tokens it counts, those that took no decode
     """
 
     name: str
     method: str
     n_more: int = 0
     n_free: int = 0
-    after_first: bool = False
 
 
 PROGRAMS = {
     program.method: program
     for program in (
         Program("llama-bench", "ar"),
-        Program("llama-lookup", "prompt-lookup", n_more=1, n_free=1, after_first=True),
-        Program("llama-lookahead", "lookahead", n_more=2, after_first=True),
+        Program("llama-lookup", "prompt-lookup", n_more=1, n_free=1),
+        Program("llama-lookahead", "lookahead", n_more=2),
         Program("llama-speculative-simple", "draft", n_more=1),
     )
 }
@@ -124,8 +122,8 @@ def command(
     threads, flash_attn = str(settings.n_threads), "on" if settings.flash_attn else "off"
     common = [str(file), "-m", str(settings.model), "-t", threads, "-ngl", str(layers)]
     common += ["-fa", flash_attn, "-ctk", settings.kv_type, "-ctv", settings.kv_type]
-    if program.method == "ar":  # it warms up; the last token of the prompt is decoded
-        work = ["-p", "0", "-n", str(n_tokens), "-d", str(n_prompt - 1), "-r", "2"]
+    if program.method == "ar":  # it warms up; the first token comes with the prompt
+        work = ["-p", "0", "-n", str(n_tokens - 1), "-d", str(n_prompt), "-r", "2"]
         return [*common, *work, "-o", "json", *more]
     work = ["-bf", str(prompt_file), "--no-escape", "-n", str(n_tokens - program.n_more)]
     greedy = ["--temp", "0", "--samplers", "top_k", "--top-k", "1"]
