@@ -146,6 +146,25 @@ def test_a_region_of_the_context_has_a_curve_of_its_own() -> None:
     assert cost.curve(100).at(1) == 1.0
 
 
+def test_replies_of_a_few_tokens_do_not_make_single_rows_look_dear() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0), 0.5)})
+    for _ in range(500):  # texts
+        cost.begin()
+        for seconds in (30.0, 3.0, 2.0, 1.3):
+            cost.follow(1, 100, seconds)
+    assert (cost.curve(100).at(1), cost.curve(100).switch_seconds) == (1.0, 0.5)
+
+
+def test_what_a_change_of_rows_costs_is_known_after_the_second_step_of_a_text() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
+    cost.begin()
+    seen = []
+    for n_rows in (1, 1, 8):
+        cost.follow(n_rows, 100, 1.0)
+        seen.append(cost.last_rows)
+    assert seen == [0, 1, 8]  # the first had the prompt's rows as well
+
+
 def test_between_measured_regions_the_cost_rises_with_the_text_before() -> None:
     cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0)), 1024: CostCurve((1, 8), (2.0, 5.0))})
     # Regions stand for n_past 128, 384, 768, 1536, 3072: 640 of 1408 tokens on the way.
