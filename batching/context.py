@@ -274,6 +274,15 @@ class _Output:
     def argmax(self, row: int) -> int:
         return int(self._logits[self._row(row)].argmax())
 
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        if not n:
+            return []
+        start, end = self._row(first), self._row(first + n - 1) + 1
+        if end - start != n:
+            raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")
+        found: list[int] = self._logits[start:end].argmax(axis=1).tolist()
+        return found
+
     def hidden(self, row: int) -> Floats:
         if self._hidden is None:
             if not self.has_hidden:

@@ -70,7 +70,7 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     if len(tree.branches) == 1 and tree.depths[-1] == n - 1:  # as deep as it has nodes: a chain
         return Rows(tree.tokens, range(n_past, n_past + n), [range(n_seq)] * n, tree.outputs)
     positions = [n_past + depth for depth in tree.depths]
-    seq_ids = _seq_ids(tuple(parents), tuple(branch_ends(tree)), n_seq)
+    seq_ids = _seq_ids(tuple(parents), tuple(tree.branches), n_seq)
     return Rows(tree.tokens, positions, seq_ids, tree.outputs)
 
 
@@ -97,7 +97,8 @@ class SeqIds(Sequence[Sequence[int]]):
 
 
 @lru_cache(maxsize=256)  # shapes recur: lookahead's changes with its number of n-grams alone
-def _seq_ids(parents: tuple[int, ...], ends: tuple[int, ...], n_seq: int) -> SeqIds:
+def _seq_ids(parents: tuple[int, ...], branches: tuple[int, ...], n_seq: int) -> SeqIds:
+    ends = branch_ends(parents, branches)
     if len(ends) >= n_seq:
         raise TreeTooWide(
             f"the tree has {len(ends)} branches and needs {len(ends) + 1} sequences, {n_seq} are "
@@ -113,10 +114,8 @@ def _seq_ids(parents: tuple[int, ...], ends: tuple[int, ...], n_seq: int) -> Seq
     return SeqIds(ids)
 
 
-def branch_ends(tree: TokenTree) -> list[int]:
+def branch_ends(parents: Sequence[int], branches: Sequence[int]) -> list[int]:
     """The nodes that end sequences 1, 2, …: branches named by drafters, then the other leaves."""
-    named = tree.branches[1:]
-    if not named:
-        return [leaf for leaf in tree.leaves() if leaf]
-    covered = set(named)
-    return named + [leaf for leaf in tree.leaves() if leaf and leaf not in covered]
+    named = list(branches[1:])
+    known = {0, *parents, *named}
+    return named + [node for node in range(len(parents)) if node not in known]

@@ -26,6 +26,10 @@ class Output(Protocol):
         """The most likely token of a row whose output was asked for; the lowest id of equals."""
         ...
 
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        """The same for ``n`` rows from ``first`` on, all with output."""
+        ...
+
     def hidden(self, row: int) -> Floats:
         """The state after the final norm, ``(n_embd,)``: what the output matrix turns into logits.
 

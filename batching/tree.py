@@ -27,7 +27,8 @@ class TokenTree:
     outputs      whether the node's logits are wanted
     probs        estimated probability that the node is accepted if its parent is; 1 = no estimate
     draft_probs  q over the vocabulary, ``(n_vocab,)``, for a sampled draft; None = a certain one
-    n_drafted    nodes that may be accepted: all but the root and lookahead's window
+    n_drafted    nodes that may be accepted: the first after the root. Those of lookahead's window,
+                 which may not, come after them
     sources      node -> name of what drafted it, where a drafter combines several; else empty
     floor        path probability below which a node cannot pay, 0 = not known: what drafters with
                  estimates need not add
@@ -39,8 +40,6 @@ class TokenTree:
     """
 
     __slots__ = (
-        "_children",
-        "_n_indexed",
         "branches",
         "depths",
         "draft_probs",
@@ -68,8 +67,6 @@ class TokenTree:
         self.n_drafted = 0
         self.max_nodes = max_nodes
         self.max_depth = max_depth
-        self._children: dict[tuple[int, int], list[int]] = {}  # drafts by parent and token …
-        self._n_indexed = 1  # … among the first so many nodes
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -102,18 +99,15 @@ class TokenTree:
         it is wanted now, and ``prob`` if that is higher). Without it the node is always new, as in
         llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
         ``draft=False`` adds a node that is only looked at and never accepted, such as a token of
-        lookahead's window.
+        lookahead's window; no draft can come after it.
         """
-        children = self._indexed()
         if draft:
-            siblings = children.setdefault((parent, token), [])
-            if merge and siblings:
-                node = siblings[0]
+            node = self._child(parent, token) if merge else 0
+            if node:
                 self.outputs[node] = self.outputs[node] or output
                 self.probs[node] = max(self.probs[node], prob)
                 return node
-            siblings.append(len(self.tokens))
-            self.n_drafted += 1
+            self._count_drafts(1)
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -121,7 +115,6 @@ class TokenTree:
         self.outputs.append(output)
         self.probs.append(prob)
         self.draft_probs.append(draft_probs)
-        self._n_indexed = node + 1
         return node
 
     def add_chain(
@@ -134,13 +127,12 @@ class TokenTree:
         if len(self.tokens) == 1:
             end = max(0, self.room)
             return self._append_chain(parent, tokens[:end], probs and probs[:end])
-        children = self._indexed()
         for i, token in enumerate(tokens):
-            siblings = children.get((parent, token))
-            if not siblings:
+            node = self._child(parent, token)
+            if not node:
                 end = i + max(0, self.room)
                 return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
-            parent = siblings[0]
+            parent = node
             self.outputs[parent] = True
             self.probs[parent] = max(self.probs[parent], probs[i] if probs else 1.0)
         return parent
@@ -154,8 +146,8 @@ class TokenTree:
         draft: bool = True,
     ) -> None:
         """Add nodes, unmerged: the same as one after the other, for less. Parents may be new."""
-        if not draft:
-            self._indexed()
+        if draft:
+            self._count_drafts(len(tokens))
         depths = self.depths
         for parent in parents:
             depths.append(depths[parent] + 1)
@@ -164,10 +156,6 @@ class TokenTree:
         self.outputs += outputs
         self.probs += [1.0] * len(tokens)
         self.draft_probs += [None] * len(tokens)
-        if draft:
-            self.n_drafted += len(tokens)
-        else:
-            self._n_indexed = len(self.tokens)
 
     def _append_chain(
         self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
@@ -176,6 +164,7 @@ class TokenTree:
         first, n = len(self.tokens), len(tokens)
         if not n:
             return parent
+        self._count_drafts(n)
         parents = [parent, *range(first, first + n - 1)]
         depth = self.depths[parent]
         self.tokens += tokens
@@ -184,8 +173,13 @@ class TokenTree:
         self.outputs += [True] * n
         self.probs += probs or [1.0] * n
         self.draft_probs += [None] * n
-        self.n_drafted += n
         return first + n - 1
+
+    def _count_drafts(self, n: int) -> None:
+        """Take the next ``n`` nodes for drafts."""
+        if self.n_drafted != len(self.tokens) - 1:
+            raise ValueError("drafts cannot be added after nodes that are none")
+        self.n_drafted += n
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Drop all nodes but the root and ``nodes``: drafts, ascending, with all their parents.
@@ -214,28 +208,36 @@ class TokenTree:
             self.probs = [self.probs[node] for node in kept]
             self.draft_probs = [self.draft_probs[node] for node in kept]
         self.n_drafted = n
-        self._children = {}
-        self._n_indexed = 1
 
     def children(self, parent: int, token: int) -> list[int]:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
-        return self._indexed().get((parent, token), [])
+        found = []
+        node = self._child(parent, token)
+        while node:
+            found.append(node)
+            node = self._child(parent, token, node)
+        return found
 
-    def _indexed(self) -> dict[tuple[int, int], list[int]]:
-        """Drafts by parent and token. For most trees, which are chains, nobody asks."""
-        children = self._children
-        for node in range(self._n_indexed, len(self.tokens)):
-            children.setdefault((self.parents[node], self.tokens[node]), []).append(node)
-        self._n_indexed = len(self.tokens)
-        return children
+    def _child(self, parent: int, token: int, after: int = 0) -> int:
+        """The first draft below ``parent`` that holds ``token``, behind node ``after``; 0 = none.
+
+        Found by looking through a list, which for a step's nodes is quicker than an index.
+        """
+        tokens, end = self.tokens, self.n_drafted + 1
+        node = max(parent, after)
+        try:
+            while True:
+                node = self.parents.index(parent, node + 1, end)
+                if tokens[node] == token:
+                    return node
+        except ValueError:
+            return 0
 
     def drafts(self) -> dict[int, list[int]]:
         """Draft nodes by parent, in the order they were added."""
         found: dict[int, list[int]] = {}
-        for (parent, _), nodes in self._indexed().items():
-            found.setdefault(parent, []).extend(nodes)
-        for nodes in found.values():
-            nodes.sort()
+        for node in range(1, self.n_drafted + 1):
+            found.setdefault(self.parents[node], []).append(node)
         return found
 
     def path_to(self, node: int) -> list[int]:
@@ -246,8 +248,3 @@ class TokenTree:
             path.append(node)
         path.reverse()
         return path
-
-    def leaves(self) -> list[int]:
-        """Nodes without children, in node order."""
-        inner = set(self.parents)
-        return [node for node in range(len(self.tokens)) if node not in inner]

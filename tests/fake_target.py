@@ -106,6 +106,9 @@ class FakeOutput:
     def argmax(self, row: int) -> int:
         return int(self.logits(row).argmax())
 
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        return [self.argmax(row) for row in range(first, first + n)]
+
     def hidden(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
         assert self._has_hidden, "hidden states were not asked for"

@@ -10,7 +10,7 @@ import pytest
 from batching.batch import BatchMemory
 from batching.cache import Cancelled, SequenceCache, common_prefix
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
-from batching.rows import Row, Rows, tree_rows
+from batching.rows import Row, Rows, branch_ends, tree_rows
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
 from tests.fake_target import FakeTarget, fake_logits
@@ -202,10 +202,23 @@ def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
         assert tree.drafts() == expected.drafts()
 
 
-def test_paths_and_leaves() -> None:
+def test_a_path_goes_from_the_root_to_a_node() -> None:
+    assert branching_tree().path_to(3) == [0, 1, 3]
+
+
+def test_branches_that_are_named_come_before_the_other_leaves() -> None:
+    parents = branching_tree().parents
+    assert branch_ends(parents, [0]) == [2, 3, 4]
+    assert branch_ends(parents, [0, 4, 1]) == [4, 1, 2, 3]
+    assert branch_ends([-1], [0]) == []
+
+
+def test_drafts_come_before_the_nodes_that_are_none() -> None:
     tree = branching_tree()
-    assert tree.path_to(3) == [0, 1, 3]
-    assert tree.leaves() == [2, 3, 4]
+    tree.add_nodes([0, 5], [15, 16], [True, True], draft=False)
+    with pytest.raises(ValueError, match="drafts cannot be added after nodes that are none"):
+        tree.add_chain(0, [17])
+    assert tree.children(0, 15) == []
 
 
 def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]:

@@ -79,6 +79,8 @@ def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model:
     for row in range(3):
         np.testing.assert_allclose(output.logits(row), expected[row], atol=1e-4)
         assert output.argmax(row) == expected[row].argmax()
+    assert output.argmaxes(0, 3) == [logits.argmax() for logits in expected]
+    assert output.argmaxes(1, 0) == []
     with pytest.raises(IndexError, match="row 3 of this batch has no output"):
         output.logits(3)
     context.seq_rm(-1, 0, -1)

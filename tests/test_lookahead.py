@@ -34,6 +34,9 @@ class ScriptedOutput:
     def argmax(self, row: int) -> int:
         return self._argmax[row]
 
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        return [self.argmax(row) for row in range(first, first + n)]
+
 
 def table(tree: TokenTree, n_past: int) -> list[str]:
     """Rows as ``token position output | seq_ids``."""

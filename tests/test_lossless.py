@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from batching.cache import SequenceCache
+from batching.rows import branch_ends
 from batching.tree import Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
@@ -57,7 +58,9 @@ class RandomTrees:
                 texts[node] = (*texts[parent], token)
             parent = node
         if rng.random() < 0.3:
-            tree.branches += rng.sample(tree.leaves(), k=1) if len(tree) > 1 else []
+            tree.branches += (
+                rng.sample(branch_ends(tree.parents, [0]), k=1) if len(tree) > 1 else []
+            )
 
     def observe(self, step: Step) -> None:
         assert step.path[0] == 0

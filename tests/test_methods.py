@@ -29,6 +29,9 @@ class Argmax:
     def argmax(self, row: int) -> int:
         return self._tokens[row]
 
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        return [self.argmax(row) for row in range(first, first + n)]
+
 
 class Script:
     """A sampler that says what it is told to, and at which rows it was asked."""

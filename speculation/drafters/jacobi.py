@@ -48,6 +48,6 @@ class Jacobi:
         # so the nodes after it speak of what follows the bonus.
         m = self.params.guesses
         accepted = len(step.path)
-        fresh = [step.output.argmax(node) for node in range(accepted, len(step.tree))]
+        fresh = step.output.argmaxes(accepted, len(step.tree) - accepted)
         last = fresh[-1] if fresh else step.bonus
         self._guesses = (fresh + [last] * m)[:m]

@@ -205,7 +205,7 @@ class Lookahead:
             return
         if not self._last_level:
             return
-        fresh = [step.output.argmax(node) for node in self._last_level]
+        fresh = step.output.argmaxes(self._last_level[0], len(self._last_level))
         self._last_level = []
         oldest = self._levels[0]
         self._roll(fresh)
