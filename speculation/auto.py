@@ -18,7 +18,7 @@ from typing import Protocol
 from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.cost import SIZES, CostModel
+from speculation.cost import SIZES, CostModel, Decode
 from speculation.drafter import Drafter, Step, needs_hidden, needs_layers, reader_of
 from speculation.policy import ample_rows, choose
 
@@ -43,7 +43,7 @@ _MOST_PATIENCE = 4  # a rest is longer by this at most, after tries that have no
 _RATE = 1 / 16  # of the average overhead
 _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in ``estimates``
 _MOST_LOG_ODDS = 4.0
-_WATCH_EVERY = 8  # steps in which the time of a lone, cheap source is taken
+_WATCH_EVERY = 8  # steps after which the books are made up, where one cheap source is awake
 _LOOP_SECONDS = 40e-6  # what a step takes besides drafting and decoding
 _CHEAP = 0.25  # share of a plain step that drafting takes at most for a source to be cheap
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
@@ -121,8 +121,6 @@ class Source:
         self._plain = 1.0  # cost of a plain step
         self.wakes_at = 0.0  # step, on the clock of the step before
         self._patience = 1  # how long it will rest next time, as a multiple
-        self._n_unwatched = 0  # steps since its time was taken
-        self._gain_unwatched = 0.0  # saved in them
         self._prompt: Sequence[int] | None = None  # a text it has not begun with yet
 
     def wakes(self, now: int) -> bool:
@@ -131,7 +129,7 @@ class Source:
 
     @property
     def needs_watching(self) -> bool:
-        """Whether what it does has to be weighed in every step, also where it is the only one."""
+        """Whether its time has to be taken in every step, also where it is the only one."""
         return self._prompt is not None or self.explorer is not None or not self._is_cheap
 
     @property
@@ -165,8 +163,7 @@ class Source:
     def begin(self, prompt: Sequence[int], now: int) -> None:
         """Another text, after step ``now``: a new chance, if trying costs little."""
         if self._is_cheap:
-            self.wakes_at = self.account = self._gain_unwatched = 0.0
-            self._n_unwatched = 0
+            self.wakes_at = self.account = 0.0
         self._prompt = prompt
         if self.wakes_at <= now:
             self._catch_up()
@@ -183,9 +180,9 @@ class Source:
             self.seconds = perf_counter() - start
             self._open += _RATE * (left - self._open)
 
-    def observe(self, step: Step, gain: float, plain: float, now: int) -> None:
-        """``gain`` is what its drafts saved and ``plain`` a plain step's cost, in seconds; ``now``
-        counts the steps."""
+    def observe(self, step: Step, gain: float, plain: float, now: int, n_steps: int = 1) -> None:
+        """``gain`` is what its drafts saved in this and the ``n_steps - 1`` steps before, and
+        ``plain`` a plain step's cost, in seconds; ``now`` counts the steps."""
         if self._prompt is not None:  # it has not begun with this text
             return
         start = perf_counter()
@@ -198,10 +195,9 @@ class Source:
             self._usual = usual + _RATE * (spent - usual)
             self._gained += _RATE * (gain - self._gained)
         self._plain = plain
-        balance = gain + self._gain_unwatched - spent * (1 + self._n_unwatched)
-        account = self.account + (balance - self.window_seconds) / plain
-        self.window_seconds = self._gain_unwatched = 0.0
-        self._n_unwatched = 0
+        balance = gain - n_steps * spent - self.window_seconds
+        account = self.account + balance / plain
+        self.window_seconds = 0.0
         is_cheap = self._is_cheap
         allowance = _CHEAP_ALLOWANCE if is_cheap else _ALLOWANCE
         if account > 0.0:
@@ -213,12 +209,6 @@ class Source:
             account = -0.5 * allowance  # it wakes on probation
         self.account = min(account, _RESERVE)
 
-    def observe_unwatched(self, step: Step, gain: float) -> None:
-        """The same, to be weighed later: right after a decode, every piece of code is dear."""
-        self.drafter.observe(step)
-        self._n_unwatched += 1
-        self._gain_unwatched += gain
-
     def _catch_up(self) -> None:
         if self._prompt is not None:
             self.drafter.begin(self._prompt)
@@ -226,7 +216,11 @@ class Source:
 
 
 class Auto:
-    """All sources grow the tree, and what is not worth its row is taken out again."""
+    """All sources grow the tree, and what is not worth its row is taken out again.
+
+    Right after a decode every piece of code is dear, so where one cheap source is awake its time is
+    taken, and what steps cost and yielded is made up, in one step out of some.
+    """
 
     def __init__(self, params: AutoParams, sources: Sequence[Source], cost: CostModel) -> None:
         self.params = params
@@ -248,7 +242,13 @@ class Auto:
         self._awake: list[Source] = []  # this step's sources
         self._now = 0  # steps so far
         self._changes_at = 0.0  # the step at which another may be awake
-        self._is_watching = True  # in this step
+        self._watches_at = 0  # the step at which the books are made up next …
+        self._is_watching = False  # … which is this one
+        self._decodes: list[Decode] = []  # since then …
+        self._n_accepted: list[int] = []  # … and what became of their drafts
+        self._last_rows: int | None = (
+            None  # of the decode before; 0 = the prompt's too, None = none
+        )
 
     @property
     def reader(self) -> StateReader | None:
@@ -256,7 +256,9 @@ class Auto:
         return reader_of([source.drafter for source in self.sources if source.wakes(self._now)])
 
     def begin(self, prompt: Sequence[int]) -> None:
+        self._settle()
         self.cost.begin()
+        self._last_rows = None
         for source in self.sources:
             source.begin(prompt, self._now)
         self._changes_at = self._now
@@ -269,9 +271,7 @@ class Auto:
         awake = self._awake
         if not awake:
             return
-        self._is_watching = (
-            len(awake) > 1 or not self._now % _WATCH_EVERY or awake[0].needs_watching
-        )
+        self._is_watching = self._now >= self._watches_at
         start = perf_counter() if self._is_watching else 0.0
         room = tree.max_nodes
         if curve.table is not self._table:
@@ -309,6 +309,9 @@ class Auto:
         self._awake = [source for source in self.sources if source.wakes_at <= now]
         asleep = [source.wakes_at for source in self.sources if source.wakes_at > now]
         self._changes_at = min(asleep, default=math.inf)
+        self._settle()
+        self._watches_at = now
+        self._is_watching = False
 
     def _keep_best(self, tree: TokenTree, ends: Sequence[int]) -> None:
         """Leave in ``tree`` what is worth decoding, and note which source drafted it.
@@ -318,7 +321,7 @@ class Auto:
         chosen = choose(
             tree,
             self._curve.table,
-            last_rows=self.cost.last_rows,
+            last_rows=self._last_rows or 0,
             switch_seconds=max(0.0, self._curve.switch_seconds),
             overhead_seconds=self._overhead,
             margin=min(_MARGIN, 0.5 * self._curve.row_share),
@@ -335,32 +338,48 @@ class Auto:
                 tree.sources = dict(enumerate(by, 1))
 
     def observe(self, step: Step) -> None:
-        n_rows, n_accepted = len(step.tree), len(step.path) - 1
-        self.cost.follow(n_rows, self._n_past, step.decode_seconds)
+        n_rows = len(step.tree)
+        self._decodes.append((n_rows, self._n_past, step.decode_seconds))
+        self._n_accepted.append(len(step.path) - 1)
+        self._last_rows = 0 if self._last_rows is None else n_rows
         self._now += 1
-        if not self._awake:
-            return
-        start = perf_counter() if self._is_watching else 0.0
-        plain = self._curve.at(1)
-        saved = 0.0  # by a draft that held
-        if n_accepted:
-            saved = max(0.0, plain - (self._curve.at(n_rows) - plain) / (n_rows - 1))
-        if not self._is_watching:
-            self._awake[0].observe_unwatched(step, n_accepted * saved)
-            return
-        several = len(self._awake) > 1
-        if several:
+        if self._is_watching:
+            self._make_up(step)
+        elif self._awake:
+            self._awake[0].drafter.observe(step)
+        elif len(self._decodes) >= _WATCH_EVERY:
+            self._settle()
+
+    def _make_up(self, step: Step) -> None:
+        """Tell the sources of this step, and what they are worth since the books were made up."""
+        start = perf_counter()
+        curve, awake, now = self._curve, self._awake, self._now
+        plain = curve.at(1)
+        saved = 0.0  # by drafts that held
+        for (n_rows, _, _), n_accepted in zip(self._decodes, self._n_accepted, strict=True):
+            if n_accepted:
+                saved += n_accepted * max(0.0, plain - (curve.at(n_rows) - plain) / (n_rows - 1))
+        if len(awake) == 1:
+            awake[0].observe(step, saved, plain, now, len(self._decodes))
+        else:  # and then this is the only step
             self._learn(step)
-        drafted_by = step.tree.sources
-        for source in self._awake:
-            n_held = n_accepted
-            if several:
-                n_held = [drafted_by[node] for node in step.path[1:]].count(source.name)
-            source.observe(step, n_held * saved, plain, self._now)
-            if source.wakes_at > self._now:
-                self._changes_at = self._now
+            drafted_by = [step.tree.sources[node] for node in step.path[1:]]
+            share = saved / max(1, len(drafted_by))
+            for source in awake:
+                source.observe(step, drafted_by.count(source.name) * share, plain, now)
+        if any(source.wakes_at > now for source in awake):
+            self._changes_at = now
+        elif len(awake) == 1 and not awake[0].needs_watching:
+            self._watches_at = now + _WATCH_EVERY - 1
+        self._settle()
         spent = self._thought + perf_counter() - start + _LOOP_SECONDS
         self._overhead += _RATE * (spent - self._overhead)
+
+    def _settle(self) -> None:
+        """Have the cost model follow what was decoded."""
+        self.cost.follow(self._decodes)
+        self._decodes.clear()
+        self._n_accepted.clear()
 
     def _learn(self, step: Step) -> None:
         """Tell the sources of their drafts that were checked: those below an accepted node."""

@@ -8,7 +8,7 @@ takes. No rule of thumb covers both, so ``auto`` looks it up here.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,10 +17,11 @@ REGIONS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # first n_
 _RATE = 0.05  # how fast the curve follows what a step took
 _MEASURED = 10.0  # steps that a measured time counts for
 _MOST_STEPS = 100.0  # those before count for no more
-_AT_A_TIME = 8  # steps that are followed
 # Of a text, the first is decoded with the prompt, and those after it find cold caches and another
 # compute graph: 860, 290, 110 and 60 µs more, measured with 7.5M parameters on 2 cores.
 _FIRST_STEPS = 4
+
+Decode = tuple[int, int, float]  # rows of a batch, tokens before it, and what it took in seconds
 
 
 class CostCurve:
@@ -116,9 +117,8 @@ class CostModel:
         """``curves`` are by the first n_past of their region, one of REGIONS."""
         self.curves = dict(curves)
         self._measured = {region: _copy_of(curve) for region, curve in curves.items()}
-        self.last_rows = 0  # of the step before; 0 where that had the prompt's rows as well
-        self._n_first = 0  # steps to come that are no measure of others
-        self._steps: list[tuple[int, int, int, float]] = []  # not yet followed
+        self._last_rows = 0  # of the decode before
+        self._n_first = 0  # decodes to come that are no measure of others
         self._here, self._first, self._end = self.curves[min(self.curves)], 0, 0  # asked for last
 
     def curve(self, n_past: int) -> CostCurve:
@@ -150,22 +150,15 @@ class CostModel:
 
     def begin(self) -> None:
         """A prompt is about to be read: the first steps after it are no measure of the others."""
-        self.last_rows = 0
         self._n_first = _FIRST_STEPS
 
-    def follow(self, n_rows: int, n_past: int, seconds: float) -> None:
-        """Refine the curve by a step that was run; some at a time, since code that was not run
-        for a while takes several times as long."""
-        last_rows = self.last_rows
-        if self._n_first:
-            self.last_rows = 0 if self._n_first == _FIRST_STEPS else n_rows
-            self._n_first -= 1
-            return
-        self.last_rows = n_rows
-        self._steps.append((n_rows, last_rows, n_past, seconds))
-        if len(self._steps) < _AT_A_TIME:
-            return
-        for n_rows, last_rows, n_past, seconds in self._steps:
+    def follow(self, decodes: Iterable[Decode]) -> None:
+        """Refine the curves by what was decoded, in order and one right after the other."""
+        for n_rows, n_past, seconds in decodes:
+            last_rows, self._last_rows = self._last_rows, n_rows
+            if self._n_first:
+                self._n_first -= 1
+                continue
             curve = self.curve(n_past)
             if n_rows == last_rows:
                 curve.follow(n_rows, seconds)
@@ -173,7 +166,6 @@ class CostModel:
                 more = seconds - curve.at(n_rows)
                 more = min(max(more, -curve.at(1)), curve.at(1))
                 curve.switch_seconds += _RATE * (more - curve.switch_seconds)
-        self._steps.clear()
 
 
 def middle(region: int) -> int:

@@ -141,7 +141,7 @@ def test_the_shape_of_a_curve_follows_what_many_steps_show() -> None:
 def test_a_region_of_the_context_has_a_curve_of_its_own() -> None:
     cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
     for _ in range(640):
-        cost.follow(1, 3000, 2.0)
+        cost.follow([(1, 3000, 2.0)])
     assert cost.curve(3000).at(1) == pytest.approx(2.0, rel=0.05)
     assert cost.curve(100).at(1) == 1.0
 
@@ -151,18 +151,8 @@ def test_replies_of_a_few_tokens_do_not_make_single_rows_look_dear() -> None:
     for _ in range(500):  # texts
         cost.begin()
         for seconds in (30.0, 3.0, 2.0, 1.3):
-            cost.follow(1, 100, seconds)
+            cost.follow([(1, 100, seconds)])
     assert (cost.curve(100).at(1), cost.curve(100).switch_seconds) == (1.0, 0.5)
-
-
-def test_what_a_change_of_rows_costs_is_known_after_the_second_step_of_a_text() -> None:
-    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
-    cost.begin()
-    seen = []
-    for n_rows in (1, 1, 8):
-        cost.follow(n_rows, 100, 1.0)
-        seen.append(cost.last_rows)
-    assert seen == [0, 1, 8]  # the first had the prompt's rows as well
 
 
 def test_between_measured_regions_the_cost_rises_with_the_text_before() -> None:
@@ -276,6 +266,24 @@ def test_what_a_lone_source_gains_unwatched_is_weighed_later(
     # A draft that holds saves 0.99 of a step, and drafting takes 0.02.
     assert accounts[:8] == pytest.approx([0.97] * 8)
     assert accounts[8] == pytest.approx(min(9 * 0.97, 8.0))
+
+
+def test_after_a_prompt_every_number_of_rows_is_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculation.auto.perf_counter", lambda: 0.0)
+    drafter = Says(7, 0.3)
+    cost = CostModel({0: CostCurve((1, 64), (1.0, 1.63), 0.5)})
+    auto = Auto(AutoParams(), [Source("says", drafter)], cost)
+    n_rows = []
+    for _ in range(2):
+        auto.begin([1])
+        for prob in (0.3, 0.0, 0.3, 0.3):
+            drafter.prob = prob
+            tree = TokenTree(1)
+            auto.draft([1], tree)
+            auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
+            n_rows.append(len(tree))
+    # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
+    assert n_rows == [2, 1, 1, 1] * 2
 
 
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
