@@ -66,6 +66,7 @@ def test_llama_lookups_first_token_is_free_and_not_counted() -> None:
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens) == (5, 32)
     assert figures.tokens_per_second == pytest.approx(2200 * 32 / 33)
+    assert figures.with_prompt == pytest.approx(33 / (0.002 + 33 / 2200))
     assert figures.window == {}
 
 
@@ -74,6 +75,7 @@ def test_llama_lookahead_says_its_window() -> None:
     figures = read(PROGRAMS["lookahead"], printed, LOOKAHEAD, 5)
     assert figures is not None
     assert (figures.n_tokens, figures.tokens_per_second) == (33, 100.755)
+    assert figures.with_prompt == pytest.approx(34 / (0.002 + 33 / 100.755))
     assert figures.window == {"W": 15, "N": 5, "G": 15}
     assert figures.text == b"Once upon a"
 
@@ -83,6 +85,7 @@ def test_llama_benchs_first_run_counts_and_the_second_is_told() -> None:
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens, figures.tokens_per_second) == (5, 16, 2488.34)
     assert figures.restored == 2591.72
+    assert figures.with_prompt is None
     assert figures.text is None
 
 
@@ -189,7 +192,10 @@ def test_another_window_is_no_comparison() -> None:
 
 
 def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
-    pairs = [Pair(f"p{i}", 0, "ours", 10, 50 * r, 10, 50.0, i > 0) for i, r in enumerate(ratios)]
+    pairs = [
+        Pair(f"p{i}", 0, "ours", 10, 50 * r, 10, 50.0, i > 0, 45 * r, 40.0)
+        for i, r in enumerate(ratios)
+    ]
     parsed = parse_method(method)
     return Comparison(parsed, PROGRAMS[parsed.name], Path("x"), pairs=pairs, **more)
 
@@ -202,17 +208,20 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
     assert shown.rows == [
         [
             *("lookahead", "llama-lookahead", "3", "1.020 (0.900 to 1.100)"),
-            *("51.0", "50.0", "2 of 3"),
+            *("51.0", "50.0", "1.147", "2 of 3"),
         ],
-        ["prompt-lookup", "llama-lookup", "0 of 1", "failed", "–", "–", "–"],
+        ["prompt-lookup", "llama-lookup", "0 of 1", "failed", "–", "–", "–", "–"],
     ]
 
 
 def test_llama_bench_has_a_row_for_the_run_that_reads_no_prompt() -> None:
-    pairs = [Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 120.0) for i in range(3)]
+    pairs = [
+        Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 80.0, None, 120.0) for i in range(3)
+    ]
     one = Comparison(parse_method("ar"), PROGRAMS["ar"], Path("x"), pairs=pairs)
     first, second = table([one]).rows
     assert first[1:4] == ["llama-bench", "3", "0.900 (0.900 to 0.900)"]
+    assert first[-2:] == ["–", "–"]
     assert second[1:4] == ["llama-bench, restored", "3", "0.750 (0.750 to 0.750)"]
 
 

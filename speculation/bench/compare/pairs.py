@@ -17,7 +17,7 @@ from speculation.bench.compare import programs
 from speculation.bench.compare.programs import Figures, Program, ProgramFailed, Settings
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
-from speculation.engine import Engine
+from speculation.engine import Engine, Generation
 from speculation.methods import Method, parse_method
 from speculation.prompt import TRANSCRIPT_TEMPLATE, render_messages
 from speculation.sampling import SamplingParams
@@ -39,6 +39,8 @@ class Pair:
     first        which went first: ours or theirs
     n_tokens     tokens in the time that counts, ours
     same_text    whether the texts agree as far as both go; None where the program has none
+    with_prompt  tokens per second of prompt and reply together, ours; theirs is None where the
+                 program reads no prompt
     their_restored  their tokens per second with the prompt's state put back; None where the
                  program does no such thing
     """
@@ -51,6 +53,8 @@ class Pair:
     their_n_tokens: int
     their_tokens_per_second: float
     same_text: bool | None
+    with_prompt: float
+    their_with_prompt: float | None = None
     their_restored: float | None = None
 
     @property
@@ -168,7 +172,7 @@ def measure(
         prompt_file = Path(folder) / "prompt.txt"
         for task in todo:
             prompt_file.write_bytes(task.text.encode())
-            plain = _generate(engine, task, parse_method("ar"), n_predict)  # warms up, too
+            plain = _generate(engine, task.tokens, parse_method("ar"), n_predict)
             n_tokens = len(plain.token_ids)
             for number in range(repeat):
                 for comparison in comparisons:
@@ -262,28 +266,36 @@ def _pair(
         their_n_tokens=other.n_tokens,
         their_tokens_per_second=other.tokens_per_second,
         same_text=None if other.text is None else same_text(other.text, text),
+        with_prompt=mine.with_prompt or 0.0,
+        their_with_prompt=other.with_prompt,
         their_restored=other.restored,
     )
 
 
 def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
-    """Our figures and, as the programs print it, prompt and continuation."""
-    generation = _generate(engine, task, method, n_tokens)
+    """Our figures and, as the programs print it, prompt and continuation.
+
+    The programs decode two tokens to warm up before their clocks start, and so do we: the first
+    decode after a rest takes several milliseconds more, while llama.cpp's threads wake.
+    """
+    _generate(engine, task.tokens[:1], parse_method("ar"), 2)
+    generation = _generate(engine, task.tokens, method, n_tokens)
     stats = generation.stats
     n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
     if not n_counted:
         raise NotComparable(
             f"{method} wrote its {stats.n_first} tokens in one step; nothing to time"
         )
+    with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
-    return Figures(len(task.tokens), n_counted, rate), text
+    return Figures(len(task.tokens), n_counted, rate, with_prompt), text
 
 
-def _generate(engine: Engine, task: Task, method: Method, n_predict: int) -> Any:
+def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Generation:
     engine.stop_running()
     engine.cache.truncate(0)
     return engine.generate(
-        task.tokens, method=method, sampling=SamplingParams(), max_tokens=n_predict
+        prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
     ).run()
 
 

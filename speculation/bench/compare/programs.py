@@ -23,7 +23,8 @@ from batching.errors import SpeculationError
 TRIES = 10
 ALL_LAYERS = 999
 _DECODED = re.compile(r"decoded +(\d+) tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s")
-_ENCODED = re.compile(r"encoded +(\d+) tokens in ")
+# Not its speed: llama-lookup counts the reply's tokens in that as well.
+_ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
 _WINDOW = re.compile(r"\b([WNG]) = +(\d+)\s*$", re.MULTILINE)
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _LIBRARY_PATHS = {"linux": "LD_LIBRARY_PATH", "darwin": "DYLD_LIBRARY_PATH"}
@@ -37,16 +38,18 @@ class ProgramFailed(SpeculationError):
 class Program:
     """A program of llama.cpp and how its figures compare with ours.
 
-    name     of the file
-    method   our method, by name
-    n_more   tokens it generates beyond what ``-n`` asks for
-    n_free   of the tokens it counts, those that took no decode
+    name         of the file
+    method       our method, by name
+    n_more       tokens it generates beyond what ``-n`` asks for
+    n_free       of the tokens it counts, those that took no decode
+    n_uncounted  tokens it generates and does not count
     """
 
     name: str
     method: str
     n_more: int = 0
     n_free: int = 0
+    n_uncounted: int = 0
 
 
 PROGRAMS = {
@@ -54,7 +57,7 @@ PROGRAMS = {
     for program in (
         Program("llama-bench", "ar"),
         Program("llama-lookup", "prompt-lookup", n_more=1, n_free=1),
-        Program("llama-lookahead", "lookahead", n_more=2),
+        Program("llama-lookahead", "lookahead", n_more=2, n_uncounted=1),
         Program("llama-speculative-simple", "draft", n_more=1),
     )
 }
@@ -84,6 +87,7 @@ class Figures:
     n_prompt           prompt tokens it read
     n_tokens           tokens it generated in the time it counts, each at the cost of a decode
     tokens_per_second  of these
+    with_prompt        all tokens over all of the time, the prompt's too; None = it reads none
     text               what it printed: the prompt and its continuation; None = nothing
     window             W, N and G of llama-lookahead, else empty
     restored           tokens per second where the prompt's state was put back and nothing was read
@@ -93,6 +97,7 @@ class Figures:
     n_prompt: int
     n_tokens: int
     tokens_per_second: float
+    with_prompt: float | None = None
     text: bytes | None = None
     window: Mapping[str, int] = field(default_factory=dict)
     restored: float | None = None
@@ -172,10 +177,12 @@ def read(program: Program, stdout: bytes, stderr: bytes, n_prompt: int) -> Figur
         return None
     n_counted, rate = int(decoded[1]), float(decoded[2])
     n_tokens = n_counted - program.n_free
+    seconds = float(encoded[2]) + n_counted / rate
     return Figures(
         n_prompt=int(encoded[1]),
         n_tokens=n_tokens,
         tokens_per_second=rate * n_tokens / n_counted,
+        with_prompt=(n_counted + program.n_uncounted) / seconds,
         text=_COLOUR.sub(b"", stdout),
         window={name: int(value) for name, value in _WINDOW.findall(printed)},
     )

@@ -11,9 +11,11 @@ from speculation.bench.table import Table
 
 TITLE = "ours ÷ llama.cpp's own programs"
 NOTE = """\
-ratio: tokens/s of ours over theirs, median of the pairs (smallest to largest); same text: pairs in
-which both wrote the same. Same GGUF, prompts and settings, greedy, in turn. restored: llama-bench's
-second run, which puts the prompt's state back instead of reading the prompt."""
+ratio: tokens/s of ours over theirs after the first token, median of the pairs (smallest to
+largest); whole: the same from the prompt's first token on; same text: pairs in which both wrote the
+same. Same GGUF, prompts and settings, greedy, in turn. restored: llama-bench's second run, which
+puts the prompt's state back instead of reading the prompt."""
+HEADINGS = ("method", "program", "pairs", "ratio", "ours t/s", "theirs t/s", "whole", "same text")
 MAX_LISTED = 10
 NONE = "–"
 
@@ -22,7 +24,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     """One row for each method."""
     return Table(
         title=TITLE,
-        headings=("method", "program", "pairs", "ratio", "ours t/s", "theirs t/s", "same text"),
+        headings=HEADINGS,
         rows=[row for comparison in comparisons for row in _rows(comparison)],
         note=NOTE,
     )
@@ -63,14 +65,16 @@ def _row(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
     counted = f"{len(pairs)} of {n_all}" if comparison.failures else str(len(pairs))
     head = [str(comparison.method), comparison.program.name, counted]
     if not pairs:
-        return [*head, "failed", NONE, NONE, NONE]
+        return [*head, "failed", NONE, NONE, NONE, NONE]
     ratios = [pair.ratio for pair in pairs]
+    whole = [pair.with_prompt / pair.their_with_prompt for pair in pairs if pair.their_with_prompt]
     texts = [pair.same_text for pair in pairs if pair.same_text is not None]
     return [
         *head,
         f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
         f"{median(pair.tokens_per_second for pair in pairs):.1f}",
         f"{median(pair.their_tokens_per_second for pair in pairs):.1f}",
+        f"{median(whole):.3f}" if whole else NONE,
         f"{sum(texts)} of {len(texts)}" if texts else NONE,
     ]
 
