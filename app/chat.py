@@ -215,9 +215,9 @@ def stats_line(reply: Reply) -> str:
         if done.n_steps:
             parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
         if done.n_drafted:
-            parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % of drafts accepted")
+            parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % accepted")
     if done.n_tokens:
-        parts.append(f"first token after {done.prefill_seconds:.2f} s")
+        parts.append(f"first token {done.prefill_seconds:.2f} s")
     if done.model is not None:
         # A full context is one token longer than its cells: the last one is never decoded.
         n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)

@@ -112,15 +112,13 @@ def test_nothing_is_compared_that_was_not_measured() -> None:
 def test_the_stats_line_says_what_a_reply_cost() -> None:
     reply = Reply("prompt-lookup", done=DONE)
     assert stats_line(reply) == (
-        "80 tok/s · 2.1 tokens per step · 41 % of drafts accepted · first token after 0.25 s · "
-        "context 312 / 2048"
+        "80 tok/s · 2.1 tokens per step · 41 % accepted · first token 0.25 s · context 312 / 2048"
     )
     short = dataclasses.replace(DONE, n_tokens=1, n_first=1, n_steps=1, decode_seconds=0.0)
     assert stats_line(Reply("ar", done=short)).startswith("1.0 tokens per step · ")
     slow = dataclasses.replace(DONE, decode_seconds=20.0, n_drafted=0, finish_reason="length")
     assert stats_line(Reply("ar", done=slow)) == (
-        "4.0 tok/s · 2.1 tokens per step · first token after 0.25 s · context 312 / 2048 · "
-        "length limit"
+        "4.0 tok/s · 2.1 tokens per step · first token 0.25 s · context 312 / 2048 · length limit"
     )
     full = dataclasses.replace(DONE, n_prompt=1965, n_drafted=0, finish_reason="context")
     assert stats_line(Reply("ar", done=full)).endswith(" · context 2048 / 2048 · context full")
@@ -132,6 +130,6 @@ def test_the_stats_line_says_what_a_reply_cost() -> None:
 def test_a_conversation_can_be_exported() -> None:
     assert markdown(talk("one")) == (
         "## You\n\none\n\n## Model\n\nre: one\n\n<sub>prompt-lookup · 80 tok/s · "
-        "2.1 tokens per step · 41 % of drafts accepted · first token after 0.25 s · "
+        "2.1 tokens per step · 41 % accepted · first token 0.25 s · "
         "context 312 / 2048</sub>\n"
     )
