@@ -37,7 +37,9 @@ class BatchMemory:
         # brings its own arrays.
         self.everyone = np.arange(n_seq_max, dtype=np.int32)
         self._everyone_address: int = self.everyone.ctypes.data
-        self._shared = (0, 0, 0)  # the first rows' ids, if they share them: address, ids, rows
+        self._shared: Sequence[int] = range(0)  # the ids that the first rows share, if they do …
+        self._n_shared = 0  # … and how many do
+        self._is_fed = False  # with embeddings
         self._ids: SeqIds | None = None
         # The same memory for ctypes, whose slices take short lists in half of NumPy's time.
         self._tokens: Any = (ctypes.c_int32 * n_batch).from_buffer(self.token.data)
@@ -64,18 +66,19 @@ class BatchMemory:
         self.struct.n_tokens = n
         if all_output:
             rows = replace(rows, outputs=[True] * n)
-        if rows.embeddings is not None or self.struct.embd:
+        if rows.embeddings is not None or self._is_fed:
             self._feed(rows.embeddings)
         self._tokens[:n] = rows.tokens
         self._positions[:n] = rows.positions
         self._outputs[:n] = rows.outputs
         first = rows.seq_ids[0]
         if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
-            self._share(first, n)
+            if n > self._n_shared or first != self._shared:
+                self._share(first, n)
             return
         ids = rows.seq_ids if isinstance(rows.seq_ids, SeqIds) else SeqIds(rows.seq_ids)
         self._check_width(len(first))
-        self._shared = (0, 0, 0)
+        self._n_shared = 0
         self._ids = ids  # what the pointers point into lives until the next batch
         self.n_seq_id[:n] = ids.counts
         self.seq_id[:n] = ids.pointers
@@ -91,17 +94,14 @@ class BatchMemory:
             self._embd[: len(embeddings)] = embeddings
             embd = self._embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self.struct.token, self.struct.embd = token, embd
+        self._is_fed = embd is not None
 
     def _share(self, ids: Sequence[int], n: int) -> None:
-        """Give the first ``n`` rows the sequences ``ids``, a range, unless they have them."""
-        address, n_ids = self._everyone_address + 4 * ids[0], len(ids)
-        known, n_known, n_rows = self._shared
-        if known == address and n_known == n_ids and n_rows >= n:
-            return
-        self._check_width(n_ids)
-        self.n_seq_id[:n] = n_ids
-        self.seq_id[:n] = address
-        self._shared = (address, n_ids, n)
+        """Give the first ``n`` rows the sequences ``ids``, a range."""
+        self._check_width(len(ids))
+        self.n_seq_id[:n] = len(ids)
+        self.seq_id[:n] = self._everyone_address + 4 * ids[0]
+        self._shared, self._n_shared = ids, n
 
     def _check_width(self, n_seq: int) -> None:
         if n_seq > len(self.everyone):

@@ -115,6 +115,7 @@ class Context:
         self.n_seq_max: int = C.llama_n_seq_max(self._handle)
         self.n_threads: int = C.llama_n_threads(self._handle)
         self.can_rewind = model.can_rewind
+        self._is_head = model.takes_both
         self._memory = C.llama_get_memory(self._handle)
         self._batch = BatchMemory(
             self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
@@ -133,7 +134,7 @@ class Context:
         rows, DecodeFailed when llama.cpp refuses them or fails.
         """
         # The graph of a head computes all rows, and llama.cpp takes its output from the first.
-        self._batch.fill(rows, all_output=self.model.takes_both and self._output.has_hidden)
+        self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
         code = C.llama_decode(self._handle, self._batch.struct)
