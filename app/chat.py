@@ -209,14 +209,13 @@ def stats_line(reply: Reply) -> str:
         speed = tokens_per_second(done)
         if speed:
             parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
-        if speed and reply.plain is not None and reply.plain.tokens_per_second:
-            same = "same text" if reply.plain.text == reply.text else "other text"
-            parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
+            if reply.plain is not None and reply.plain.tokens_per_second:
+                same = "same text" if reply.plain.text == reply.text else "other text"
+                parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
         if done.n_steps:
             parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
         if done.n_drafted:
             parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % accepted")
-    if done.n_tokens:
         parts.append(f"first token {done.prefill_seconds:.2f} s")
     if done.model is not None:
         # A full context is one token longer than its cells: the last one is never decoded.

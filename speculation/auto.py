@@ -246,9 +246,8 @@ class Auto:
         self._is_watching = False  # … which is this one
         self._decodes: list[Decode] = []  # since then …
         self._n_accepted: list[int] = []  # … and what became of their drafts
-        self._last_rows: int | None = (
-            None  # of the decode before; 0 = the prompt's too, None = none
-        )
+        # Rows of the decode before; 0 where it had the prompt's as well, None where there is none.
+        self._last_rows: int | None = None
 
     @property
     def reader(self) -> StateReader | None:

@@ -33,8 +33,6 @@ class Match:
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
         if tree.is_chain:
             tokens, last, node = tree.tokens, len(tree.tokens) - 1, 0
-            if not last:
-                return [0], sampler.sample(output, 0)
             while True:
                 token = sampler.sample(output, node)
                 if node == last or tokens[node + 1] != token:

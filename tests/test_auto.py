@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -205,6 +206,14 @@ class Never:
         pass
 
 
+def take_step(auto: Auto, path: Sequence[int] = (0,)) -> int:
+    """Let auto draft in a text of one token, and see a decode of a second; how many rows it had."""
+    tree = TokenTree(1)
+    auto.draft([1], tree)
+    auto.observe(Step(tree, None, list(path), 9, 1.0))  # type: ignore[arg-type]
+    return len(tree)
+
+
 def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -> list[bool]:
     """Whether a source is awake at each step when drafting takes ``seconds`` and a step 1 s."""
     clock = [0.0]
@@ -220,9 +229,7 @@ def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -
     awake = []
     for now in range(n_steps):
         awake.append(source.wakes_at <= now)
-        tree = TokenTree(1)
-        auto.draft([1], tree)
-        auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
+        take_step(auto)
     return awake
 
 
@@ -259,9 +266,7 @@ def test_what_a_lone_source_gains_unwatched_is_weighed_later(
     auto.begin([1])
     accounts = []
     for _ in range(9):
-        tree = TokenTree(1)
-        auto.draft([1], tree)
-        auto.observe(Step(tree, None, [0, 1], 9, 1.0))  # type: ignore[arg-type]
+        take_step(auto, [0, 1])
         accounts.append(source.account)
     # A draft that holds saves 0.99 of a step, and drafting takes 0.02.
     assert accounts[:8] == pytest.approx([0.97] * 8)
@@ -278,10 +283,7 @@ def test_after_a_prompt_every_number_of_rows_is_a_change(monkeypatch: pytest.Mon
         auto.begin([1])
         for prob in (0.3, 0.0, 0.3, 0.3):
             drafter.prob = prob
-            tree = TokenTree(1)
-            auto.draft([1], tree)
-            auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
-            n_rows.append(len(tree))
+            n_rows.append(take_step(auto))
     # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
     assert n_rows == [2, 1, 1, 1] * 2
 
@@ -409,12 +411,7 @@ def test_a_window_is_decoded_while_it_pays() -> None:
     source = Source("lookahead", drafter, drafter)
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
     auto.begin([1])
-    rows = []
-    for _ in range(20):
-        tree = TokenTree(1)
-        auto.draft([1], tree)
-        rows.append(len(tree))
-        auto.observe(Step(tree, None, [0], 9, 1.0))  # type: ignore[arg-type]
+    rows = [take_step(auto) for _ in range(20)]
     assert rows[0] == 4
     assert rows[-1] == 1  # nothing was gained, and every window cost a third of a step
 
