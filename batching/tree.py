@@ -26,7 +26,7 @@ class TokenTree:
     depths       distance from the root, so that a node's position is ``n_past + depth``
     outputs      whether the node's logits are wanted
     probs        estimated probability that the node is accepted if its parent is; 1 = no estimate
-    draft_probs  q over the vocabulary, ``(n_vocab,)``, for a sampled draft; None = a certain one
+    draft_probs  node -> q over all tokens, ``(n_vocab,)``, of a sampled draft; others are certain
     n_drafted    nodes that may be accepted: the first after the root. Those of lookahead's window,
                  which may not, come after them
     sources      node -> name of what drafted it, where a drafter combines several; else empty
@@ -60,7 +60,7 @@ class TokenTree:
         self.depths: list[int] = [0]
         self.outputs: list[bool] = [True]
         self.probs: list[float] = [1.0]
-        self.draft_probs: list[Floats | None] = [None]
+        self.draft_probs: dict[int, Floats] = {}
         self.floor = 0.0
         self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
@@ -114,7 +114,8 @@ class TokenTree:
         self.depths.append(self.depths[parent] + 1)
         self.outputs.append(output)
         self.probs.append(prob)
-        self.draft_probs.append(draft_probs)
+        if draft_probs is not None:
+            self.draft_probs[node] = draft_probs
         return node
 
     def add_chain(
@@ -155,7 +156,6 @@ class TokenTree:
         self.parents += parents
         self.outputs += outputs
         self.probs += [1.0] * len(tokens)
-        self.draft_probs += [None] * len(tokens)
 
     def _append_chain(
         self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
@@ -172,7 +172,6 @@ class TokenTree:
         self.depths += range(depth + 1, depth + 1 + n)
         self.outputs += [True] * n
         self.probs += probs or [1.0] * n
-        self.draft_probs += [None] * n
         return first + n - 1
 
     def _count_drafts(self, n: int) -> None:
@@ -196,7 +195,6 @@ class TokenTree:
             del self.depths[n + 1 :]
             del self.outputs[n + 1 :]
             del self.probs[n + 1 :]
-            del self.draft_probs[n + 1 :]
         else:
             new = {node: i for i, node in enumerate(nodes, 1)}
             new[0] = 0
@@ -206,7 +204,9 @@ class TokenTree:
             self.depths = [self.depths[node] for node in kept]
             self.outputs = [self.outputs[node] for node in kept]
             self.probs = [self.probs[node] for node in kept]
-            self.draft_probs = [self.draft_probs[node] for node in kept]
+        if self.draft_probs:
+            q = self.draft_probs
+            self.draft_probs = {i: q[node] for i, node in enumerate(nodes, 1) if node in q}
         self.n_drafted = n
 
     def children(self, parent: int, token: int) -> list[int]:

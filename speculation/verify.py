@@ -31,6 +31,8 @@ class Match:
     """Accept a draft when it is the very token that the sampler chooses."""
 
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
+        if not tree.n_drafted:
+            return [0], sampler.sample(output, 0)
         if tree.is_chain:
             tokens, last, node = tree.tokens, len(tree.tokens) - 1, 0
             while True:
@@ -72,7 +74,7 @@ class Rejection:
         while True:
             p = sampler.probabilities(output.logits(path[-1]))
             for child in below.get(path[-1], ()):
-                token, q = tree.tokens[child], tree.draft_probs[child]
+                token, q = tree.tokens[child], tree.draft_probs.get(child)
                 if self._random.random() * (1.0 if q is None else q[token]) < p[token]:
                     sampler.accept(token)
                     path.append(child)
