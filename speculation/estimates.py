@@ -21,6 +21,7 @@ class Estimates:
         self._log_odds = [math.log(p / (1 - p)) for p in priors]
         self._last = len(priors) - 1
         self._shared = 0.0
+        self._probs: dict[int, float] = {}  # by kind, as asked for since something was learnt
 
     def of(self, kind: int) -> float:
         """The probability that a draft of this kind holds."""
@@ -33,10 +34,12 @@ class Estimates:
         As many as hold all together with at least ``floor``, given ``probability`` that the first
         is reached.
         """
-        log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
-        found = []
+        known, found = self._probs, []
         for kind in kinds:
-            p = 1.0 / (1.0 + exp(-log_odds[kind if kind < last else last] - shared))
+            try:
+                p = known[kind]
+            except KeyError:
+                p = known[kind] = self.of(kind)
             probability *= p
             if probability < floor:
                 break
@@ -50,14 +53,23 @@ class Estimates:
     def learn_run(self, kinds: Sequence[int], n_held: int, *, failed: bool) -> None:
         """Take in tokens in a row, of these kinds: ``n_held`` were right, and the one after them
         was not, if ``failed``."""
+        self._probs.clear()
         log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
-        for n, kind in enumerate(kinds[: n_held + failed]):
+        for kind in kinds[:n_held]:
             i = kind if kind < last else last
-            change = _RATE * ((n < n_held) - 1.0 / (1.0 + exp(-log_odds[i] - shared)))
+            change = _RATE / (1.0 + exp(log_odds[i] + shared))  # by how likely it was not to hold
             log_odds[i] += change
-            shared = max(-_SHARED_LIMIT, min(_SHARED_LIMIT, shared + change))
+            shared += change
+            if shared > _SHARED_LIMIT:
+                shared = _SHARED_LIMIT
+        if failed:
+            i = min(kinds[n_held], last)
+            change = _RATE / (1.0 + exp(-log_odds[i] - shared))
+            log_odds[i] -= change
+            shared = max(-_SHARED_LIMIT, shared - change)
         self._shared = shared
 
     def new_text(self) -> None:
         """Another text begins: what the last one was like as a whole says less about it."""
         self._shared *= 0.5
+        self._probs.clear()
