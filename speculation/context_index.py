@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LONGEST_CONTEXT = 32  # common context is told apart up to this length
-_TOKEN_BITS = 32  # that tokens have in an n-gram's key
+_TOKENS = 1 << 20  # tokens that a key tells apart; keys of three have two of Python's digits
 
 
 class ContextIndex:
@@ -37,7 +37,7 @@ class ContextIndex:
                 if n > end:
                     before.append(0)
                     continue
-                key = key << _TOKEN_BITS | text[end - n]
+                key = key * _TOKENS + text[end - n]
                 if n >= least:
                     before.append(latest.get(key, 0))
                     latest[key] = end
@@ -51,7 +51,7 @@ class ContextIndex:
         for n, latest, _ in self._lengths:
             if n > end:
                 break
-            key = key << _TOKEN_BITS | text[end - n]
+            key = key * _TOKENS + text[end - n]
             position = latest.get(key, 0)
             if not position and n >= self._min_ngram:  # nor has a longer one occurred
                 break
@@ -78,14 +78,18 @@ class ContextIndex:
             return period
         return (period * (length // len(period) + 1))[:length]
 
-    def common_context(self, position: int) -> int:
-        """How many tokens before ``position`` equal those at the end of the text, 32 at most."""
-        text = self.tokens
-        end = len(text)
+    def common_context(self, position: int, length: int = 0) -> int:
+        """How many tokens before ``position`` equal those at the end of the text, 32 at most;
+        ``length`` of them are known to."""
+        text, end = self.tokens, len(self.tokens)
         longest = min(LONGEST_CONTEXT, position)
+        if length < longest and text[position - 1 - length] != text[end - 1 - length]:
+            return length
         if text[position - longest : position] == text[end - longest : end]:
             return longest
-        length = 0
-        while text[position - 1 - length] == text[end - 1 - length]:
-            length += 1
-        return length
+        here, there = position - length, end - length
+        while here >= 8 and text[here - 8 : here] == text[there - 8 : there]:
+            here, there = here - 8, there - 8
+        while text[here - 1] == text[there - 1]:
+            here, there = here - 1, there - 1
+        return position - here

@@ -246,25 +246,21 @@ class PromptLookup:
             if n == longest < params.max_ngram and params.order in ("longest", "recent"):
                 # No longer n-gram has occurred, so all of them have n tokens in common.
                 some = self._index.matches(n, latest[n - 1], max(2, params.branches))
-                ranked = [Match(position, n) for position in some]
+                found = [Match(position, n) for position in some]
             else:
-                ranked = self._ranked(n, latest[n - 1])
-            if not found:
-                found = ranked
-            else:
-                known = {match.position for match in found}
-                found = found + [match for match in ranked if match.position not in known]
+                found += self._ranked(n, latest[n - 1], {match.position for match in found})
             if len(found) >= params.branches:
                 break
         return found
 
-    def _ranked(self, n: int, latest: int) -> list[Match]:
+    def _ranked(self, n: int, latest: int, known: set[int]) -> list[Match]:
+        """Where the last ``n`` tokens occurred, best first, without the ``known`` positions."""
         params, index = self.params, self._index
         if params.order == "first":
             positions = index.matches(n, latest, len(index.tokens))
-            return [Match(p, n) for p in reversed(positions)]
+            return [Match(p, n) for p in reversed(positions) if p not in known]
         positions = index.matches(n, latest, max(params.candidates, params.branches))
-        matches = [Match(p, index.common_context(p)) for p in positions]
+        matches = [Match(p, index.common_context(p, n)) for p in positions if p not in known]
         if params.order == "longest":
             return sorted(matches, key=itemgetter(1), reverse=True)
         if params.order == "recent":
