@@ -19,6 +19,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
@@ -188,15 +190,10 @@ class Lookahead:
 
     def _add_window(self, tree: TokenTree) -> list[int]:
         """Hang the window below the root, level by level; return the last level's nodes."""
-        w, n = self.params.window, self.params.ngram
-        first = len(tree)
-        chain = [0, *range(first, first + w - 1)]  # the root and level 0
-        level_1 = first + w - 1
-        parents = chain[:-1] + chain + list(range(level_1, level_1 + (n - 3) * w))
-        tokens = self._levels[0][1:] + [t for level in self._levels[1 : n - 1] for t in level]
-        outputs = [False] * (len(tokens) - w) + [True] * w
-        tree.add_nodes(parents, tokens, outputs, draft=False)
-        return list(range(len(tree) - w, len(tree)))
+        parents, outputs = _window_shape(self.params.window, self.params.ngram, len(tree))
+        tokens = [*chain.from_iterable(self._levels)]
+        tree.add_nodes(parents, tokens[1:], outputs, draft=False)  # the first is the root
+        return list(range(len(tree) - self.params.window, len(tree)))
 
     def observe(self, step: Step) -> None:
         self._learn(step)
@@ -227,3 +224,12 @@ class Lookahead:
         else:
             start = [(_FIRST_GUESS + i) % n_vocab for i in range(w)]
             self._levels = [list(start) for _ in range(n - 1)]
+
+
+@lru_cache(maxsize=256)  # it changes with the number of n-grams before it alone
+def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[bool]]:
+    """Parents and outputs of a window's nodes, which are numbered from ``first`` on."""
+    columns = [0, *range(first, first + w - 1)]  # the root and level 0
+    level_1 = first + w - 1
+    parents = columns[:-1] + columns + list(range(level_1, level_1 + (n - 3) * w))
+    return parents, [False] * (len(parents) - w) + [True] * w
