@@ -188,15 +188,16 @@ class SequenceCache:
         are its new positions handed to the other sequences; the prefix is never copied again, and
         rows that every sequence shares (a lone root, a chain) need no copy at all.
         """
-        target, first = self.target, self.n_past + 1
-        tokens = rows.tokens
+        target, tokens, seq_ids = self.target, rows.tokens, rows.seq_ids
+        first, n = len(self.tokens) + 1, len(path)
         self.n_held = 0
-        self.tokens.extend([tokens[row] for row in path])
-        end = len(self.tokens)
-        if len(rows) > len(path):
+        is_shared = seq_ids[-1] is seq_ids[0]  # by a chain or a lone root
+        self.tokens += tokens[:n] if is_shared else [tokens[row] for row in path]
+        end = first - 1 + n
+        if len(tokens) > n:
             target.seq_rm(ALL, end, END)
-        accepted = rows.seq_ids[path[-1]]
-        if len(path) == 1 or len(accepted) == self.n_seq:
+        accepted = seq_ids[path[-1]]
+        if is_shared or n == 1 or len(accepted) == self.n_seq:
             return
         source = accepted[0]
         occupied = {

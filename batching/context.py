@@ -12,13 +12,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
-import numpy.typing as npt
 
 from batching.batch import BatchMemory, write_trace
 from batching.errors import (
@@ -39,9 +39,11 @@ from batching.tree import Floats
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
-# A function object of its own, which returns the address as an int: that takes half the time.
+# Function objects of our own for what every step calls. What goes in has C's types already, so that
+# there is nothing to convert, and the address comes out as an int.
+_llama_decode: Any = C._lib["llama_decode"]
 _logits_address: Any = C._lib["llama_get_logits"]
-_logits_address.argtypes, _logits_address.restype = [ctypes.c_void_p], ctypes.c_void_p
+_logits_address.restype = ctypes.c_void_p
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -108,6 +110,7 @@ class Context:
         self.model = model
         self.flash_attn = choose_flash_attn(model, params)
         self._handle: Any = _new_context(model, params, self.flash_attn, other)
+        self._typed_handle = ctypes.c_void_p(self._handle)
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = C.llama_n_ctx(self._handle)
@@ -120,7 +123,7 @@ class Context:
         self._batch = BatchMemory(
             self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
         )
-        self._output = _Output(self._handle, self.n_vocab, model)
+        self._output = _Output(self._typed_handle, self.n_vocab, model)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self.trace_path = trace
         self._trace: IO[str] | None = None
@@ -137,7 +140,7 @@ class Context:
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
-        code = C.llama_decode(self._handle, self._batch.struct)
+        code = _llama_decode(self._typed_handle, self._batch.struct)
         if code:
             raise _decode_error(code, len(rows), self.n_ctx)
         self._output.renew(rows.outputs, rows.n_before)
@@ -232,14 +235,16 @@ class _Output:
         self._hidden: Floats | None = None
         self._address = 0
         self._logits: Floats = np.zeros((0, n_vocab), np.float32)
+        self._views: list[Floats] = []  # of the first rows of logits
         self._outputs: Sequence[bool] = ()
         self._n_before = 0
         self._all = False  # every row has output: a row's logits are where the row is
-        self._index: npt.NDArray[np.intp] | None = None
+        self._numbers: list[int] | None = None  # rows with output up to each one
 
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
         self._hidden = None
-        self._inputs = []
+        if self._inputs:
+            self._inputs = []
         if self.has_hidden:
             outputs = [True] * len(outputs)
         n_outputs = sum(outputs)
@@ -248,10 +253,11 @@ class _Output:
             self._address = address
             buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
             self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
+            self._views = list(self._logits)
         self._outputs = outputs
         self._n_before = n_before
         self._all = n_outputs == len(outputs) and not n_before
-        self._index = None
+        self._numbers = None
 
     def _row(self, row: int) -> int:
         if self._all:
@@ -261,10 +267,10 @@ class _Output:
             if self._outputs[0]:
                 return 0
         else:
-            if self._index is None:
-                self._index = np.cumsum(self._outputs) - 1
+            if self._numbers is None:
+                self._numbers = list(accumulate(self._outputs))
             if self._outputs[row]:
-                return int(self._index[row])
+                return self._numbers[row] - 1
         row -= self._n_before
         raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
 
@@ -273,7 +279,7 @@ class _Output:
         return logits
 
     def argmax(self, row: int) -> int:
-        return int(self._logits[self._row(row)].argmax())
+        return int(self._views[row if self._all else self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         if not n:

@@ -65,14 +65,15 @@ def decode(
         while True:
             start = perf_counter()
             # 1. Draft: the root is the last token, whose KV entry this step makes.
-            room = min(target.n_ctx - cache.n_past, target.n_batch - cache.n_held)
+            n_past = cache.n_past
+            room = min(target.n_ctx - n_past, target.n_batch - cache.n_held)
             tree = TokenTree(tokens[-1], room, most - len(tokens) - 1)
             for drafter in drafters:
                 drafter.draft(tokens, tree)
             drafted = perf_counter()
 
             # 2. Build the rows and decode them.
-            rows = tree_rows(tree, cache.n_past, cache.n_seq)
+            rows = tree_rows(tree, n_past, cache.n_seq)
             built = perf_counter()
             output = target.decode(cache.with_held(rows) if cache.n_held else rows)
             decoded = perf_counter()
@@ -89,7 +90,7 @@ def decode(
                 drafter.observe(step)
 
             n, reason = finish(step.tokens)
-            if reason is None and cache.n_past >= target.n_ctx:
+            if reason is None and n_past + len(path) >= target.n_ctx:
                 reason = "context"
             emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
             tokens += emitted.tokens

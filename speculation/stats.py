@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,8 +42,8 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    rows_histogram: dict[int, int] = field(default_factory=dict)
-    tokens_histogram: dict[int, int] = field(default_factory=dict)
+    rows_histogram: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    tokens_histogram: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     accepted_by_source: dict[str, int] = field(default_factory=dict)
 
     def add_step(
@@ -55,8 +56,8 @@ class Stats:
         self.n_rows += n_rows
         self.n_drafted += tree.n_drafted
         self.n_accepted += n_accepted
-        self.rows_histogram[n_rows] = self.rows_histogram.get(n_rows, 0) + 1
-        self.tokens_histogram[n_emitted] = self.tokens_histogram.get(n_emitted, 0) + 1
+        self.rows_histogram[n_rows] += 1
+        self.tokens_histogram[n_emitted] += 1
         if tree.sources:
             counts = self.accepted_by_source
             for node in path[1 : n_accepted + 1]:
