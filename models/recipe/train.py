@@ -162,6 +162,7 @@ def train(args: argparse.Namespace) -> None:
         short_steps=args.short_steps,
         muon_lr=args.muon_lr,
         adam_lr=args.adam_lr,
+        decay_share=args.decay_share,
     )
     tokenizer = Tokenizer(out / FILE_NAME)
     training, held_out = corpora.load(args.data)
@@ -214,6 +215,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a compiler")
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--decay-at", type=int, help="step; or make a file `decay` in --out")
+    parser.add_argument("--decay-share", type=float, default=0.2, help="of the whole run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--step-tokens", type=int, default=8192, help="a multiple of 2048")
