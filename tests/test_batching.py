@@ -119,7 +119,10 @@ def test_the_batch_memory_holds_what_the_rows_say() -> None:
     memory = BatchMemory(n_batch=8, n_seq_max=5)
     chain = TokenTree(7)
     chain.add_chain(0, [8, 9])
-    for tree in (branching_tree(), TokenTree(7), chain, branching_tree()):
+    other = branching_tree()
+    other.branches += [4, 3]
+    first = branching_tree()
+    for tree in (first, first, TokenTree(7), chain, first, other, other, first, chain, first):
         rows = tree_rows(tree, n_past=100, n_seq=5)
         memory.fill(rows)
         batch = memory.struct
@@ -183,18 +186,21 @@ def test_a_chain_runs_along_nodes_that_are_there() -> None:
 
 
 def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
-    rng = random.Random(2)
+    rng, q = random.Random(2), np.ones(1, np.float32)
     for _ in range(200):
         tree = TokenTree(0)
         for token in range(1, rng.randrange(2, 12)):
-            tree.add(rng.choice((0, len(tree) - 1, rng.randrange(len(tree)))), token, prob=0.5)
+            parent = rng.choice((0, len(tree) - 1, rng.randrange(len(tree))))
+            tree.add(parent, token, prob=0.5, draft_probs=q if rng.random() < 0.3 else None)
         kept = [0]
         for node in range(1, len(tree)):
             if tree.parents[node] in kept and rng.random() < 0.8:
                 kept.append(node)
         expected = TokenTree(0)
         for node in kept[1:]:
-            expected.add(kept.index(tree.parents[node]), tree.tokens[node], prob=0.5)
+            parent = kept.index(tree.parents[node])
+            sampled = tree.draft_probs.get(node)
+            expected.add(parent, tree.tokens[node], prob=0.5, draft_probs=sampled)
         tree.keep(kept[1:])
         names = ("tokens", "parents", "depths", "outputs", "probs", "draft_probs", "n_drafted")
         for name in names:

@@ -118,6 +118,21 @@ def test_an_index_that_grew_finds_what_a_scan_finds() -> None:
                     assert index.matches(n, latest[n - 1], 2) == scan[::-1][:2]
 
 
+def test_a_common_context_is_counted_up_to_32_tokens() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        index = ContextIndex(1, 3)
+        period = [rng.randrange(3) for _ in range(rng.randrange(1, 25))]
+        text = period * 4 + [rng.randrange(3)] + period * rng.randrange(1, 4)
+        index.extend(text)
+        for n, latest in enumerate(index.latest(), 1):
+            for position in index.matches(n, latest, 5):
+                backwards = zip(reversed(text[:position]), reversed(text), strict=False)
+                alike = [a == b for a, b in backwards] + [False]
+                assert index.common_context(position) == min(32, alike.index(False))
+                assert index.common_context(position, n) == min(32, alike.index(False))
+
+
 def draft_and_observe(lookup: PromptLookup, text: list[int], became: list[int]) -> int:
     """One step in which the text became ``became``; returns how long the draft was."""
     tree = TokenTree(text[-1])
