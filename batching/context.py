@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import IO, Any
@@ -239,7 +238,6 @@ class _Output:
         self._outputs: Sequence[bool] = ()
         self._n_before = 0
         self._all = False  # every row has output: a row's logits are where the row is
-        self._numbers: list[int] | None = None  # rows with output up to each one
 
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
         self._hidden = None
@@ -257,21 +255,13 @@ class _Output:
         self._outputs = outputs
         self._n_before = n_before
         self._all = n_outputs == len(outputs) and not n_before
-        self._numbers = None
 
     def _row(self, row: int) -> int:
         if self._all:
             return row
-        row += self._n_before
-        if row == 0:
-            if self._outputs[0]:
-                return 0
-        else:
-            if self._numbers is None:
-                self._numbers = list(accumulate(self._outputs))
-            if self._outputs[row]:
-                return self._numbers[row] - 1
-        row -= self._n_before
+        place = self._n_before + row
+        if self._outputs[place]:
+            return sum(self._outputs[:place])
         raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
 
     def logits(self, row: int) -> Floats:

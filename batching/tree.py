@@ -141,19 +141,21 @@ class TokenTree:
     def add_nodes(
         self,
         parents: Sequence[int],
+        depths: Sequence[int],
         tokens: Sequence[int],
         outputs: Sequence[bool],
         *,
         draft: bool = True,
     ) -> None:
-        """Add nodes, unmerged: the same as one after the other, for less. Parents may be new."""
+        """Add nodes, unmerged: the same as one after the other, for less. Parents may be new.
+
+        ``depths`` is one more than the parent's of each: who adds many nodes knows their shape.
+        """
         if draft:
             self._count_drafts(len(tokens))
-        depths = self.depths
-        for parent in parents:
-            depths.append(depths[parent] + 1)
         self.tokens += tokens
         self.parents += parents
+        self.depths += depths
         self.outputs += outputs
         self.probs += [1.0] * len(tokens)
 

@@ -403,7 +403,7 @@ class Windowed(Never):
     window_branches = 1
 
     def explore(self, tree: TokenTree) -> None:
-        tree.add_nodes([0, 1, 2], [7, 7, 7], [False, False, True], draft=False)
+        tree.add_nodes([0, 1, 2], [1, 2, 3], [7, 7, 7], [False, False, True], draft=False)
 
 
 def test_a_window_is_decoded_while_it_pays() -> None:

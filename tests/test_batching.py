@@ -221,7 +221,7 @@ def test_branches_that_are_named_come_before_the_other_leaves() -> None:
 
 def test_drafts_come_before_the_nodes_that_are_none() -> None:
     tree = branching_tree()
-    tree.add_nodes([0, 5], [15, 16], [True, True], draft=False)
+    tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
     with pytest.raises(ValueError, match="drafts cannot be added after nodes that are none"):
         tree.add_chain(0, [17])
     assert tree.children(0, 15) == []

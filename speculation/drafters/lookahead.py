@@ -183,17 +183,17 @@ class Lookahead:
                     ends[i] = tree.add(ends[i], ngram[level])
             return ends
         tokens = [token for level in zip(*ngrams, strict=True) for token in level]
-        first = len(tree)
-        parents = [0] * g + list(range(first, first + g * (levels - 1)))
-        tree.add_nodes(parents, tokens, [True] * len(tokens))
-        return range(first + g * (levels - 1), first + g * levels)
+        parents, depths = _ngrams_shape(g, levels, len(tree))
+        tree.add_nodes(parents, depths, tokens, [True] * len(tokens))
+        return range(len(tree) - g, len(tree))
 
     def _add_window(self, tree: TokenTree) -> list[int]:
         """Hang the window below the root, level by level; return the last level's nodes."""
-        parents, outputs = _window_shape(self.params.window, self.params.ngram, len(tree))
+        w, n = self.params.window, self.params.ngram
+        parents, depths, outputs = _window_shape(w, n, len(tree))
         tokens = [*chain.from_iterable(self._levels)]
-        tree.add_nodes(parents, tokens[1:], outputs, draft=False)  # the first is the root
-        return list(range(len(tree) - self.params.window, len(tree)))
+        tree.add_nodes(parents, depths, tokens[1:], outputs, draft=False)  # the first is the root
+        return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
         self._learn(step)
@@ -226,10 +226,18 @@ class Lookahead:
             self._levels = [list(start) for _ in range(n - 1)]
 
 
+@lru_cache(maxsize=256)
+def _ngrams_shape(g: int, levels: int, first: int) -> tuple[list[int], list[int]]:
+    """Parents and depths of ``g`` n-grams' nodes, which are numbered from ``first`` on."""
+    parents = [0] * g + list(range(first, first + g * (levels - 1)))
+    return parents, [level for level in range(1, levels + 1) for _ in range(g)]
+
+
 @lru_cache(maxsize=256)  # it changes with the number of n-grams before it alone
-def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[bool]]:
-    """Parents and outputs of a window's nodes, which are numbered from ``first`` on."""
+def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], list[bool]]:
+    """Parents, depths and outputs of a window's nodes, which are numbered from ``first`` on."""
     columns = [0, *range(first, first + w - 1)]  # the root and level 0
     level_1 = first + w - 1
     parents = columns[:-1] + columns + list(range(level_1, level_1 + (n - 3) * w))
-    return parents, [False] * (len(parents) - w) + [True] * w
+    depths = [column + level for level in range(n - 1) for column in range(w)][1:]
+    return parents, depths, [False] * (len(parents) - w) + [True] * w
