@@ -109,7 +109,6 @@ class Context:
         self.model = model
         self.flash_attn = choose_flash_attn(model, params)
         self._handle: Any = _new_context(model, params, self.flash_attn, other)
-        self._typed_handle = ctypes.c_void_p(self._handle)
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = C.llama_n_ctx(self._handle)
@@ -122,7 +121,7 @@ class Context:
         self._batch = BatchMemory(
             self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
         )
-        self._output = _Output(self._typed_handle, self.n_vocab, model)
+        self._output = _Output(self._handle, self.n_vocab, model)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self.trace_path = trace
         self._trace: IO[str] | None = None
@@ -139,7 +138,7 @@ class Context:
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
-        code = _llama_decode(self._typed_handle, self._batch.struct)
+        code = _llama_decode(self._handle, self._batch.struct)
         if code:
             raise _decode_error(code, len(rows), self.n_ctx)
         self._output.renew(rows.outputs, rows.n_before)
@@ -265,11 +264,10 @@ class _Output:
         raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
 
     def logits(self, row: int) -> Floats:
-        logits: Floats = self._logits[self._row(row)]
-        return logits
+        return self._views[self._row(row)]
 
     def argmax(self, row: int) -> int:
-        return int(self._views[row if self._all else self._row(row)].argmax())
+        return int(self._views[self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         if not n:
@@ -392,7 +390,7 @@ def _new_context(
         if "alloc" in log.lower() or "memory" in log.lower():
             raise OutOfMemory(f"{message}; lower --ctx or use --kv-type q8_0")
         raise ContextError(message)
-    return handle
+    return ctypes.c_void_p(handle)
 
 
 def _check_memory(model: Model, n_ctx: int, kv_type: str) -> None:
