@@ -17,6 +17,7 @@ from models.recipe import tasks
 from models.recipe.corpus import Corpus
 from models.recipe.model import Decoder
 from models.recipe.rows import Ids, Mix, RowSource
+from models.recipe.tasks import answering, rewriting, telling
 from models.recipe.tokenizer import BOS, ROLES, Tokenizer
 
 TIME = 512
@@ -52,12 +53,12 @@ class Measure:
     def losses(self, model: Decoder) -> dict[str, float]:
         """Nats a token on held-out text, by source; `all_tasks` is the weighted mix."""
         makers: dict[str, tasks.Task | None] = {
-            "dialogues": tasks.dialogue,
-            "smalltalk": tasks.chatter,
-            "dictionary": tasks.dictionary,
-            "factbook": tasks.factbook,
-            "problems": tasks.problem,
-            "splits": tasks.split_or_join,
+            "dialogues": telling.dialogue,
+            "smalltalk": telling.chatter,
+            "dictionary": telling.dictionary,
+            "factbook": answering.factbook,
+            "problems": telling.problem,
+            "splits": rewriting.split_or_join,
             "all_tasks": None,
         }
         losses = {"books": self._loss(model, [self.source.prose(self.draw(f"books{i}"), TIME)

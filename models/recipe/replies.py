@@ -106,7 +106,7 @@ class Writer:
         if kind == PROSE:
             yield self.source.prose(draw, draw.rng.randint(8, 160))[1:].tolist()
             return
-        make = tasks.dialogue if kind == "dialogue" else tasks.TASKS[kind][1]
+        make = tasks.telling.dialogue if kind == "dialogue" else tasks.TASKS[kind][1]
         pending: list[int] = []
         turns = 0
         for role, text in self.source.with_system(draw, make(draw)):

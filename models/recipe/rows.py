@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from models.recipe import persona, tasks
 from models.recipe.corpus import Chat, Corpus, Message
-from models.recipe.tokenizer import BOS, END, Tokenizer
+from models.recipe.tokenizer import BOS, END, ROLES, Tokenizer
 
 FIRST_TEXT_TOKEN = 262  # below: control tokens and the 256 bytes
 
@@ -31,6 +31,7 @@ class Mix:
     prose: float = 0.14
     dialogues: float = 0.13
     system: float = 0.25  # of the chats: with a system prompt in front
+    asked: float = 1.0  # weight of a token that system or user said; 1 is that of the replies
 
     def __post_init__(self) -> None:
         if self.copies + self.prose + self.dialogues > 1:
@@ -39,10 +40,24 @@ class Mix:
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens: (rows, time + 1); weights: (rows, time), 0 where the target is pure chance."""
+    """tokens: (rows, time + 1); weights: (rows, time), of each target in the loss.
+
+    0 where the target is pure chance.
+    """
 
     tokens: Ids
     weights: Weights
+
+
+def said_weights(ids: Ids, asked: float) -> Weights:
+    """The weights of packed chats, by who says the target: (time + 1,) to (time,).
+
+    A token of a reply, and its end, weighs 1; what the reply is to, and the roles, weigh `asked`.
+    """
+    heads = np.isin(ids, [BOS, *ROLES.values()])
+    last_head = np.maximum.accumulate(np.where(heads, np.arange(len(ids)), 0))
+    replied = (ids[last_head] == ROLES["assistant"]) & ~heads
+    return np.where(replied, 1.0, asked)[1:].astype(np.float32)
 
 
 class RowSource:
@@ -65,9 +80,11 @@ class RowSource:
             elif roll < self.mix.copies + self.mix.prose:
                 tokens[row] = self.prose(draw, time)
             elif roll < self.mix.copies + self.mix.prose + self.mix.dialogues:
-                tokens[row] = self.pack(draw, time, tasks.dialogue)
+                tokens[row] = self.pack(draw, time, tasks.telling.dialogue)
+                weights[row] = said_weights(tokens[row], self.mix.asked)
             else:
                 tokens[row] = self.pack(draw, time, None)
+                weights[row] = said_weights(tokens[row], self.mix.asked)
         return Batch(tokens, weights)
 
     def pack(self, draw: tasks.Draw, time: int, task: tasks.Task | None) -> Ids:
