@@ -128,15 +128,14 @@ class TokenTree:
         if len(self.tokens) == 1:
             end = max(0, self.room)
             return self._append_chain(parent, tokens[:end], probs and probs[:end])
-        for i, token in enumerate(tokens):
-            node = self._child(parent, token)
-            if not node:
-                end = i + max(0, self.room)
-                return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
-            parent = node
-            self.outputs[parent] = True
-            self.probs[parent] = max(self.probs[parent], probs[i] if probs else 1.0)
-        return parent
+        path = self.follow(parent, tokens)
+        for node, prob in zip(path, probs or [1.0] * len(path), strict=False):
+            self.outputs[node] = True
+            self.probs[node] = max(self.probs[node], prob)
+        i = len(path)
+        end = i + max(0, self.room)
+        parent = path[-1] if path else parent
+        return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
 
     def add_nodes(
         self,
@@ -210,6 +209,22 @@ class TokenTree:
             q = self.draft_probs
             self.draft_probs = {i: q[node] for i, node in enumerate(nodes, 1) if node in q}
         self.n_drafted = n
+
+    def follow(self, parent: int, tokens: Sequence[int]) -> list[int]:
+        """The drafts that hold ``tokens`` below ``parent``, one below the other, as far as they go.
+
+        Where equal children stand side by side, the first is followed.
+        """
+        path = []
+        node, parents, drafted, last = parent, self.parents, self.tokens, self.n_drafted
+        for token in tokens:
+            # In a chain the child is the next node, and a first child always is the first found.
+            if node < last and parents[node + 1] == node and drafted[node + 1] == token:
+                node += 1
+            elif not (node := self._child(node, token)):
+                break
+            path.append(node)
+        return path
 
     def children(self, parent: int, token: int) -> list[int]:
         """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""

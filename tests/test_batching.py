@@ -185,6 +185,18 @@ def test_a_chain_runs_along_nodes_that_are_there() -> None:
     assert tree.parents == [-1, 0, 1, 1]
 
 
+def test_tokens_are_followed_as_far_as_drafts_hold_them() -> None:
+    tree = TokenTree(1)
+    tree.add_chain(0, [2, 3, 4])  # nodes 1, 2, 3
+    tree.add_chain(0, [2, 5, 6])  # nodes 4, 5
+    tree.add(0, 7, draft=False)
+    assert tree.follow(0, [2, 3, 4, 9]) == [1, 2, 3]
+    assert tree.follow(0, [2, 5, 6]) == [1, 4, 5]
+    assert tree.follow(1, [5]) == [4]
+    assert tree.follow(0, [7]) == []
+    assert tree.follow(0, []) == []
+
+
 def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
     rng, q = random.Random(2), np.ones(1, np.float32)
     for _ in range(200):

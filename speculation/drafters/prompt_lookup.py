@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -217,16 +218,15 @@ class PromptLookup:
         """Add ``match`` where it parts from what is drafted already, if that is likely enough."""
         most = min(self.params.draft_max, tree.room, tree.max_depth)
         copied = self._index.continuation(match.position, most)
-        node, reached, depth = 0, 1.0, 0
-        for token in copied:
-            children = tree.children(node, token)
-            if not children:
-                break
-            node, depth = children[0], depth + 1
-            reached *= tree.probs[node]
+        path = tree.follow(0, copied)
+        depth = len(path)
+        if depth == len(copied):
+            return  # it is drafted already
+        node = path[-1] if path else 0
         siblings = [n for n in range(node + 1, len(tree)) if tree.parents[n] == node]
-        if depth == len(copied) or (depth and not siblings):
-            return  # it is drafted already, or the best match was not likely enough beyond
+        if depth and not siblings:
+            return  # the best match was not likely enough beyond
+        reached = prod([tree.probs[n] for n in path])
         left = max(0.0, 1.0 - sum(tree.probs[n] for n in siblings))
         further = match.context + depth
         kinds = [_RIVAL_KIND, *_ALONE_KINDS[further + 1 : match.context + most]]
