@@ -45,7 +45,9 @@ _LEARNING_RATE = 0.05  # of what a source's word is worth beside others, as in `
 _MOST_LOG_ODDS = 4.0
 _WATCH_EVERY = 8  # steps after which the books are made up, where one cheap source is awake
 _LOOP_SECONDS = 40e-6  # what a step takes besides drafting and decoding
-_CHEAP = 0.25  # share of a plain step that drafting takes at most for a source to be cheap
+# Share of a plain step that drafting takes at most for a source to be cheap: looking something up
+# is, and no model, however small, since replies of a few tokens would pay for its tries.
+_CHEAP = 0.12
 _RESERVE = 8.0  # steps' worth of time beyond which what a source gained is not remembered
 
 

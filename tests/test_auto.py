@@ -214,8 +214,13 @@ def take_step(auto: Auto, path: Sequence[int] = (0,)) -> int:
     return len(tree)
 
 
-def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -> list[bool]:
-    """Whether a source is awake at each step when drafting takes ``seconds`` and a step 1 s."""
+def steps_awake(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int, n_a_text: int | None = None
+) -> list[bool]:
+    """Whether a source is awake at each step when drafting takes ``seconds`` and a step 1 s.
+
+    Texts of ``n_a_text`` steps, or one text of all.
+    """
     clock = [0.0]
 
     def tick() -> float:
@@ -225,9 +230,10 @@ def steps_awake(monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int) -
     monkeypatch.setattr("speculation.auto.perf_counter", tick)
     source = Source("never", Never())
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
-    auto.begin([1])
     awake = []
     for now in range(n_steps):
+        if now % (n_a_text or n_steps) == 0:
+            auto.begin([1])
         awake.append(source.wakes_at <= now)
         take_step(auto)
     return awake
@@ -240,6 +246,15 @@ def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(
         awake = steps_awake(monkeypatch, seconds, 4000)
         assert awake[0]
         assert sum(awake) * seconds <= 0.016 * 4000
+
+
+def test_short_replies_one_after_the_other_wake_only_what_costs_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(steps_awake(monkeypatch, 0.05, 600, 6))
+    awake = steps_awake(monkeypatch, 0.2, 600, 6)
+    assert awake[0]
+    assert sum(awake) * 0.2 <= 0.016 * 600
 
 
 def test_a_source_that_never_pays_is_tried_ever_more_seldom(
