@@ -13,8 +13,8 @@ import pytest
 import sentencepiece
 
 MODELS = Path(__file__).parent.parent / "models"
-GGUF = MODELS / "speculation-7m-q8_0.gguf"
-TOKENIZER = MODELS / "speculation-7m.tokenizer.model"
+GGUF = MODELS / "speculation-14m-q8_0.gguf"
+TOKENIZER = MODELS / "speculation-14m.tokenizer.model"
 
 LINES = """
 The quick brown fox jumps over the lazy dog.

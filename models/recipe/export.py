@@ -19,7 +19,7 @@ import torch
 from models.recipe.model import Decoder, Shape
 from models.recipe.tokenizer import BOS, CHAT_TEMPLATE, END, UNKNOWN, Tokenizer
 
-NAME = "Speculation 7M"
+NAME = "Speculation 14M"
 DESCRIPTION = "A small chat model for tests and demos, trained from scratch."
 TYPES = {
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),

@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint to write")
     args = parser.parse_args()
     deeper = deepen(load_decoder(args.checkpoint))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     run = start(deeper.shape, Schedule(), "cpu")  # optimizers that have seen nothing
     run.model.load_state_dict(deeper.state_dict())
     run.save(args.out)
