@@ -76,7 +76,7 @@ class ModelSlot:
         self._n_loads += 1
         return LoadedModel(
             spec,
-            _description(engine),
+            engine.model.description,
             engine.context.n_ctx,
             engine.model.chat_template is not None,
             self._n_loads,
@@ -137,13 +137,6 @@ class _Bar:
 
     def close(self) -> None:
         pass
-
-
-def _description(engine: Engine) -> str:
-    """llama.cpp's description, with the size it does not know for models off the beaten track."""
-    n_params = engine.model.n_params
-    size = f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2g}M"
-    return engine.model.description.replace("?B", size)
 
 
 def _context_params(spec: ModelSpec) -> ContextParams:

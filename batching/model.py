@@ -30,6 +30,8 @@ TAKE_BOTH = ("eagle3",)  # architectures whose rows hold a token and an embeddin
 _log_lines: deque[str] = deque(maxlen=40)
 _verbose = False
 
+_UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
+
 
 def _log(level: int, text: bytes, _user_data: int | None) -> None:
     line = text.decode("utf-8", "replace")
@@ -130,8 +132,12 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation in llama.cpp's words, such as ``llama 7B Q4_0``."""
-        return _read_string(C.llama_model_desc, self.handle)
+        """Architecture, size and quantisation, such as ``llama 6.7B Q4_0``.
+
+        llama.cpp's own words, but for the size: it goes by the number of layers, and 16 are 1B.
+        """
+        architecture, _, kind = _read_string(C.llama_model_desc, self.handle).split(" ", 2)
+        return f"{architecture} {size_name(self.n_params)} {kind}"
 
     @property
     def chat_template(self) -> str | None:
@@ -239,6 +245,12 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def size_name(n_params: int) -> str:
+    """A number of parameters as people write it: ``260K``, ``14M``, ``6.7B``."""
+    size, unit = next((n_params / n, unit) for n, unit in _UNITS if n_params >= n)
+    return f"{size:.1f}{unit}" if size < 10 else f"{size:.0f}{unit}"
 
 
 def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") -> str:

@@ -10,6 +10,7 @@ import pytest
 from batching.batch import BatchMemory
 from batching.cache import Cancelled, SequenceCache, common_prefix
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
+from batching.model import size_name
 from batching.rows import Row, Rows, branch_ends, tree_rows
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
@@ -376,3 +377,9 @@ def test_truncate_drops_uncommitted_rows_too() -> None:
 def test_common_prefix_ends_with_the_shorter_one() -> None:
     assert common_prefix([1, 2, 3], [1, 2]) == 2
     assert common_prefix([1, 2], [3]) == 0
+
+
+def test_a_model_is_called_by_the_parameters_that_it_has() -> None:
+    sizes = (980, 260_032, 950_912, 13_902_080, 494_032_768, 6_738_415_616, 46_702_792_704)
+    named = [size_name(n) for n in sizes]
+    assert named == ["980", "260K", "951K", "14M", "494M", "6.7B", "47B"]

@@ -60,6 +60,7 @@ def test_the_chat_template_is_the_targets(target: Engine, draft: Model) -> None:
 
 def test_it_has_a_million_parameters_at_most_in_two_megabytes_at_most(draft: Model) -> None:
     assert draft.n_params <= 1_000_000
+    assert draft.description == "llama 951K Q8_0"
     assert draft.path.stat().st_size <= 2_000_000
 
 
