@@ -45,7 +45,11 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, at most 8192")
     add("--gpu-layers", type=int, help="layers on the GPU (all, where there is one)")
-    add("--threads", type=int, help="threads (the physical cores)")
+    add(
+        "--threads",
+        type=int,
+        help="threads (the physical cores, but for one if the model is below 64 MB)",
+    )
     add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
     add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")

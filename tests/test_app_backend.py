@@ -14,6 +14,8 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from app.backend import LocalBackend
+from app.jobs import Job
+from app.loading import ModelSlot, threads_beside_browser
 from app.messages import (
     ChatRequest,
     Done,
@@ -27,6 +29,7 @@ from app.messages import (
     Waiting,
 )
 from batching.context import ContextParams
+from batching.hardware import physical_cores
 from speculation.engine import Engine
 from speculation.registry import PAIRED
 from tests.hub_server import HubServer
@@ -165,6 +168,27 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
         assert status.model.spec.model == str(tiny_model)
         assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
     backend.close()
+
+
+def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_takes_all() -> None:
+    assert threads_beside_browser(15 * 10**6, 8) == 7
+    assert threads_beside_browser(15 * 10**6, 2) == 1
+    assert threads_beside_browser(15 * 10**6, 1) == 1
+    assert threads_beside_browser(5 * 10**8, 2) == 2
+
+
+@pytest.mark.parametrize(("asked", "n_threads"), [(3, 3), (None, max(1, physical_cores() - 1))])
+def test_threads_are_as_many_as_asked_for_or_as_suit_the_model(
+    tiny_model: Path, asked: int | None, n_threads: int
+) -> None:
+    slot = ModelSlot()
+    slot.load(
+        Job("load", lambda _job: None, Failed("stopped")),
+        ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off"),
+    )
+    assert slot.engine is not None
+    assert slot.engine.context.n_threads == n_threads
+    slot.close()
 
 
 def test_what_models_txt_pairs_with_a_model_is_loaded_with_it() -> None:
