@@ -85,7 +85,9 @@ class LocalBackend:
     def models(self) -> tuple[ModelInfo, ...]:
         try:
             entries = read_registry().values()
-            return tuple(ModelInfo(e.name, e.note) for e in entries if not e.is_heads)
+            return tuple(
+                ModelInfo(e.name, e.note, e.draft, e.heads) for e in entries if not e.is_heads
+            )
         except RegistryError as error:
             log.warning("%s", error)
             return ()

@@ -31,6 +31,13 @@ class Fields:
     def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(self.components, values, strict=True))
 
+    def updates(self, values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
+        """By component, the values that were read once, those that still mean something."""
+        known = {name: value for name, value in values.items() if name in self.components}
+        if known.get("method") not in [info.name for info in methods]:
+            known.pop("method", None)
+        return {self.components[name]: gr.update(value=value) for name, value in known.items()}
+
 
 def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
     """The settings that the fields' values stand for; what is left empty keeps its default."""
@@ -89,7 +96,7 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
             gr.update(visible=info.name == chosen and bool(info.parameters)) for info in methods
         ]
 
-    choice.input(
+    choice.change(
         show, [choice], groups, queue=False, show_progress="hidden", api_visibility="private"
     )
 

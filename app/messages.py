@@ -35,10 +35,12 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of models.txt."""
+    """A line of models.txt, and the names of those that draft for it."""
 
     name: str
     note: str
+    draft: str | None = None
+    heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

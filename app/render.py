@@ -57,6 +57,16 @@ def markdown_html(text: str) -> str:
     )
 
 
+def notice_html(text: str) -> str:
+    """What is going on, or nothing."""
+    return f'<div class="notice" role="status">{escape(text)}</div>' if text else ""
+
+
+def error_html(text: str) -> str:
+    """What went wrong, or nothing."""
+    return f'<div class="error" role="alert">{escape(text)}</div>' if text else ""
+
+
 def _body(reply: Reply, coloured: bool) -> str:
     parts = []
     if reply.pieces:
@@ -66,11 +76,7 @@ def _body(reply: Reply, coloured: bool) -> str:
             source = escape(reply.text)
             html = markdown_html(reply.text)
             parts.append(f'<div class="text markdown" data-source="{source}">{html}</div>')
-    if reply.notice:
-        parts.append(f'<div class="notice" role="status">{escape(reply.notice)}</div>')
-    if reply.error:
-        parts.append(f'<div class="error" role="alert">{escape(reply.error)}</div>')
-    return "".join(parts)
+    return "".join(parts) + notice_html(reply.notice) + error_html(reply.error)
 
 
 def _foot(reply: Reply) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import gradio as gr
@@ -16,9 +13,11 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.backend import Backend
-from app.chat import Conversation, Reply, Turn, markdown, waiting_notice
+from app.chat import Conversation, Reply, Turn, markdown
 from app.fields import Fields, method_fields, read_settings, sampling_fields
-from app.messages import Failed, Loading, ModelSpec, Status, Waiting
+from app.keep import from_text, to_text
+from app.messages import ModelSpec
+from app.model_panel import ModelPanel
 from app.render import turn_html
 from speculation.engine import DEFAULT_METHOD
 
@@ -40,6 +39,15 @@ WELCOME = """
 </div>
 """
 
+# The conversation lives as long as its tab: a page that is loaded again finds it there.
+KEEP = """(text) => {
+  try {
+    if (text) sessionStorage.setItem("conversation", text);
+    else sessionStorage.removeItem("conversation");
+  } catch (error) { console.warn(error); }
+}"""
+KEPT = """() => [sessionStorage.getItem("conversation") ?? "", null]"""
+
 DOWNLOAD = """(text) => {
   if (!text) return;
   const link = document.createElement("a");
@@ -52,11 +60,17 @@ DOWNLOAD = """(text) => {
 
 @dataclass
 class Session:
-    """What one tab has: its conversation, whether drafts are coloured, whether a reply is due."""
+    """What one tab has: its conversation, whether drafts are coloured, whether a reply is due.
+
+    values  of the fields, by name, when the last reply was asked for
+    ends    whether the conversation is to end with the reply that is due
+    """
 
     conversation: Conversation = field(default_factory=Conversation)
+    values: dict[str, Any] = field(default_factory=dict)
     coloured: bool = True
     busy: bool = False
+    ends: bool = False
     _finished: list[tuple[Reply | None, tuple[str, bool, bool], str]] = field(default_factory=list)
 
     def html(self) -> list[str]:
@@ -64,6 +78,21 @@ class Session:
         turns = self.conversation.turns
         del self._finished[len(turns) :]
         return [self._turn_html(index, turn) for index, turn in enumerate(turns)]
+
+    def kept(self) -> str:
+        """What the browser is to keep."""
+        return to_text(self.conversation, self.values)
+
+    def revive(self, kept: str) -> None:
+        """Take over what the browser kept, where this side knows of nothing: it was started anew,
+        or the page was."""
+        if not self.conversation.turns:
+            self.conversation, self.values = from_text(kept)
+
+    def end(self) -> None:
+        """Begin another conversation."""
+        self.ends = False
+        self.conversation.clear()
 
     def _turn_html(self, index: int, turn: Turn) -> str:
         last = index == len(self.conversation.turns) - 1
@@ -99,7 +128,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 ),
             )
             with gr.Accordion("Model", open=False):
-                model, n_ctx, load, cancel, load_note = _model_fields(backend, spec)
+                models = ModelPanel(backend, spec)
             with gr.Accordion("System prompt", open=False):
                 fields.add(
                     "system",
@@ -116,11 +145,12 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 sampling_fields(fields)
         with gr.Row(elem_id="top"):
             header = gr.HTML(
-                _header(backend.status()), elem_id="header", apply_default_css=False, scale=1
+                models.status_html(), elem_id="header", apply_default_css=False, scale=1
             )
             new = gr.Button("New chat", size="sm", min_width=0, scale=0, elem_id="new")
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
+            kept = gr.Textbox(visible=False)
         transcript = gr.HTML(
             value=[],
             html_template=WELCOME,
@@ -141,91 +171,86 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
 
     def answer(tab: Session, tab_id: str, values: tuple[Any, ...]) -> Iterator[dict[Any, Any]]:
         tab.busy = True
+        tab.values = fields.read(values)
         try:
             yield {
                 box: gr.update(value="", submit_btn=False, stop_btn=True),
                 transcript: tab.html(),
+                kept: tab.kept(),
             }
-            settings = read_settings(fields.read(values), backend.methods())
+            settings = read_settings(tab.values, backend.methods())
             for _ in tab.conversation.answer(backend, settings, tab_id):
                 yield {transcript: tab.html()}
         finally:
             tab.busy = False
+            if tab.ends:
+                tab.end()
         yield {
             box: gr.update(submit_btn=True, stop_btn=False),
             transcript: tab.html(),
-            header: _header(backend.status()),
+            kept: tab.kept(),
+            header: models.status_html(),
         }
 
-    def ask(text: str, tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+    def ask(
+        text: str, known: str, tab: Session, request: gr.Request, *values: Any
+    ) -> Iterator[dict[Any, Any]]:
+        tab.revive(known)
         if text.strip() and not tab.busy:
             tab.conversation.ask(text.strip("\n"))
             yield from answer(tab, _tab_id(request), values)
 
     def retry(
-        tab: Session, event: gr.EventData, request: gr.Request, *values: Any
+        known: str, tab: Session, event: gr.EventData, request: gr.Request, *values: Any
     ) -> Iterator[dict[Any, Any]]:
+        tab.revive(known)
         if not tab.busy:
             tab.conversation.retry(event.index)
             yield from answer(tab, _tab_id(request), values)
 
     def edit(
-        tab: Session, event: gr.EventData, request: gr.Request, *values: Any
+        known: str, tab: Session, event: gr.EventData, request: gr.Request, *values: Any
     ) -> Iterator[dict[Any, Any]]:
+        tab.revive(known)
         if not tab.busy:
             tab.conversation.edit(event.index, event.text)
             yield from answer(tab, _tab_id(request), values)
 
-    def undo(tab: Session) -> dict[Any, Any]:
+    def undo(known: str, tab: Session) -> dict[Any, Any]:
+        tab.revive(known)
         if tab.busy:
             return {}
-        return {box: tab.conversation.undo(), transcript: tab.html()}
+        return {box: tab.conversation.undo(), transcript: tab.html(), kept: tab.kept()}
 
-    def clear(tab: Session, request: gr.Request) -> list[str]:
+    def clear(tab: Session, request: gr.Request) -> dict[Any, Any]:
+        tab.ends = True
         backend.stop(_tab_id(request))
-        if not tab.busy:
-            tab.conversation.clear()
-        return tab.html()
+        if tab.busy:  # the reply that is due ends it
+            return {}
+        tab.end()
+        return {transcript: tab.html(), kept: tab.kept()}
 
-    def set_colour(coloured: bool, tab: Session) -> list[str]:
+    def restore(known: str, tab: Session) -> dict[Any, Any]:
+        tab.revive(known)
+        shown = {transcript: tab.html(), kept: tab.kept()}
+        return shown | fields.updates(tab.values, backend.methods())
+
+    def set_colour(coloured: bool, known: str, tab: Session) -> list[str]:
+        tab.revive(known)
         tab.coloured = coloured
         return tab.html()
 
+    def as_markdown(known: str, tab: Session) -> str:
+        tab.revive(known)
+        return markdown(tab.conversation)
+
     def stop(request: gr.Request) -> None:
         backend.stop(_tab_id(request))
-        backend.stop(_load_id(request))
-
-    def load_model(name: str, cells: float, request: gr.Request) -> Iterator[dict[Any, Any]]:
-        name = (name or "").strip()
-        wanted = dataclasses.replace(spec, model=name, n_ctx=int(cells or 0))
-        if name != spec.model:  # what drafts fits that model alone
-            wanted = dataclasses.replace(wanted, draft_model=None, heads=())
-        yield {load: gr.update(visible=False), cancel: gr.update(visible=True), load_note: ""}
-        note = ""
-        for event in backend.load(wanted, _load_id(request)):
-            if isinstance(event, Waiting):
-                note = _note(waiting_notice(event))
-            elif isinstance(event, Loading):
-                note = _note(_loading(event))
-            else:
-                note = _alarm(event.message) if isinstance(event, Failed) else ""
-            yield {load_note: note, header: _header(backend.status())}
-        yield {
-            load: gr.update(visible=True),
-            cancel: gr.update(visible=False),
-            header: _header(backend.status()),
-        }
-
-    def watch() -> Iterator[str]:
-        """The header, followed for as long as a model is being loaded."""
-        while (status := backend.status()).loading is not None:
-            yield _header(status)
-            sleep(0.3)
-        yield _header(status)
+        models.stop(request)
 
     inputs = list(fields.components.values())
     answers: dict[str, Any] = {
-        "outputs": [box, transcript, header],
+        "outputs": [box, transcript, kept, header],
         "show_progress": "hidden",
         "concurrency_limit": None,  # the backend has the queue, and tells who waits
         "api_visibility": "private",
@@ -236,32 +261,19 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         "api_visibility": "private",
     }
     with page:
-        box.submit(ask, [box, session, *inputs], **answers)
-        transcript.retry(retry, [session, *inputs], **answers)
-        transcript.edit(edit, [session, *inputs], **answers)
-        transcript.undo(undo, [session], [box, transcript], **quick)
+        box.submit(ask, [box, kept, session, *inputs], **answers)
+        transcript.retry(retry, [kept, session, *inputs], **answers)
+        transcript.edit(edit, [kept, session, *inputs], **answers)
+        transcript.undo(undo, [kept, session], [box, transcript, kept], **quick)
         box.stop(stop, **quick)
-        new.click(clear, [session], [transcript], **quick)
-        colour.input(set_colour, [colour, session], [transcript], **quick)
-        export.click(lambda tab: markdown(tab.conversation), [session], [exported], **quick).then(
+        new.click(clear, [session], [transcript, kept], **quick)
+        colour.input(set_colour, [colour, kept, session], [transcript], **quick)
+        export.click(as_markdown, [kept, session], [exported], **quick).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"
         )
-        load.click(
-            load_model,
-            [model, n_ctx],
-            [load, cancel, load_note, header],
-            show_progress="hidden",
-            concurrency_limit=None,
-            api_visibility="private",
-        )
-        cancel.click(stop, **quick)
-        page.load(
-            watch,
-            outputs=[header],
-            show_progress="hidden",
-            concurrency_limit=None,
-            api_visibility="private",
-        )
+        models.wire(page, header)
+        kept.change(None, [kept], js=KEEP, api_visibility="private")
+        page.load(restore, [kept, session], [transcript, kept, *inputs], js=KEPT, **quick)
         page.unload(stop)
     return page
 
@@ -294,75 +306,8 @@ def launch(page: gr.Blocks, **options: Any) -> str:
     return str(url)
 
 
-def _model_fields(backend: Backend, spec: ModelSpec) -> tuple[Any, Any, Any, Any, Any]:
-    notes = {info.name: info.note for info in backend.models()}
-    model = gr.Dropdown(
-        list(notes),
-        value=spec.model,
-        allow_custom_value=True,
-        label="Model",
-        info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
-        elem_id="model",
-    )
-    note = gr.HTML(_note(notes.get(spec.model, "")), apply_default_css=False)
-    n_ctx = gr.Number(
-        spec.n_ctx,
-        label="Context",
-        info="In tokens; 0 for the model's own, at most 8192",
-        precision=0,
-        minimum=0,
-        elem_id="ctx",
-    )
-    load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
-    cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
-    load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
-    model.change(
-        lambda name: _note(notes.get(name, "")),
-        [model],
-        [note],
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    return model, n_ctx, load, cancel, load_note
-
-
-def _header(status: Status) -> str:
-    """What is loaded or on its way, or why nothing is."""
-    parts = []
-    if status.model is not None:
-        name = Path(status.model.spec.model).name
-        details = f"{status.model.description} · context {status.model.n_ctx}"
-        if not status.model.has_chat_template:
-            details += " · no chat template: a plain transcript is continued"
-        parts.append(f"<b>{escape(name)}</b><span>{escape(details)}</span>")
-    if status.loading is not None:
-        parts.append(_note(_loading(status.loading)))
-    elif status.error is not None and status.model is None:
-        parts.append(_alarm(status.error))
-    return "".join(parts) or _note("No model is loaded")
-
-
-def _loading(event: Loading) -> str:
-    if event.stage == "download":
-        return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
-    return f"Loading {event.model}: {event.done} %"
-
-
-def _note(text: str) -> str:
-    return f'<div class="notice" role="status">{escape(text)}</div>' if text else ""
-
-
-def _alarm(text: str) -> str:
-    return f'<div class="error" role="alert">{escape(text)}</div>'
-
-
 def _tab_id(request: gr.Request) -> str:
     return str(request.session_hash)
-
-
-def _load_id(request: gr.Request) -> str:
-    return f"{request.session_hash}/load"
 
 
 class _StayHere:

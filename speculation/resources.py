@@ -18,6 +18,8 @@ from speculation.sampling import SamplingParams
 
 T = TypeVar("T")
 
+_OR_IN_CHAT = ", or in the chat under Model"
+
 
 class Resources:
     """What a decode costs, the draft model, and what methods have learnt.
@@ -80,7 +82,8 @@ class Resources:
         draft = self.draft
         if draft is None:
             raise InvalidParameter(
-                "method draft needs a draft model and none was loaded; give one with --draft-model"
+                "method draft needs a draft model and none was loaded; give one with "
+                f"--draft-model{_OR_IN_CHAT}"
             )
         return self.keep("levels", lambda: LevelDecoder(draft))
 
@@ -90,7 +93,8 @@ class Resources:
         heads: Heads | None = self.heads.get("medusa")
         if heads is None:
             raise InvalidParameter(
-                "method medusa needs heads for it and none were loaded; give them with --heads"
+                "method medusa needs heads for it and none were loaded; give them with "
+                f"--heads{_OR_IN_CHAT}"
             )
         return heads
 
@@ -100,7 +104,8 @@ class Resources:
         head: RecurrentHead | None = self.heads.get("redrafter")
         if head is None:
             raise InvalidParameter(
-                "method redrafter needs a head for it and none was loaded; give it with --heads"
+                "method redrafter needs a head for it and none was loaded; give it with "
+                f"--heads{_OR_IN_CHAT}"
             )
         return head
 
@@ -113,7 +118,7 @@ class Resources:
         if heads is None:
             raise InvalidParameter(
                 f"this method needs a head of the kind {name} and none was loaded; give one with "
-                f"--heads"
+                f"--heads{_OR_IN_CHAT}"
             )
         return self.keep(("levels", name), lambda: HeadLevels(heads))
 

@@ -37,7 +37,7 @@ from tests.tiny_gguf import write_tiny_gguf
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from app import ui
+    from app.model_panel import loading_notice, status_html
 
 ENDLESS = {"grammar": "root ::= [a-z] root"}
 
@@ -217,7 +217,7 @@ def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
     assert isinstance(failed, Failed)
     assert "no model is loaded" in failed.message
     assert "none.gguf" in failed.message
-    assert "none.gguf" in ui._header(backend.status())
+    assert "none.gguf" in status_html(backend.status())
     backend.close()
 
 
@@ -234,7 +234,7 @@ def test_a_download_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.loading.resolve", resolve)
         events = list(backend.load(ModelSpec("big"), "tab/load"))
-    assert [ui._loading(event) for event in events[:-1]] == [  # type: ignore[arg-type]
+    assert [loading_notice(event) for event in events[:-1] if isinstance(event, Loading)] == [
         "Loading big: 0 %",
         "Downloading big: 0.50 of 2.00 GB",
     ]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,11 +40,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "long.gguf", n_ctx=32768)
 
 
-@pytest.fixture(scope="module")
-def address(model: Path) -> Iterator[str]:
+@contextmanager
+def served(model: Path, *flags: str) -> Iterator[str]:
     """Where the app is served, in a process of its own."""
     command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
-    command += ["--ctx", "32768", "--threads", "1"]
+    command += ["--ctx", "32768", "--threads", "1", *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -53,6 +54,12 @@ def address(model: Path) -> Iterator[str]:
             yield found[0]
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address(model: Path) -> Iterator[str]:
+    with served(model) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +83,15 @@ class Chat:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(address)
+        self.wait_for_page()
+
+    def wait_for_page(self) -> None:
         self.page.wait_for_selector("#transcript .welcome", state="attached")
         self.page.wait_for_selector("#header b")
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait_for_page()
 
     def say(self, text: str) -> None:
         self.page.fill("#box textarea", text)
@@ -251,6 +265,55 @@ def test_a_reply_can_be_copied_and_a_conversation_exported_and_ended(chat: Chat)
     assert chat.page.locator(".turn").count() == 0
 
 
+def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
+    chat.choose_method("Lookahead")
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    stats = chat.ask("a <b>cat</b>")
+    text = chat.last(".text")
+    chat.reload()
+    assert chat.wait_for_reply() == stats
+    assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
+    chat.ask("a dog", 2)
+    assert chat.last("code") == "lookahead:window=5"
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.reload()
+    assert chat.page.is_visible(".welcome")
+
+
+def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
+    with served(model) as address:
+        chat = Chat(browser, address)
+        chat.ask("a cat")
+    with served(model, "--port", str(urlsplit(address).port)):
+        chat.ask("a dog", 2)
+        assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    chat.close()
+
+
+def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    chat.reload()
+    assert "left before this reply was finished" in chat.last(".error")
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.page.hover(".turns .reply")
+    chat.page.click("[data-action=retry]")
+    chat.page.wait_for_selector(".stats:has-text('length limit')")
+
+
+def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    assert chat.page.locator(".turn").count() == 0
+
+
 def test_what_looks_like_html_or_a_template_shows_as_text(chat: Chat) -> None:
     text = "<b>x</b> ${1+1} {{value}} &amp; <img src=x onerror=alert(1)>"
     chat.ask(text)
@@ -296,6 +359,29 @@ def test_a_model_that_does_not_load_leaves_the_old_one(chat: Chat, model: Path) 
     chat.page.fill("#ctx input", "32768")
     chat.page.click("#load")
     chat.page.wait_for_selector("#header:has-text('context 32768')")
+
+
+def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
+    chat.choose_method("Draft model")
+    chat.say("a cat")
+    assert "under Model" in chat.last(".error")
+    chat.unfold("Parameters")
+    chat.set("p min", "0")  # a model of random weights is never sure
+    chat.unfold("Model")
+    chat.page.fill("#draft-model input", str(model))
+    chat.page.press("#draft-model input", "Enter")
+    chat.page.click("#load")
+    chat.page.wait_for_selector(f"#header:has-text('draft {model.name}')")
+    assert "% accepted" in chat.ask("a dog", 2)
+    chat.page.fill("#draft-model input", "/nowhere/y.gguf")
+    chat.page.press("#draft-model input", "Enter")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/y.gguf')")
+    assert "% accepted" in chat.ask("a cow", 3)
+    chat.page.fill("#draft-model input", "None")
+    chat.page.press("#draft-model input", "Enter")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#header:not(:has-text('draft'))")
 
 
 def test_the_page_fits_a_phone(browser: Any, address: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from app.backend import Backend, LocalBackend
 from app.chat import Reply, Settings, Turn
-from app.messages import Parameter, Text
+from app.messages import ModelInfo, ModelSpec, Parameter, Text
 from app.render import coloured_html, markdown_html, turn_html
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
@@ -20,7 +20,7 @@ from tests.fake_backend import DONE, FakeBackend, run, talk
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from app import fields as page_fields
-    from app import ui
+    from app import model_panel, ui
     from app.__main__ import parse_flags
 
 
@@ -171,6 +171,25 @@ def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
 
 
 # The program
+
+
+def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> None:
+    class Backend(FakeBackend):
+        def models(self) -> tuple[ModelInfo, ...]:
+            return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
+
+    async def make() -> model_panel.ModelPanel:
+        with ui.gr.Blocks():
+            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
+
+    panel = asyncio.run(make())
+    note, draft, heads = panel.follow("big", "other", ["x"])
+    assert "8 GB; draft model: small" in note
+    assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
+    _, draft, heads = panel.follow("big", "", [])
+    assert (draft["value"], heads["value"]) == ("", [])
+    _, draft, heads = panel.follow("/a/path.gguf", "other", ["x"])
+    assert (draft["value"], heads["value"]) == ("", [])
 
 
 def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,65 @@
+"""A conversation and its settings as text and back, for the browser to keep with its tab.
+
+Whatever comes back was in the hands of a browser, maybe since an older version: what cannot be read
+is no conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from app.chat import Conversation, PlainRun, Reply, Turn
+from app.messages import Done, LoadedModel, ModelSpec
+
+log = logging.getLogger(__name__)
+
+LEFT = "the page was left before this reply was finished; retry it"
+
+
+def to_text(conversation: Conversation, values: Mapping[str, Any]) -> str:
+    """The turns, and the fields' ``values`` by name, as JSON; nothing where there are no turns."""
+    if not conversation.turns:
+        return ""
+    turns = [asdict(turn) for turn in conversation.turns]
+    return json.dumps({"turns": turns, "values": dict(values)}, ensure_ascii=False)
+
+
+def from_text(text: str | None) -> tuple[Conversation, dict[str, Any]]:
+    """What ``to_text`` was given; a turn that had no finished reply says so."""
+    conversation = Conversation()
+    if not text:
+        return conversation, {}
+    try:
+        data = json.loads(text)
+        values = dict(data["values"])
+        conversation.turns = [_turn(turn, str(values.get("method", ""))) for turn in data["turns"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("what the browser kept cannot be read and is left: %s", error)
+        return Conversation(), {}
+    return conversation, values
+
+
+def _turn(data: Mapping[str, Any], method: str) -> Turn:
+    reply = _reply(data["reply"]) if data["reply"] else Reply(method)
+    if reply.done is None and not reply.error:
+        reply.notice, reply.error = "", LEFT
+    return Turn(str(data["user"]), reply)
+
+
+def _reply(data: Mapping[str, Any]) -> Reply:
+    pieces = [(str(text), bool(drafted)) for text, drafted in data["pieces"]]
+    done = _done(data["done"]) if data["done"] else None
+    plain = PlainRun(**data["plain"]) if data["plain"] else None
+    return Reply(str(data["method"]), pieces, "", done, str(data["error"]), plain)
+
+
+def _done(data: Mapping[str, Any]) -> Done:
+    model = data["model"]
+    if model is not None:
+        spec = ModelSpec(**{**model["spec"], "heads": tuple(model["spec"]["heads"])})
+        model = LoadedModel(**{**model, "spec": spec})
+    return Done(**{**data, "model": model})

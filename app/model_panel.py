@@ -1,0 +1,187 @@
+"""The page's part for models: the one that is loaded, and another in its place, with its drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import gradio as gr
+
+from app.backend import Backend
+from app.chat import waiting_notice
+from app.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
+from app.render import error_html, notice_html
+from speculation.registry import PAIRED
+
+
+class ModelPanel:
+    """Fields for a model and what drafts for it, and a button that loads them."""
+
+    def __init__(self, backend: Backend, spec: ModelSpec) -> None:
+        """Makes the fields where it is called; ``spec`` is what they start with."""
+        self._backend = backend
+        self._spec = spec
+        self._infos = {info.name: info for info in backend.models()}
+        paired = self._info(spec.model)
+        heads = [name for info in self._infos.values() for name in info.heads]
+        self._model = gr.Dropdown(
+            list(self._infos),
+            value=spec.model,
+            allow_custom_value=True,
+            label="Model",
+            info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+            elem_id="model",
+        )
+        self._note = gr.HTML(_describe(paired), apply_default_css=False, elem_id="model-note")
+        self._draft = gr.Dropdown(
+            [("None", ""), *((name, name) for name in self._infos)],
+            value=(paired.draft if spec.draft_model == PAIRED else spec.draft_model) or "",
+            allow_custom_value=True,
+            label="Draft model",
+            info="A smaller one of the same family, for the methods draft model and auto",
+            elem_id="draft-model",
+        )
+        self._heads = gr.Dropdown(
+            heads,
+            value=list(paired.heads if spec.heads == (PAIRED,) else spec.heads),
+            multiselect=True,
+            allow_custom_value=True,
+            label="Drafting heads",
+            info="Names or paths, one a method, trained on this very model",
+            elem_id="heads",
+        )
+        self._n_ctx = gr.Number(
+            spec.n_ctx,
+            label="Context",
+            info="In tokens; 0 for the model's own, at most 8192",
+            precision=0,
+            minimum=0,
+            elem_id="ctx",
+        )
+        self._load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
+        self._cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
+        self._load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
+
+    def wire(self, page: gr.Blocks, header: gr.HTML) -> None:
+        """Connect the fields with each other and with the ``header``, which shows the status."""
+        quick: dict[str, Any] = {
+            "queue": False,
+            "show_progress": "hidden",
+            "api_visibility": "private",
+        }
+        slow: dict[str, Any] = {
+            "show_progress": "hidden",
+            "concurrency_limit": None,
+            "api_visibility": "private",
+        }
+        self._model.change(
+            self.follow,
+            [self._model, self._draft, self._heads],
+            [self._note, self._draft, self._heads],
+            **quick,
+        )
+        self._load.click(
+            self._run,
+            [self._model, self._draft, self._heads, self._n_ctx],
+            [self._load, self._cancel, self._load_note, header],
+            **slow,
+        )
+        self._cancel.click(self.stop, **quick)
+        page.load(self._watch, outputs=[header], **slow)
+
+    def stop(self, request: gr.Request) -> None:
+        """End the load that this tab began, if any."""
+        self._backend.stop(_load_id(request))
+
+    def _info(self, name: str) -> ModelInfo:
+        return self._infos.get(name) or ModelInfo(name, "")
+
+    def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:
+        """Another model was chosen. What drafts fits one model alone: where there was some, now
+        that of the new one."""
+        info = self._info((name or "").strip())
+        return (
+            _describe(info),
+            gr.update(value=(info.draft or "") if draft else ""),
+            gr.update(value=list(info.heads) if heads else []),
+        )
+
+    def _run(
+        self, name: str, draft: str, heads: Sequence[str], cells: float, request: gr.Request
+    ) -> Iterator[tuple[Any, Any, Any, Any]]:
+        wanted = dataclasses.replace(
+            self._spec,
+            model=(name or "").strip(),
+            draft_model=(draft or "").strip() or None,
+            heads=tuple(heads or ()),
+            n_ctx=int(cells or 0),
+        )
+        same = gr.skip()
+        yield gr.update(visible=False), gr.update(visible=True), "", same
+        note = ""
+        for event in self._backend.load(wanted, _load_id(request)):
+            if isinstance(event, Waiting):
+                note = notice_html(waiting_notice(event))
+            elif isinstance(event, Loading):
+                note = notice_html(loading_notice(event))
+            else:
+                note = error_html(event.message) if isinstance(event, Failed) else ""
+            yield same, same, note, self.status_html()
+        yield gr.update(visible=True), gr.update(visible=False), note, self.status_html()
+
+    def status_html(self) -> str:
+        return status_html(self._backend.status())
+
+    def _watch(self) -> Iterator[str]:
+        """The status, followed for as long as a model is being loaded."""
+        while self._backend.status().loading is not None:
+            yield self.status_html()
+            sleep(0.3)
+        yield self.status_html()
+
+
+def status_html(status: Status) -> str:
+    """What is loaded or on its way, or why nothing is."""
+    parts = []
+    if status.model is not None:
+        name = Path(status.model.spec.model).name
+        parts.append(f"<b>{escape(name)}</b><span>{escape(_details(status.model))}</span>")
+    if status.loading is not None:
+        parts.append(notice_html(loading_notice(status.loading)))
+    elif status.error is not None and status.model is None:
+        parts.append(error_html(status.error))
+    return "".join(parts) or notice_html("No model is loaded")
+
+
+def loading_notice(event: Loading) -> str:
+    if event.stage == "download":
+        return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
+    return f"Loading {event.model}: {event.done} %"
+
+
+def _describe(info: ModelInfo) -> str:
+    """The note of models.txt, and what it pairs with the model."""
+    parts = [info.note] if info.note else []
+    if info.draft:
+        parts.append(f"draft model: {info.draft}")
+    return notice_html("; ".join(parts))
+
+
+def _details(model: LoadedModel) -> str:
+    parts = [model.description, f"context {model.n_ctx}"]
+    if model.spec.draft_model is not None:
+        draft = model.spec.draft_model
+        parts.append("with its draft model" if draft == PAIRED else f"draft {Path(draft).name}")
+    if model.spec.heads:
+        parts.append("with drafting heads")
+    if not model.has_chat_template:
+        parts.append("no chat template: a plain transcript is continued")
+    return " · ".join(parts)
+
+
+def _load_id(request: gr.Request) -> str:
+    return f"{request.session_hash}/load"

@@ -1,0 +1,66 @@
+"""What the browser keeps of a conversation, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from app.chat import Conversation, PlainRun
+from app.keep import LEFT, from_text, to_text
+from app.messages import Failed, ModelSpec, Text
+from tests.fake_backend import DONE, MODEL, FakeBackend, run, talk
+
+
+def test_a_conversation_comes_back_as_it_was() -> None:
+    conversation = talk("one", 'two "quoted" é\n', "three")
+    turns = conversation.turns
+    assert turns[0].reply is not None
+    assert turns[1].reply is not None
+    spec = ModelSpec("m.gguf", draft_model="paired", heads=("a", "b"))
+    model = dataclasses.replace(MODEL, spec=spec)
+    turns[0].reply.done = dataclasses.replace(DONE, model=model)
+    turns[0].reply.pieces = [("a", True), ("", False), ("é", True)]
+    turns[1].reply.plain = PlainRun(80.5, "re")
+    run(conversation, FakeBackend([Failed("the context is full")]))
+    again, values = from_text(to_text(conversation, {"method": "ar", "sampling.top_p": 0.5}))
+    assert again.turns == turns
+    assert values == {"method": "ar", "sampling.top_p": 0.5}
+
+
+def test_nothing_is_kept_of_an_empty_conversation() -> None:
+    assert to_text(Conversation(), {"method": "ar"}) == ""
+    for nothing in ("", None):
+        conversation, values = from_text(nothing)
+        assert (conversation.turns, values) == ([], {})
+
+
+def test_a_reply_that_was_not_finished_says_so() -> None:
+    conversation = talk("one")
+    conversation.ask("two")
+    unanswered, _ = from_text(to_text(conversation, {"method": "jacobi"}))
+    reply = unanswered.turns[1].reply
+    assert reply is not None
+    assert (reply.method, reply.text, reply.error) == ("jacobi", "", LEFT)
+    run(conversation, FakeBackend([Text((("ha", True),))]))
+    cut, _ = from_text(to_text(conversation, {}))
+    assert cut.turns[1].reply is not None
+    assert (cut.turns[1].reply.text, cut.turns[1].reply.error) == ("ha", LEFT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "3",
+        '{"turns": []}',
+        '{"turns": [{"user": "a"}], "values": {}}',
+        '{"turns": [{"user": "a", "reply": {"method": "ar"}}], "values": {}}',
+        '{"turns": [4], "values": {}}',
+    ],
+)
+def test_what_cannot_be_read_is_no_conversation(text: str) -> None:
+    conversation, values = from_text(text)
+    assert conversation.turns == []
+    assert values == {}
