@@ -65,6 +65,9 @@ class SequenceCache:
     def reserve(self, n_seq: int) -> None:
         """Have ``n_seq`` sequences in use, all holding the committed tokens.
 
+        Every row of a chain belongs to all of them, which takes llama.cpp 1% of a small model's
+        step for 5, 4% for 20 and 7% for 64; so they are taken into use when a tree needs them.
+
         Raises TreeTooWide when the context has fewer.
         """
         if n_seq > self.target.n_seq_max:
@@ -72,10 +75,10 @@ class SequenceCache:
                 f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
                 f"lower the number of branches, window columns or guesses"
             )
-        self._drop_held()
-        if self.tokens:
+        n_decoded = len(self.tokens) - self.n_held
+        if n_decoded:
             for seq_id in range(self.n_seq, n_seq):
-                self.target.seq_cp(0, seq_id, 0, len(self.tokens))
+                self.target.seq_cp(0, seq_id, 0, n_decoded)
             for seq_id in range(n_seq, self.n_seq):
                 self.target.seq_rm(seq_id, 0, END)
         self.n_seq = n_seq

@@ -66,12 +66,23 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     n = len(tree)
     if n == 1:
         return Rows(tree.tokens, [n_past], [range(n_seq)], tree.outputs)
-    parents = tree.parents
-    if len(tree.branches) == 1 and tree.depths[-1] == n - 1:  # as deep as it has nodes: a chain
+    if _is_one_chain(tree):
         return Rows(tree.tokens, range(n_past, n_past + n), [range(n_seq)] * n, tree.outputs)
     positions = [n_past + depth for depth in tree.depths]
-    seq_ids = _seq_ids(tuple(parents), tuple(tree.branches), n_seq)
+    seq_ids = _seq_ids(tuple(tree.parents), tuple(tree.branches), n_seq)
     return Rows(tree.tokens, positions, seq_ids, tree.outputs)
+
+
+def n_sequences(tree: TokenTree) -> int:
+    """How many sequences have to be in use for the rows of ``tree``: 1 for a chain."""
+    if tree.n_seq:
+        return tree.n_seq
+    return 1 if _is_one_chain(tree) else 1 + len(branch_ends(tree.parents, tree.branches))
+
+
+def _is_one_chain(tree: TokenTree) -> bool:
+    """As deep as it has nodes, and no branch is named."""
+    return tree.depths[-1] == len(tree) - 1 and len(tree.branches) == 1
 
 
 class SeqIds(Sequence[Sequence[int]]):

@@ -37,6 +37,8 @@ class TokenTree:
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
+    n_seq        sequences that are to be in use, where the layout must be exact; 0 = as many as
+                 its branches need
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class TokenTree:
         "max_depth",
         "max_nodes",
         "n_drafted",
+        "n_seq",
         "outputs",
         "parents",
         "probs",
@@ -64,6 +67,7 @@ class TokenTree:
         self.floor = 0.0
         self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
+        self.n_seq = 0
         self.n_drafted = 0
         self.max_nodes = max_nodes
         self.max_depth = max_depth

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from batching.cache import SequenceCache
-from batching.rows import tree_rows
+from batching.rows import n_sequences, tree_rows
 from batching.sampler import Sampler
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import Drafter, Step, needs_hidden, needs_layers
@@ -40,9 +40,10 @@ def decode(
 ) -> Iterator[Emitted]:
     """Continue ``prompt``, yielding the tokens of each step.
 
-    ``cache`` holds the prompt but for its last token, which is the first step's root, and has a
-    sequence for every branch the drafters may ask for. What it held back of the prompt is decoded
-    with the first step, which counts as the end of the prefill: the time to the first token.
+    ``cache`` holds the prompt but for its last token, which is the first step's root; its context
+    has a sequence for every branch the drafters may ask for. What it held back of the prompt is
+    decoded with the first step, which counts as the end of the prefill: the time to the first
+    token.
     ``finish`` gets the tokens of every step, each once and in order, and says how many of them
     belong to the text and why it ends with the last of these, or None; it may end in the middle of
     an accepted path, and what lies beyond is neither shown nor kept. When the context is full the
@@ -73,6 +74,8 @@ def decode(
             drafted = perf_counter()
 
             # 2. Build the rows and decode them.
+            if len(tree) > 1 and (n_seq := n_sequences(tree)) > cache.n_seq:
+                cache.reserve(n_seq)
             rows = tree_rows(tree, n_past, cache.n_seq)
             built = perf_counter()
             output = target.decode(cache.with_held(rows) if cache.n_held else rows)

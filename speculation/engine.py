@@ -180,8 +180,9 @@ class Engine:
         )
 
     def reserve(self, n_seq: int) -> None:
-        """Have ``n_seq`` sequences in use; where the context has fewer, a new one takes its place.
+        """Have room for ``n_seq`` sequences, of which one is in use until a tree needs more.
 
+        Where the context has fewer, a new one takes its place.
         Raises InvalidParameter above 256, llama.cpp's limit.
         """
         context = self.context
@@ -195,7 +196,7 @@ class Engine:
             context.close()
             self.context = Context(self.model, wider, trace=context.trace_path)
             self.cache = SequenceCache(self.context)
-        self.cache.reserve(n_seq)
+        self.cache.reserve(1)
 
     def prepare(self) -> None:
         """Measure now what a decode costs here, in a second or two, rather than in the first reply.

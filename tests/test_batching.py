@@ -11,7 +11,7 @@ from batching.batch import BatchMemory
 from batching.cache import Cancelled, SequenceCache, common_prefix
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.model import size_name
-from batching.rows import Row, Rows, branch_ends, tree_rows
+from batching.rows import Row, Rows, branch_ends, n_sequences, tree_rows
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
 from tests.fake_target import FakeTarget, fake_logits
@@ -327,7 +327,6 @@ def test_what_is_held_leaves_room_for_a_row() -> None:
 def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
     for forget in (
         lambda cache: cache.truncate(5),
-        lambda cache: cache.reserve(2),
         lambda cache: cache.prefill([0, 1, 2, 3]),
     ):
         target = FakeTarget(n_batch=4)
@@ -359,6 +358,35 @@ def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
     assert [target.held(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
     cache.reserve(1)
     assert [target.held(s) for s in range(4)] == [[1, 2, 3], [], [], []]
+
+
+def test_a_first_tree_with_branches_takes_the_prompt_along_also_what_is_held_of_it() -> None:
+    target = FakeTarget(n_batch=16)
+    cache = SequenceCache(target)
+    cache.prefill([1, 2])
+    cache.prefill([1, 2, 3, 4], hold=True)
+    tree = branching_tree()
+    cache.reserve(n_sequences(tree))
+    assert (cache.n_seq, cache.n_held) == (4, 2)
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    output = target.decode(cache.with_held(rows))
+    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
+    cache.commit(rows, [0, 1, 3])
+    assert [target.held(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+
+
+def test_a_chain_needs_no_sequence_of_its_own() -> None:
+    tree = TokenTree(3)
+    assert n_sequences(tree) == 1
+    tree.add_chain(0, [4, 5, 6])
+    assert n_sequences(tree) == 1
+    tree.add(1, 7)
+    assert n_sequences(tree) == 3
+    tree.n_seq = 8
+    assert n_sequences(tree) == 8
+    chain = TokenTree(3)
+    chain.branches.append(chain.add(0, 4))
+    assert n_sequences(chain) == 2
 
 
 def test_reserving_more_sequences_than_the_context_has_is_an_error() -> None:

@@ -138,6 +138,7 @@ class Lookahead:
         # Every column's sequence first, then one a guess, used or not: the ids are the example's.
         ends = self._add_ngrams(tree, ngrams)
         self._last_level = self._add_window(tree)
+        tree.n_seq = 1 + self.n_branches
         tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
 
