@@ -57,6 +57,8 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--no-browser", action="store_true", help="do not open the browser")
     add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
     flags = parser.parse_args(arguments)
+    if flags.port is not None and not 1 <= flags.port <= 65535:
+        parser.error(f"--port is {flags.port}; give 1 to 65535")
     flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
     try:
         parse_method(flags.method)
@@ -95,9 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{where}: taken, or no address of this machine; give another --port or --host")
     print(f"Speculation is at {url} (Ctrl-C ends it)", flush=True)
     with suppress(KeyboardInterrupt):
-        page.block_thread()
-    page.close(verbose=False)
-    backend.close()
+        threading.Event().wait()
+    backend.close()  # the server ends with the process, without waiting for pages that are open
 
 
 def _load(backend: LocalBackend, spec: ModelSpec) -> None:

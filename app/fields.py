@@ -5,6 +5,7 @@ The fields of a method are made from its parameters, so that a new method needs 
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -19,23 +20,46 @@ N_SEEDS = 2**32
 
 
 class Fields:
-    """Components by name; a handler takes their values and finds them by name again."""
+    """Components by name; a handler takes their values and finds them by name again.
+
+    ``components`` are all whose values the browser keeps, ``for_replies`` those that a reply
+    depends on.
+    """
 
     def __init__(self) -> None:
         self.components: dict[str, Any] = {}
+        self.for_replies: list[Any] = []
+        self._names: list[str] = []  # of those
 
     def add(self, name: str, component: Any) -> Any:
+        """A field that a reply depends on."""
+        self._names.append(name)
+        self.for_replies.append(component)
+        return self.keep(name, component)
+
+    def keep(self, name: str, component: Any) -> Any:
+        """Another one, which is kept as well."""
         self.components[name] = component
         return component
 
     def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.components, values, strict=True))
+        """By name, the values of the fields that a reply depends on."""
+        return dict(zip(self._names, values, strict=True))
 
-    def updates(self, values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
-        """By component, the values that were read once, those that still mean something."""
-        known = {name: value for name, value in values.items() if name in self.components}
+    def updates(self, kept: str, methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
+        """By component, what the browser kept of all of them: a JSON list, in their order.
+
+        A list that is not of this page's fields is left.
+        """
+        try:
+            values = json.loads(kept or "[]")
+        except ValueError:
+            return {}
+        if not isinstance(values, list) or len(values) != len(self.components):
+            return {}
+        known = dict(zip(self.components, values, strict=True))
         if known.get("method") not in [info.name for info in methods]:
-            known.pop("method", None)
+            return {}
         return {self.components[name]: gr.update(value=value) for name, value in known.items()}
 
 

@@ -1,4 +1,4 @@
-"""A conversation and its settings as text and back, for the browser to keep with its tab.
+"""A conversation as text and back, for the browser to keep with its tab.
 
 Whatever comes back was in the hands of a browser, maybe since an older version: what cannot be read
 is no conversation.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from app.chat import Conversation, PlainRun, Reply, Turn
+from app.chat import Conversation, PlainRun, Reply, Turn, stats_line
 from app.messages import Done, LoadedModel, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -20,31 +20,29 @@ log = logging.getLogger(__name__)
 LEFT = "the page was left before this reply was finished; retry it"
 
 
-def to_text(conversation: Conversation, values: Mapping[str, Any]) -> str:
-    """The turns, and the fields' ``values`` by name, as JSON; nothing where there are no turns."""
+def to_text(conversation: Conversation) -> str:
+    """The turns as JSON; nothing where there are none."""
     if not conversation.turns:
         return ""
-    turns = [asdict(turn) for turn in conversation.turns]
-    return json.dumps({"turns": turns, "values": dict(values)}, ensure_ascii=False)
+    return json.dumps([asdict(turn) for turn in conversation.turns], ensure_ascii=False)
 
 
-def from_text(text: str | None) -> tuple[Conversation, dict[str, Any]]:
+def from_text(text: str | None) -> Conversation:
     """What ``to_text`` was given; a turn that had no finished reply says so."""
     conversation = Conversation()
-    if not text:
-        return conversation, {}
     try:
-        data = json.loads(text)
-        values = dict(data["values"])
-        conversation.turns = [_turn(turn, str(values.get("method", ""))) for turn in data["turns"]]
+        turns = [_turn(turn) for turn in json.loads(text or "[]")]
+        for turn in turns:
+            stats_line(turn.reply or Reply(""))  # which its numbers must be good for
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("what the browser kept cannot be read and is left: %s", error)
-        return Conversation(), {}
-    return conversation, values
+    else:
+        conversation.turns += turns
+    return conversation
 
 
-def _turn(data: Mapping[str, Any], method: str) -> Turn:
-    reply = _reply(data["reply"]) if data["reply"] else Reply(method)
+def _turn(data: Mapping[str, Any]) -> Turn:
+    reply = _reply(data["reply"]) if data["reply"] else Reply("")
     if reply.done is None and not reply.error:
         reply.notice, reply.error = "", LEFT
     return Turn(str(data["user"]), reply)

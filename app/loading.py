@@ -12,7 +12,7 @@ from app.messages import Failed, Loaded, LoadedModel, Loading, ModelSpec, Status
 from batching.context import ContextParams
 from batching.hardware import physical_cores
 from speculation.engine import Engine
-from speculation.registry import resolve
+from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # a model whose step takes a few milliseconds at most
 
@@ -42,9 +42,12 @@ class ModelSlot:
             # not fit into memory, so then the old one goes, and comes back should the new one fail.
             params = _context_params(spec)
             self._tell(job, Loading(spec.model, "load", 0, 100))
-            path = resolve(
-                spec.model, bar=lambda **keywords: _Bar(self._tell, job, spec.model, **keywords)
-            )
+            path = self._fetch(job, spec.model)
+            for name in heads_for(spec.model, spec.heads):
+                self._fetch(job, str(name))
+            if spec.draft_model is not None:
+                is_paired = spec.draft_model == PAIRED
+                self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
             if params.n_threads is None:
                 n_threads = threads_beside_browser(path.stat().st_size, physical_cores())
                 params = replace(params, n_threads=n_threads)
@@ -61,6 +64,12 @@ class ModelSlot:
         else:
             self.status = Status(loaded)
             job.emit(Loaded(loaded))
+
+    def _fetch(self, job: Job, name: str) -> Path:
+        """The file of a name or path, downloaded if need be."""
+        if job.cancelled.is_set():
+            raise _Stopped
+        return resolve(name, bar=lambda **keywords: _Bar(self._tell, job, name, **keywords))
 
     def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
         if self.engine is not None:

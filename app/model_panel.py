@@ -26,28 +26,28 @@ class ModelPanel:
         self._backend = backend
         self._spec = spec
         self._infos = {info.name: info for info in backend.models()}
-        paired = self._info(spec.model)
-        heads = [name for info in self._infos.values() for name in info.heads]
+        model, draft, heads, n_ctx = self._values(spec)
+        known_heads = [name for info in self._infos.values() for name in info.heads]
         self._model = gr.Dropdown(
             list(self._infos),
-            value=spec.model,
+            value=model,
             allow_custom_value=True,
             label="Model",
             info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
             elem_id="model",
         )
-        self._note = gr.HTML(_describe(paired), apply_default_css=False, elem_id="model-note")
+        self._note = gr.HTML(self._describe(model), apply_default_css=False, elem_id="model-note")
         self._draft = gr.Dropdown(
             [("None", ""), *((name, name) for name in self._infos)],
-            value=(paired.draft if spec.draft_model == PAIRED else spec.draft_model) or "",
+            value=draft,
             allow_custom_value=True,
             label="Draft model",
             info="A smaller one of the same family, for the methods draft model and auto",
             elem_id="draft-model",
         )
         self._heads = gr.Dropdown(
-            heads,
-            value=list(paired.heads if spec.heads == (PAIRED,) else spec.heads),
+            known_heads,
+            value=heads,
             multiselect=True,
             allow_custom_value=True,
             label="Drafting heads",
@@ -55,7 +55,7 @@ class ModelPanel:
             elem_id="heads",
         )
         self._n_ctx = gr.Number(
-            spec.n_ctx,
+            n_ctx,
             label="Context",
             info="In tokens; 0 for the model's own, at most 8192",
             precision=0,
@@ -78,7 +78,7 @@ class ModelPanel:
             "concurrency_limit": None,
             "api_visibility": "private",
         }
-        self._model.change(
+        self._model.input(
             self.follow,
             [self._model, self._draft, self._heads],
             [self._note, self._draft, self._heads],
@@ -92,6 +92,11 @@ class ModelPanel:
         )
         self._cancel.click(self.stop, **quick)
         page.load(self._watch, outputs=[header], **slow)
+        page.load(
+            self._as_loaded,
+            outputs=[self._note, self._model, self._draft, self._heads, self._n_ctx],
+            **quick,
+        )
 
     def stop(self, request: gr.Request) -> None:
         """End the load that this tab began, if any."""
@@ -100,12 +105,20 @@ class ModelPanel:
     def _info(self, name: str) -> ModelInfo:
         return self._infos.get(name) or ModelInfo(name, "")
 
+    def _describe(self, name: str) -> str:
+        """The note of models.txt, and what it pairs with the model."""
+        info = self._info(name)
+        parts = [info.note] if info.note else []
+        if info.draft:
+            parts.append(f"draft model: {info.draft}")
+        return notice_html("; ".join(parts))
+
     def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:
         """Another model was chosen. What drafts fits one model alone: where there was some, now
         that of the new one."""
         info = self._info((name or "").strip())
         return (
-            _describe(info),
+            self._describe(info.name),
             gr.update(value=(info.draft or "") if draft else ""),
             gr.update(value=list(info.heads) if heads else []),
         )
@@ -120,8 +133,9 @@ class ModelPanel:
             heads=tuple(heads or ()),
             n_ctx=int(cells or 0),
         )
-        same = gr.skip()
-        yield gr.update(visible=False), gr.update(visible=True), "", same
+        # Each says all: of the first, the client may put some together and lose one.
+        hidden, seen = gr.update(visible=False), gr.update(visible=True)
+        yield hidden, seen, "", self.status_html()
         note = ""
         for event in self._backend.load(wanted, _load_id(request)):
             if isinstance(event, Waiting):
@@ -130,11 +144,25 @@ class ModelPanel:
                 note = notice_html(loading_notice(event))
             else:
                 note = error_html(event.message) if isinstance(event, Failed) else ""
-            yield same, same, note, self.status_html()
-        yield gr.update(visible=True), gr.update(visible=False), note, self.status_html()
+            yield hidden, seen, note, self.status_html()
+        yield seen, hidden, note, self.status_html()
 
     def status_html(self) -> str:
         return status_html(self._backend.status())
+
+    def _as_loaded(self) -> tuple[Any, ...]:
+        """The fields of the model that is loaded, which another tab may have chosen."""
+        loaded = self._backend.status().model
+        if loaded is None:
+            return (gr.skip(),) * 5
+        return self._describe(loaded.spec.model), *self._values(loaded.spec)
+
+    def _values(self, spec: ModelSpec) -> tuple[str, str, list[str], int]:
+        """What the fields say of ``spec``: model, draft model, heads and context."""
+        paired = self._info(spec.model)
+        draft = paired.draft if spec.draft_model == PAIRED else spec.draft_model
+        heads = paired.heads if spec.heads == (PAIRED,) else spec.heads
+        return spec.model, draft or "", list(heads), spec.n_ctx
 
     def _watch(self) -> Iterator[str]:
         """The status, followed for as long as a model is being loaded."""
@@ -161,14 +189,6 @@ def loading_notice(event: Loading) -> str:
     if event.stage == "download":
         return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
     return f"Loading {event.model}: {event.done} %"
-
-
-def _describe(info: ModelInfo) -> str:
-    """The note of models.txt, and what it pairs with the model."""
-    parts = [info.note] if info.note else []
-    if info.draft:
-        parts.append(f"draft model: {info.draft}")
-    return notice_html("; ".join(parts))
 
 
 def _details(model: LoadedModel) -> str:

@@ -15,11 +15,14 @@ function show() {
     shown.pop();
   }
   turns.forEach((html, index) => {
-    if (shown[index] === html) return;
+    const before = box.children[index];
+    if (shown[index] === html || before?.querySelector("form")) return;
     const turn = document.createElement("div");
     turn.innerHTML = html;
     turn.dataset.index = index;
-    if (index < box.children.length) box.children[index].replaceWith(turn);
+    const unfolded = before?.querySelectorAll("details");
+    turn.querySelectorAll("details").forEach((part, i) => (part.open = !!unfolded?.[i]?.open));
+    if (before) before.replaceWith(turn);
     else box.append(turn);
     shown[index] = html;
   });
@@ -44,17 +47,22 @@ function edit(turn) {
   const close = () => {
     user.classList.remove("editing");
     form.remove();
+    show();
   };
   form.querySelector("[data-action=cancel]").addEventListener("click", close);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = area.value.trim();
-    if (!text) return;
+    if (!text || isBusy() || !mayDrop(turn)) return;
     trigger("edit", { index: Number(turn.dataset.index), text });
     close();
+    focusBox();
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") close();
+    if (event.key === "Escape") {
+      close();
+      element.querySelector(`[data-index="${turn.dataset.index}"] [data-action=edit]`)?.focus();
+    }
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
@@ -62,10 +70,36 @@ function edit(turn) {
   });
 }
 
+function isBusy() {
+  return element.querySelector(".live") !== null;
+}
+
+// Saying something else, or having it said again, drops what came after.
+function mayDrop(turn) {
+  const after = element.querySelectorAll(".turns > *").length - 1 - Number(turn.dataset.index);
+  if (!after) return true;
+  return confirm(after === 1 ? "The turn after this one goes." : `The ${after} turns after go.`);
+}
+
+function focusBox() {
+  document.querySelector("#box textarea")?.focus();
+}
+
+// Without a clipboard of its own (a page that did not come from this machine) the old way.
+async function write(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
 async function copy(turn, button) {
   const text = turn.querySelector(".text");
   if (!text) return;
-  await navigator.clipboard.writeText(text.dataset.source ?? text.textContent);
+  await write(text.dataset.source ?? text.textContent);
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1200);
 }
@@ -77,9 +111,18 @@ element.addEventListener("click", (event) => {
   const index = Number(turn.dataset.index);
   if (button.dataset.action === "copy") copy(turn, button);
   if (button.dataset.action === "edit") edit(turn);
-  if (button.dataset.action === "retry") trigger("retry", { index });
-  if (button.dataset.action === "undo") trigger("undo", { index });
+  if (button.dataset.action === "retry" && mayDrop(turn)) {
+    trigger("retry", { index });
+    focusBox();
+  }
+  if (button.dataset.action === "undo") {
+    trigger("undo", { index });
+    focusBox();
+  }
 });
+
+// Another tab may have loaded another model meanwhile.
+window.addEventListener("focus", () => trigger("focus"));
 
 watch("value", show);
 show();

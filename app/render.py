@@ -82,7 +82,8 @@ def _body(reply: Reply, coloured: bool) -> str:
 def _foot(reply: Reply) -> str:
     # Lines break between the parts of the stats, never within one.
     parts = (f"<span>{escape(part)}</span>" for part in stats_line(reply).split(" · "))
-    return f'<code>{escape(reply.method)}</code><span class="stats">{" · ".join(parts)}</span>'
+    method = f"<code>{escape(reply.method)}</code>" if reply.method else ""
+    return f'{method}<span class="stats">{" · ".join(parts)}</span>'
 
 
 def _actions(*names: str) -> str:

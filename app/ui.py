@@ -39,14 +39,20 @@ WELCOME = """
 </div>
 """
 
-# The conversation lives as long as its tab: a page that is loaded again finds it there.
+# What is kept lives as long as its tab: a page that is loaded again finds it there.
 KEEP = """(text) => {
   try {
     if (text) sessionStorage.setItem("conversation", text);
     else sessionStorage.removeItem("conversation");
   } catch (error) { console.warn(error); }
 }"""
-KEPT = """() => [sessionStorage.getItem("conversation") ?? "", null]"""
+KEEP_VALUES = """(...values) => {
+  try { sessionStorage.setItem("values", JSON.stringify(values)); }
+  catch (error) { console.warn(error); }
+}"""
+KEPT = """() => [
+  sessionStorage.getItem("conversation") ?? "", sessionStorage.getItem("values") ?? "", null
+]"""
 
 DOWNLOAD = """(text) => {
   if (!text) return;
@@ -60,14 +66,13 @@ DOWNLOAD = """(text) => {
 
 @dataclass
 class Session:
-    """What one tab has: its conversation, whether drafts are coloured, whether a reply is due.
+    """What one tab has: its conversation, whether drafts are coloured, and what it waits for.
 
-    values  of the fields, by name, when the last reply was asked for
-    ends    whether the conversation is to end with the reply that is due
+    busy  whether a reply is due
+    ends  whether the conversation is to end with it
     """
 
     conversation: Conversation = field(default_factory=Conversation)
-    values: dict[str, Any] = field(default_factory=dict)
     coloured: bool = True
     busy: bool = False
     ends: bool = False
@@ -81,13 +86,13 @@ class Session:
 
     def kept(self) -> str:
         """What the browser is to keep."""
-        return to_text(self.conversation, self.values)
+        return to_text(self.conversation)
 
     def revive(self, kept: str) -> None:
         """Take over what the browser kept, where this side knows of nothing: it was started anew,
         or the page was."""
         if not self.conversation.turns:
-            self.conversation, self.values = from_text(kept)
+            self.conversation = from_text(kept)
 
     def end(self) -> None:
         """Begin another conversation."""
@@ -117,7 +122,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         session = gr.State(Session())
         with gr.Sidebar(width=330, elem_id="settings"):
             method_fields(fields, backend.methods(), method)
-            colour = gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
+            colour = fields.keep(
+                "colour", gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
+            )
             fields.add(
                 "compare",
                 gr.Checkbox(
@@ -150,7 +157,8 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             new = gr.Button("New chat", size="sm", min_width=0, scale=0, elem_id="new")
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
-            kept = gr.Textbox(visible=False)
+            kept = gr.Textbox(visible=False)  # the conversation …
+            kept_values = gr.Textbox(visible=False)  # … and the fields, when the page is loaded
         transcript = gr.HTML(
             value=[],
             html_template=WELCOME,
@@ -158,28 +166,60 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             apply_default_css=False,
             elem_id="transcript",
         )
-        box = gr.Textbox(
-            placeholder="Say something",
-            show_label=False,
-            container=False,
-            lines=1,
-            max_lines=8,
-            autofocus=True,
-            submit_btn=True,
-            elem_id="box",
+        box = fields.keep(
+            "box",
+            gr.Textbox(
+                placeholder="Say something",
+                show_label=False,
+                container=False,
+                lines=1,
+                max_lines=8,
+                autofocus=True,
+                submit_btn=True,
+                elem_id="box",
+            ),
         )
 
-    def answer(tab: Session, tab_id: str, values: tuple[Any, ...]) -> Iterator[dict[Any, Any]]:
-        tab.busy = True
-        tab.values = fields.read(values)
+    # A reply begins with a quick call, which says at once that it was taken, and goes on with one
+    # that streams: of that, the client may put the first updates together and lose some.
+
+    def begin(tab: Session) -> dict[Any, Any]:
+        tab.busy, tab.ends = True, False
+        return {
+            box: gr.update(submit_btn=False, stop_btn=True),
+            transcript: tab.html(),
+            kept: tab.kept(),
+        }
+
+    def ask(text: str, known: str, tab: Session) -> dict[Any, Any]:
+        tab.revive(known)
+        if tab.busy or not text.strip():
+            return nothing()
+        tab.conversation.ask(text.strip("\n"))
+        return begin(tab) | {box: gr.update(value="", submit_btn=False, stop_btn=True)}
+
+    def retry(known: str, tab: Session, event: gr.EventData) -> dict[Any, Any]:
+        tab.revive(known)
+        if tab.busy:
+            return nothing()
+        tab.conversation.retry(event.index)
+        return begin(tab)
+
+    def edit(known: str, tab: Session, event: gr.EventData) -> dict[Any, Any]:
+        tab.revive(known)
+        if tab.busy:
+            return nothing()
+        tab.conversation.edit(event.index, event.text)
+        return begin(tab)
+
+    def answer(tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        if not tab.busy or tab.conversation.turns[-1].reply is not None:
+            return  # the call before this one was not taken
         try:
-            yield {
-                box: gr.update(value="", submit_btn=False, stop_btn=True),
-                transcript: tab.html(),
-                kept: tab.kept(),
-            }
-            settings = read_settings(tab.values, backend.methods())
-            for _ in tab.conversation.answer(backend, settings, tab_id):
+            settings = read_settings(fields.read(values), backend.methods())
+            for _ in tab.conversation.answer(backend, settings, _tab_id(request)):
+                if tab.ends:
+                    break
                 yield {transcript: tab.html()}
         finally:
             tab.busy = False
@@ -192,48 +232,29 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             header: models.status_html(),
         }
 
-    def ask(
-        text: str, known: str, tab: Session, request: gr.Request, *values: Any
-    ) -> Iterator[dict[Any, Any]]:
-        tab.revive(known)
-        if text.strip() and not tab.busy:
-            tab.conversation.ask(text.strip("\n"))
-            yield from answer(tab, _tab_id(request), values)
-
-    def retry(
-        known: str, tab: Session, event: gr.EventData, request: gr.Request, *values: Any
-    ) -> Iterator[dict[Any, Any]]:
-        tab.revive(known)
-        if not tab.busy:
-            tab.conversation.retry(event.index)
-            yield from answer(tab, _tab_id(request), values)
-
-    def edit(
-        known: str, tab: Session, event: gr.EventData, request: gr.Request, *values: Any
-    ) -> Iterator[dict[Any, Any]]:
-        tab.revive(known)
-        if not tab.busy:
-            tab.conversation.edit(event.index, event.text)
-            yield from answer(tab, _tab_id(request), values)
-
-    def undo(known: str, tab: Session) -> dict[Any, Any]:
+    def undo(text: str, known: str, tab: Session) -> dict[Any, Any]:
         tab.revive(known)
         if tab.busy:
-            return {}
-        return {box: tab.conversation.undo(), transcript: tab.html(), kept: tab.kept()}
+            return nothing()
+        said = tab.conversation.undo()
+        return {box: text or said, transcript: tab.html(), kept: tab.kept()}
 
     def clear(tab: Session, request: gr.Request) -> dict[Any, Any]:
         tab.ends = True
         backend.stop(_tab_id(request))
         if tab.busy:  # the reply that is due ends it
-            return {}
+            return nothing()
         tab.end()
-        return {transcript: tab.html(), kept: tab.kept()}
+        return {box: gr.skip(), transcript: tab.html(), kept: tab.kept()}
 
-    def restore(known: str, tab: Session) -> dict[Any, Any]:
+    def nothing() -> dict[Any, Any]:
+        return {box: gr.skip(), transcript: gr.skip(), kept: gr.skip()}
+
+    def restore(known: str, values: str, tab: Session) -> dict[Any, Any]:
         tab.revive(known)
-        shown = {transcript: tab.html(), kept: tab.kept()}
-        return shown | fields.updates(tab.values, backend.methods())
+        found = fields.updates(values, backend.methods())
+        tab.coloured = bool(found.get(colour, {}).get("value", True))
+        return {transcript: tab.html(), kept: tab.kept()} | found
 
     def set_colour(coloured: bool, known: str, tab: Session) -> list[str]:
         tab.revive(known)
@@ -246,35 +267,54 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
 
     def stop(request: gr.Request) -> None:
         backend.stop(_tab_id(request))
+
+    def leave(request: gr.Request) -> None:
+        stop(request)
         models.stop(request)
 
-    inputs = list(fields.components.values())
-    answers: dict[str, Any] = {
-        "outputs": [box, transcript, kept, header],
-        "show_progress": "hidden",
-        "concurrency_limit": None,  # the backend has the queue, and tells who waits
-        "api_visibility": "private",
-    }
     quick: dict[str, Any] = {
         "queue": False,
         "show_progress": "hidden",
         "api_visibility": "private",
     }
+    slow: dict[str, Any] = {
+        "show_progress": "hidden",
+        "concurrency_limit": None,  # the backend has the queue, and tells who waits
+        "api_visibility": "private",
+    }
+    taken = [box, transcript, kept]
+    inputs = [session, *fields.for_replies]
+    shown = [box, transcript, kept, header]
     with page:
-        box.submit(ask, [box, kept, session, *inputs], **answers)
-        transcript.retry(retry, [kept, session, *inputs], **answers)
-        transcript.edit(edit, [kept, session, *inputs], **answers)
-        transcript.undo(undo, [kept, session], [box, transcript, kept], **quick)
+        box.submit(ask, [box, kept, session], taken, **quick).then(answer, inputs, shown, **slow)
+        transcript.retry(retry, [kept, session], taken, **quick).then(answer, inputs, shown, **slow)
+        transcript.edit(edit, [kept, session], taken, **quick).then(answer, inputs, shown, **slow)
+        transcript.undo(undo, [box, kept, session], taken, **quick)
+        transcript.focus(models.status_html, None, [header], **quick)
         box.stop(stop, **quick)
-        new.click(clear, [session], [transcript, kept], **quick)
+        new.click(clear, [session], taken, **quick)
         colour.input(set_colour, [colour, kept, session], [transcript], **quick)
         export.click(as_markdown, [kept, session], [exported], **quick).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"
         )
         models.wire(page, header)
         kept.change(None, [kept], js=KEEP, api_visibility="private")
-        page.load(restore, [kept, session], [transcript, kept, *inputs], js=KEPT, **quick)
-        page.unload(stop)
+        every = list(fields.components.values())
+        gr.on(
+            [component.change for component in every],
+            None,
+            every,
+            js=KEEP_VALUES,
+            api_visibility="private",
+        )
+        page.load(
+            restore,
+            [kept, kept_values, session],
+            [transcript, kept, *every],
+            js=KEPT,
+            **quick,
+        )
+        page.unload(leave)
     return page
 
 

@@ -282,6 +282,56 @@ def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Cha
     assert chat.page.is_visible(".welcome")
 
 
+def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat) -> None:
+    chat.page.uncheck("#colour input")
+    chat.unfold("System prompt")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
+    chat.reload()
+    chat.unfold("System prompt")
+    chat.page.wait_for_function("document.querySelector('#system textarea').value == 'Be brief.'")
+    assert chat.page.input_value("#box textarea") == "half a sent"
+    assert not chat.page.is_checked("#colour input")
+    chat.ask("a cat")
+    assert chat.page.locator(".text.markdown").count() == 1
+
+
+def test_what_is_being_written_outlives_retry_undo_and_an_edit_during_a_reply(chat: Chat) -> None:
+    chat.ask("one")
+    chat.page.fill("#box textarea", "half")
+    chat.page.hover(".turns .reply")
+    chat.page.click("[data-action=retry]")
+    chat.wait_for_reply()
+    chat.page.click("[data-action=edit]")
+    chat.page.fill(".turn form textarea", "other")
+    chat.never_end()
+    chat.page.press("#box textarea", "Enter")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.press(".turn form textarea", "Enter")
+    chat.page.wait_for_timeout(200)
+    assert chat.page.input_value(".turn form textarea") == "other"
+    chat.page.click("#box .stop-button")
+    chat.page.wait_for_selector(".live", state="detached")
+    chat.page.press(".turn form textarea", "Escape")
+    chat.page.fill("#box textarea", "more")
+    chat.page.click("[data-action=undo]")
+    chat.page.wait_for_selector(".turns > :only-child")
+    assert chat.page.input_value("#box textarea") == "more"
+
+
+def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
+    asked: list[str] = []
+    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    for n, text in enumerate(("one", "two", "three"), 1):
+        chat.ask(text, n)
+    chat.page.hover(".turns > :first-child .reply")
+    chat.page.click(".turns > :first-child [data-action=retry]")
+    chat.page.wait_for_timeout(300)
+    assert asked == ["The 2 turns after go."]
+    assert chat.page.locator(".turn").count() == 3
+
+
 def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
     with served(model) as address:
         chat = Chat(browser, address)
@@ -312,6 +362,33 @@ def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
     assert chat.page.locator(".turn").count() == 0
+
+
+def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
+    chat.never_end()
+    for _ in range(3):
+        chat.say("a cat")
+        chat.page.click("#new")
+        chat.page.wait_for_selector(".welcome:visible")
+        chat.page.wait_for_selector("#box .submit-button")
+        assert chat.page.locator(".turn").count() == 0
+
+
+def test_stop_ends_the_reply_and_not_the_load_behind_it(chat: Chat) -> None:
+    chat.never_end()
+    chat.unfold("Model")
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.fill("#ctx input", "2048")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#load-note:has-text('Waiting: 1 reply before yours')")
+    assert chat.page.is_visible("#cancel")
+    chat.page.click("#box .stop-button")
+    chat.page.wait_for_selector("#header:has-text('context 2048')")
+    chat.page.wait_for_selector("#load")
+    chat.page.fill("#ctx input", "32768")
+    chat.page.click("#load")
+    chat.page.wait_for_selector("#header:has-text('context 32768')")
 
 
 def test_what_looks_like_html_or_a_template_shows_as_text(chat: Chat) -> None:
@@ -373,6 +450,11 @@ def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
     chat.page.click("#load")
     chat.page.wait_for_selector(f"#header:has-text('draft {model.name}')")
     assert "% accepted" in chat.ask("a dog", 2)
+    chat.reload()
+    chat.unfold("Model")
+    chat.page.wait_for_function(
+        "document.querySelector('#draft-model input').value.endsWith('.gguf')"
+    )
     chat.page.fill("#draft-model input", "/nowhere/y.gguf")
     chat.page.press("#draft-model input", "Enter")
     chat.page.click("#load")
