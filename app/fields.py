@@ -68,7 +68,7 @@ def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) ->
     sampling = {
         name.removeprefix("sampling."): value
         for name, value in values.items()
-        if name.startswith("sampling.") and value not in (None, "")
+        if name.startswith("sampling.") and value is not None and str(value).strip()
     }
     if sampling.get("seed", RANDOM) == RANDOM:
         # Without chance a seed means nothing, and one request is to be known by what it means.
@@ -166,7 +166,7 @@ def sampling_fields(fields: Fields) -> None:
     number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
     with gr.Accordion("More", open=False):
         number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
-        number("penalty_last_n", 64, "Penalties look back", "tokens")
+        number("penalty_last_n", 64, "Penalties look back", "tokens; -1: the context")
         slider("typical_p", 1.0, "Typical p", info="1: off")
         slider("xtc_probability", 0.0, "XTC probability", info="0: off")
         slider("xtc_threshold", 0.1, "XTC threshold")

@@ -126,7 +126,11 @@ class Context:
         self.trace_path = trace
         self._trace: IO[str] | None = None
         if trace is not None:
-            self._trace = Path(trace).open("a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+            try:
+                self._trace = _open_trace(Path(trace))
+            except InvalidParameter:
+                self.close()
+                raise
 
     def decode(self, rows: Rows) -> Output:
         """Run one ``llama_decode``; the views it returns are valid until the next one.
@@ -212,6 +216,16 @@ class Context:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _open_trace(path: Path) -> IO[str]:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidParameter(
+            f"batches cannot be traced to {path}: {error.strerror}; give a file in a folder that "
+            f"exists and can be written"
+        ) from None
 
 
 class _Output:

@@ -17,6 +17,7 @@
     ├── TreeError               a token tree that no batch can hold
     │   ├── TreeTooWide         more branches than sequences
     │   └── TreeTooLarge        more nodes than rows in a batch
+    ├── EngineInUse             another thread is generating with it
     ├── InvalidParameter        a parameter outside its range, or of another name
     └── GrammarError            a grammar or JSON schema that does not parse
 
@@ -92,6 +93,10 @@ class TreeTooWide(TreeError):
 
 class TreeTooLarge(TreeError):
     """The tree has more nodes than a batch has rows."""
+
+
+class EngineInUse(SpeculationError):
+    """An engine writes one text at a time, and another thread is at it."""
 
 
 class InvalidParameter(SpeculationError, ValueError):

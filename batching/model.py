@@ -14,6 +14,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 
 from batching.errors import (
+    InvalidParameter,
     ModelError,
     ModelFileMissing,
     NotGGUF,
@@ -62,6 +63,11 @@ def recent_log() -> str:
     return "".join(_log_lines).strip()
 
 
+def forget_log() -> None:
+    """What is logged from here on is what ``recent_log`` gives."""
+    _log_lines.clear()
+
+
 class Model:
     """A loaded GGUF: weights, vocabulary and metadata.
 
@@ -84,7 +90,7 @@ class Model:
         self.path = Path(path)
         _check_file(self.path)
         initialise()
-        _log_lines.clear()
+        forget_log()
         params = C.llama_model_default_params()
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
 
@@ -99,7 +105,7 @@ class Model:
         if not handle:
             raise _load_error(self.path)
         self._handle: Any = handle
-        self.vocab: Any = C.llama_model_get_vocab(handle)
+        self._vocab: Any = C.llama_model_get_vocab(handle)
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
@@ -129,6 +135,11 @@ class Model:
         if self._handle is None:
             raise ModelError(f"the model {self.path} is closed; load it again")
         return self._handle
+
+    @property
+    def vocab(self) -> Any:
+        """The ``llama_vocab *``; raises ModelError once closed."""
+        return self._vocab if self._handle is not None else self.handle
 
     @property
     def description(self) -> str:
@@ -180,8 +191,15 @@ class Model:
 
         ``add_special`` adds BOS where the model wants it; ``parse_special`` reads the text of
         control tokens as those tokens, which is right for a chat template and wrong for user text.
+        Raises InvalidParameter for text that is not of Unicode characters.
         """
-        data = text.encode("utf-8")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidParameter(
+                f"{text[error.start]!r} at position {error.start} is half of a character or a byte "
+                f"that is no text; give text in UTF-8"
+            ) from None
         capacity = len(data) + 8
         while True:
             buffer = (C.llama_token * capacity)()

@@ -7,7 +7,6 @@ seeded draws give what they would without speculation. Greedy chains take an arg
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,8 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 
 from batching.errors import GrammarError, InvalidParameter
-from batching.model import Model, initialise, recent_log
+from batching.grammar import load_grammar
+from batching.model import Model, initialise
 from batching.target import Output
 from batching.tree import Floats
 
@@ -160,12 +160,7 @@ class SamplerChain:
 
         Raises GrammarError with llama.cpp's reason when it does not parse.
         """
-        self._grammar = C.llama_sampler_init_grammar(self.model.vocab, gbnf.encode(), root.encode())
-        if not self._grammar:
-            raise GrammarError(
-                f"the grammar does not parse: {recent_log()[-300:]}; it starts with "
-                f"{gbnf[:60]!r}; see llama.cpp's grammars/README.md for GBNF"
-            )
+        self._grammar = load_grammar(self.model, gbnf, root)
         return self
 
     def sample(self, output: Output, row: int) -> int:
@@ -263,19 +258,3 @@ class SamplerChain:
             if getattr(self, name) is not None:
                 C.llama_sampler_free(getattr(self, name))
                 setattr(self, name, None)
-
-
-def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
-    """The GBNF grammar of a JSON schema, given as text or as a mapping.
-
-    Raises GrammarError when the schema cannot be read.
-    """
-    from llama_cpp.llama_grammar import json_schema_to_gbnf as convert
-
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    try:
-        return str(convert(text))
-    except Exception as error:
-        raise GrammarError(
-            f"the JSON schema cannot be read: {error!r}; it starts with {text[:60]!r}"
-        ) from error

@@ -47,7 +47,8 @@ class Drafter(Protocol):
     The prompt was read without hidden states by then, so that its rows cost no output each: the
     first state seen is that of the first step. One that needs states of the prompt has an attribute
     ``reader``, which says of which tokens. ``needs_layers`` names the layers of the target whose
-    inputs are read from ``step.output.layer_inputs``.
+    inputs are read from ``step.output.layer_inputs``. One that needs many rows to work at all says
+    how many by ``n_rows``.
     """
 
     @property

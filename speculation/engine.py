@@ -10,7 +10,7 @@ from typing import Any
 
 from batching.cache import Cancelled, SequenceCache
 from batching.context import Context, ContextParams
-from batching.errors import CannotRewind, InvalidParameter
+from batching.errors import CannotRewind, EngineInUse, InvalidParameter
 from batching.model import Model
 from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
@@ -131,7 +131,8 @@ class Engine:
         not appear in it. ``progress(done, total)`` and ``cancelled()`` concern prompt and steps.
         Starting a text ends the one before, should it still be running.
         """
-        tokens = self.model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        self._require_open()
+        tokens = self._tokens(prompt)
         if not tokens:
             raise InvalidParameter("the prompt is empty; give at least one token")
         if max_tokens is not None and max_tokens < 1:
@@ -150,6 +151,18 @@ class Engine:
             cancelled,
         )
         return self._running
+
+    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.model.tokenize(prompt)
+        tokens, most = list(prompt), self.model.n_vocab - 1
+        if tokens and not 0 <= min(tokens) <= max(tokens) <= most:
+            wrong = next(token for token in tokens if not 0 <= token <= most)
+            raise InvalidParameter(f"the prompt has token {wrong}; this model has 0 to {most}")
+        return tokens
+
+    def _require_open(self) -> None:
+        _ = self.model.handle  # which raises where it is closed
 
     def chat(
         self,
@@ -204,6 +217,7 @@ class Engine:
         It empties the cache. Later calls do nothing, nor does it for a model that cannot drop
         drafts: whatever a batch costs there, none will be tried.
         """
+        self._require_open()
         if self.context.can_rewind:
             _ = self.resources.cost
 
@@ -217,7 +231,8 @@ class Engine:
 
     def _draft_sampler(self) -> DraftDistribution:
         sampling = self.resources.sampling
-        return DraftDistribution(make_sampler(sampling, self.model), sampling.seed)
+        sampler = make_sampler(sampling, self.model, self.context.n_ctx)
+        return DraftDistribution(sampler, sampling.seed)
 
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
@@ -293,7 +308,13 @@ class Generation:
 
     def close(self) -> None:
         """Stop here. The cache keeps what was generated and stays usable."""
-        self._tokens.close()
+        try:
+            self._tokens.close()
+        except ValueError:  # it runs, in another thread
+            raise EngineInUse(
+                "another thread is generating with this engine; end that text by its cancelled=, "
+                "or wait for it"
+            ) from None
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
 
@@ -302,9 +323,10 @@ class Generation:
         engine.resources.sampling = self._sampling
         drafters = engine.method_drafters(self.method)
         _require_rewind(engine, self.method, drafters)
-        sampler = make_sampler(self._sampling, engine.model)
+        sampler = make_sampler(self._sampling, engine.model, engine.context.n_ctx)
         try:
             start = perf_counter()
+            _require_rows(engine, self.method, drafters)
             engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
             cache = engine.cache
             try:
@@ -371,3 +393,14 @@ def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter])
             f"{engine.model.path} ({engine.model.description}) is recurrent or hybrid: its memory "
             f"cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
         )
+
+
+def _require_rows(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
+    n_batch = engine.context.n_batch
+    for drafter in drafters:
+        n_rows = getattr(drafter, "n_rows", 0)
+        if n_rows > n_batch:
+            raise InvalidParameter(
+                f"method {method.name} with these parameters decodes {n_rows} rows at a time, and "
+                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise n_batch"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from batching.errors import InvalidParameter
+from batching.grammar import json_schema_to_gbnf
 from batching.model import Model
-from batching.sampler import GreedySampler, SamplerChain, json_schema_to_gbnf
+from batching.sampler import GreedySampler, SamplerChain
 from batching.tree import Floats
 from speculation.ranges import check_ranges
 from speculation.verify import draw
@@ -21,7 +23,8 @@ class SamplingParams:
     """How the next token is chosen. Names and order of the links are llama.cpp's own.
 
     With ``temperature`` 0 the most likely token is taken; otherwise one is drawn with ``seed``, and
-    the same seed gives the same text with every method. Defaults leave each link out.
+    the same seed gives the same text with every method. Defaults leave each link out. -1 for how
+    far penalties and DRY look back is the whole context.
     """
 
     temperature: float = 0.0
@@ -63,16 +66,23 @@ class SamplingParams:
                 ("repeat_penalty", 0.01, 100.0),
                 ("frequency_penalty", -100.0, 100.0),
                 ("presence_penalty", -100.0, 100.0),
-                ("penalty_last_n", 0, 2**31 - 1),
+                ("penalty_last_n", -1, 2**31 - 1),
                 ("dry_multiplier", 0.0, 100.0),
                 ("dry_base", 1.0, 100.0),
                 ("dry_allowed_length", 1, 2**31 - 1),
-                ("dry_last_n", 0, 2**31 - 1),
+                ("dry_last_n", -1, 2**31 - 1),
                 ("mirostat", 0, 2),
+                ("mirostat_tau", 0.0, 1000.0),
+                ("mirostat_eta", 0.0, 1000.0),
             ),
         )
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidParameter("grammar and json_schema are both given; give one")
+        for token, value in self.logit_bias.items():
+            if math.isnan(value) or value == math.inf:
+                raise InvalidParameter(
+                    f"logit_bias of token {token} is {value}; give a number, or -inf to forbid it"
+                )
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -88,18 +98,26 @@ class SamplingParams:
 
     @property
     def _has_penalties(self) -> bool:
-        return self.penalty_last_n > 0 and (
+        return self.penalty_last_n != 0 and (
             self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         )
 
 
-def make_sampler(params: SamplingParams, model: Model) -> GreedySampler | SamplerChain:
+def make_sampler(params: SamplingParams, model: Model, n_ctx: int) -> GreedySampler | SamplerChain:
     """The sampler of ``params``: an argmax, or llama.cpp's chain in llama.cpp's order.
 
-    Raises GrammarError when a grammar or schema does not parse.
+    No link looks back further than the ``n_ctx`` tokens of a context: llama.cpp sets the memory for
+    that aside.
+    Raises GrammarError when a grammar or schema does not parse, InvalidParameter for a bias of a
+    token that the model has not.
     """
     if params.is_plain_greedy:
         return GreedySampler()
+    for token in params.logit_bias:
+        if not 0 <= token < model.n_vocab:
+            raise InvalidParameter(
+                f"logit_bias names token {token}, and the model has 0 to {model.n_vocab - 1}"
+            )
     chain = SamplerChain(model)
     if params.json_schema is not None:
         chain.grammar(json_schema_to_gbnf(params.json_schema))
@@ -109,7 +127,7 @@ def make_sampler(params: SamplingParams, model: Model) -> GreedySampler | Sample
         chain.logit_bias(params.logit_bias)
     if params._has_penalties:
         chain.penalties(
-            params.penalty_last_n,
+            _window(params.penalty_last_n, n_ctx),
             params.repeat_penalty,
             params.frequency_penalty,
             params.presence_penalty,
@@ -119,7 +137,7 @@ def make_sampler(params: SamplingParams, model: Model) -> GreedySampler | Sample
             params.dry_multiplier,
             params.dry_base,
             params.dry_allowed_length,
-            params.dry_last_n,
+            _window(params.dry_last_n, n_ctx),
             params.dry_breakers,
         )
     if params.temperature == 0:
@@ -139,6 +157,10 @@ def make_sampler(params: SamplingParams, model: Model) -> GreedySampler | Sample
     if params.xtc_probability > 0:
         chain.xtc(params.xtc_probability, params.xtc_threshold, params.seed)
     return chain.temperature(params.temperature).draw(params.seed)
+
+
+def _window(last_n: int, n_ctx: int) -> int:
+    return n_ctx if last_n < 0 else min(last_n, n_ctx)
 
 
 class DraftDistribution:

@@ -32,6 +32,7 @@ class ReplyText:
 
     def __init__(self, model: Model, stop: Sequence[str] = (), max_tokens: int | None = None):
         """Raises InvalidParameter for a stop string that is empty."""
+        stop = [stop] if isinstance(stop, str) else stop
         if any(not text for text in stop):
             raise InvalidParameter("a stop string is empty; leave it out")
         self.ids: list[int] = []

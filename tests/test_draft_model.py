@@ -120,7 +120,7 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
 def test_probabilities_are_those_that_the_chain_draws_from(engine: Engine) -> None:
     params = SamplingParams(temperature=0.8, top_k=4, min_p=0.05, logit_bias={270: 2.0})
     logits = np.random.default_rng(0).standard_normal(engine.model.n_vocab).astype(np.float32)
-    chain = make_sampler(params, engine.model)
+    chain = make_sampler(params, engine.model, engine.context.n_ctx)
     p = chain.probabilities(logits)
     biased = logits.copy()
     biased[270] += 2.0

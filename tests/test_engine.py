@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +15,10 @@ import pytest
 from batching.context import Context, ContextParams
 from batching.errors import (
     CannotRewind,
+    EngineInUse,
     GrammarError,
     InvalidParameter,
+    ModelError,
     ModelFileMissing,
     NotGGUF,
     PromptTooLong,
@@ -324,6 +329,118 @@ def test_a_method_that_needs_more_sequences_than_the_context_has_gets_them(
 def test_a_grammar_that_does_not_parse_is_refused(engine: Engine) -> None:
     with pytest.raises(GrammarError, match="does not parse"):
         engine.generate("a", sampling=SamplingParams(grammar='root ::= "a')).run()
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "reason"),
+    [
+        ('root ::= "yes" | "no', "unexpected end of input"),
+        ("root ::= nope", "Undefined rule identifier 'nope'"),
+        ('root ::= root "a"', "left recursion detected"),
+        ('a ::= "b"', "does not contain a 'root' symbol"),
+        ('root ::= "a"{5,2}', "{5,2} asks for more repetitions at least than at most"),
+        ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "more than 500 brackets"),
+        (" # nothing\n", "it is empty"),
+    ],
+)
+def test_a_grammar_is_refused_with_its_own_reason(
+    engine: Engine, gbnf: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(GrammarError, match=f"does not parse: .*{re.escape(reason)}") as error:
+        engine.generate("hi", sampling=SamplingParams(grammar=gbnf), max_tokens=1).run()
+    assert "sched" not in str(error.value)
+    assert "pars" not in capfd.readouterr().err
+
+
+def test_braces_in_texts_and_classes_of_a_grammar_are_no_repetitions(engine: Engine) -> None:
+    gbnf = 'root ::= "{5,2}(" [{5,2}(] "(" # {5,2}'
+    reply = engine.generate("hi", sampling=SamplingParams(grammar=gbnf), max_tokens=20).run()
+    assert reply.text.startswith("{5,2}(")
+
+
+def test_no_sampler_looks_back_further_than_the_context(engine: Engine) -> None:
+    def text(last_n: int) -> str:
+        sampling = SamplingParams(
+            logit_bias={270: 20.0},
+            presence_penalty=30.0,
+            penalty_last_n=last_n,
+            dry_multiplier=1.0,
+            dry_last_n=last_n,
+        )
+        return engine.generate("the cat", sampling=sampling, max_tokens=20).run().text
+
+    assert text(2**31 - 1) == text(-1) == text(engine.context.n_ctx)
+    assert text(0) != text(-1)
+
+
+def test_a_bias_is_of_a_token_that_is_there_and_a_number(engine: Engine) -> None:
+    for token in (-1, engine.model.n_vocab):
+        with pytest.raises(InvalidParameter, match=f"names token {token}, and the model has 0 to"):
+            engine.generate("hi", sampling=SamplingParams(logit_bias={token: 1.0})).run()
+    for value in (math.nan, math.inf):
+        with pytest.raises(InvalidParameter, match=f"logit_bias of token 5 is {value}"):
+            SamplingParams(logit_bias={5: value})
+
+
+def test_tokens_of_a_prompt_are_those_of_the_model(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="the prompt has token 999999; this model has 0 to"):
+        engine.generate([1, 999999])
+    with pytest.raises(InvalidParameter, match="at position 1 is half of a character"):
+        engine.generate("a\ud800")
+
+
+def test_one_stop_string_may_be_given_as_it_is(engine: Engine) -> None:
+    text = engine.generate("the", method="ar", max_tokens=20).run().text
+    assert len(text) > 6
+    stop = text[3:6]
+    ours = engine.generate("the", method="ar", max_tokens=20, stop=stop).run().text
+    assert ours == text[: text.index(stop)]
+
+
+def test_an_engine_that_is_closed_says_so(tiny_model: Path) -> None:
+    engine = Engine.load(tiny_model)
+    engine.close()
+    engine.close()
+    for use in (
+        lambda: engine.generate("hi"),
+        lambda: engine.generate([1, 2]),
+        lambda: engine.chat("hi"),
+        engine.prepare,
+    ):
+        with pytest.raises(ModelError, match="is closed; load it again"):
+            use()
+
+
+def test_a_text_that_another_thread_writes_cannot_be_ended_from_outside(tiny_model: Path) -> None:
+    with Engine.load(tiny_model) as engine:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def cancelled() -> bool:
+            inside.set()
+            return go_on.wait()
+
+        generation = engine.generate("hi", max_tokens=50, cancelled=cancelled)
+        thread = threading.Thread(target=generation.run)
+        thread.start()
+        inside.wait()
+        with pytest.raises(EngineInUse, match="another thread is generating"):
+            engine.generate("ho")
+        go_on.set()
+        thread.join()
+        assert generation.finish_reason == "cancelled"
+
+
+def test_a_window_that_no_batch_holds_is_refused(tiny_model: Path) -> None:
+    with (
+        Engine.load(tiny_model, ContextParams(n_ctx=256)) as engine,
+        pytest.raises(InvalidParameter, match=r"decodes \d+ rows at a time, and a batch holds 256"),
+    ):
+        engine.generate("hi", method="lookahead:window=60,ngram=9", max_tokens=4).run()
+
+
+def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="batches cannot be traced to .*none/t"):
+        Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
 
 
 def test_a_json_schema_that_does_not_parse_is_refused(engine: Engine) -> None:

@@ -109,6 +109,11 @@ class Lookahead:
         return (w - 1) + w * (n - 2)
 
     @property
+    def n_rows(self) -> int:
+        """Rows of a step with the window and all the guesses."""
+        return 1 + self.window_rows + self.params.guesses * (self.params.ngram - 1)
+
+    @property
     def window_branches(self) -> int:
         """Sequences of the window: one a column."""
         return self.params.window

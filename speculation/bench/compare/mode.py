@@ -229,7 +229,7 @@ def _settings(engine: Engine, request: Request) -> dict[str, Any]:
     context = engine.context
     return {
         "model": engine.model.path.name,
-        "draft_model": None if request.draft_model is None else Path(request.draft_model).name,
+        "draft_model": None if engine.draft is None else engine.draft.model.path.name,
         "methods": [str(method) for method in request.methods],
         "n_predict": request.n_predict,
         "repeat": request.repeat,
