@@ -88,3 +88,14 @@ def facts(model: Model, token: int) -> tuple[bytes, float, int]:
         native.llama_vocab_get_score(model.vocab, token),
         native.llama_vocab_get_attr(model.vocab, token),
     )
+
+
+def test_with_width_it_drafts_trees_by_default() -> None:
+    with Engine.load("bundled", ContextParams(n_threads=1), draft_model="paired") as engine:
+        chains, trees = (
+            [engine.chat(q, method=m, max_tokens=40).run().stats for q in QUESTIONS[:5]]
+            for m in ("draft", "draft:width=3")
+        )
+        assert engine.cache.n_seq > 1
+    assert sum(s.n_rows for s in trees) > 1.2 * sum(s.n_rows for s in chains)
+    assert sum(s.n_steps for s in trees) <= sum(s.n_steps for s in chains)

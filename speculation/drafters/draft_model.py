@@ -34,8 +34,9 @@ class DraftModelParams:
 
     draft_max  levels: draft tokens in a row
     draft_min  levels drafted whatever their probability
-    p_min      drafting stops where the draft model's own probability of a token falls below it
+    p_min      drafting stops where the draft model's own first choice is less probable
     width      nodes of a level: 1 drafts a chain, more a tree of the likeliest paths
+    p_split    probability from which a further choice is drafted beside the first, in a tree
     nodes      draft tokens of a tree, the likeliest paths first
     verify     match accepts the very tokens the sampler chooses; rejection samples the drafts from
                q and accepts them with probability p / q
@@ -45,6 +46,7 @@ class DraftModelParams:
     draft_min: int = 0
     p_min: float = 0.6
     width: int = 1
+    p_split: float = 0.1
     nodes: int = 24
     verify: str = "match"
 
@@ -56,6 +58,7 @@ class DraftModelParams:
                 ("draft_min", 0, 64),
                 ("p_min", 0.0, 1.0),
                 ("width", 1, 16),
+                ("p_split", 0.0, 1.0),
                 ("nodes", 1, 63),
             ),
         )
@@ -173,8 +176,8 @@ class DraftModel:
         least: float,
         floor: float,
     ) -> list[Candidate]:
-        """The drafts below a candidate whose probability is at least ``least``, and whose path has
-        at least ``floor``, where that is given."""
+        """The drafts below a candidate: the first choice if its probability is at least ``least``,
+        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path."""
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
             path = []
@@ -188,10 +191,11 @@ class DraftModel:
                 return []
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
             return [Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
-        found = []
+        found: list[Candidate] = []
         for token, prob in likeliest(logits, self.params.width):
             path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
-            if path_prob >= floor if floor else prob >= least:
+            needed = self.params.p_split if found else least
+            if path_prob >= floor if floor else prob >= needed:
                 found.append(Candidate(parent, token, prob, path_prob, None))
         return found
 
