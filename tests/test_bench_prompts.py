@@ -48,6 +48,7 @@ def test_later_turns_have_their_number_in_the_id() -> None:
         ('{"turns": "Hi"}', '"turns" must be a list of at least one text'),
         ('{"turns": ["Hi", 3]}', "a prompt must be text, and not empty"),
         ('{"prompt": ""}', "a prompt must be text, and not empty"),
+        ('{"prompt": "\\ud800x"}', "a prompt has half of a character"),
         ('{"prompt": "Hi", "category": 3}', "category must be text"),
         ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
     ],

@@ -183,6 +183,19 @@ def test_an_unfinished_file_is_not_overwritten_without_resume(
     assert file_of(unfinished).read_bytes() == before
 
 
+@pytest.mark.parametrize("text", ['{"prompt": "Hi"}\n', "GGUF", '{"complete": true}'])
+def test_a_file_that_no_benchmark_wrote_is_not_replaced(
+    text: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_of(flags).write_text(text, encoding="utf-8")
+    assert bench.main(flags) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {file_of(flags)} is there and is no benchmark of this version, so it is not "
+        f"replaced; give another --json, or delete the file"
+    )
+    assert file_of(flags).read_text(encoding="utf-8") == text
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"model": {}}', '{"model": {}, "device": {}}'])
 def test_a_file_that_json_did_not_write_is_refused(
     text: str, flags: list[str], capsys: pytest.CaptureFixture[str]

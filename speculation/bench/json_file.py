@@ -75,16 +75,16 @@ def read_json(path: Path) -> Results:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return Results(
-            model=document["model"],
-            device=document["device"],
-            settings=document["settings"],
+            model=dict(document["model"]),
+            device=dict(document["device"]),
+            settings=dict(document["settings"]),
             started=document["started"],
             runs=[_run(fields) for fields in document["runs"]],
             skipped=[Skipped(**fields) for fields in document["skipped"]],
             curves=[Curve(**fields) for fields in document["curves"]],
             complete=document["complete"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidParameter(
             f"cannot read results from {path}: {reason}; give a file that --json wrote, "

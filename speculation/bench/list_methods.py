@@ -10,6 +10,7 @@ from typing import Any
 from speculation.methods import METHODS, MethodKind, parameter_docs
 
 WIDTH = 100
+COLUMN = 34  # where explanations begin at the latest
 
 
 def list_methods() -> str:
@@ -19,14 +20,17 @@ def list_methods() -> str:
 
 def _describe(kind: MethodKind) -> str:
     fields = dataclasses.fields(kind.params)
-    lines = [f"{kind.name}  {_summary(kind)}"]
+    lines = textwrap.wrap(f"{kind.name}  {_summary(kind)}", WIDTH, subsequent_indent="    ")
     shown = [(f"{field.name}={_show(field.default)}", field.name) for field in fields]
-    column = 6 + max((len(text) for text, _ in shown), default=0)
+    column = min(COLUMN, 6 + max((len(text) for text, _ in shown), default=0))
     docs = parameter_docs(kind.params)
     for text, name in shown:
-        head = f"    {text}".ljust(column)
+        head = f"    {text}"
+        if len(head) >= column:  # too long to stand beside its explanation
+            lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="      ")
+            head = ""
         lines += textwrap.wrap(
-            docs[name], WIDTH, initial_indent=head, subsequent_indent=" " * column
+            docs[name], WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column
         ) or [head.rstrip()]
     return "\n".join(lines)
 

@@ -137,4 +137,6 @@ def _turns(fields: dict[str, Any]) -> tuple[str, ...]:
         raise PromptFileError('"turns" must be a list of at least one text')
     if not all(isinstance(turn, str) and turn for turn in turns):
         raise PromptFileError("a prompt must be text, and not empty")
+    if any("\ud800" <= char <= "\udfff" for turn in turns for char in turn):
+        raise PromptFileError("a prompt has half of a character (a lone surrogate); mend it")
     return tuple(turns)

@@ -19,15 +19,21 @@ NOT_SETTINGS = ("n_seq_max",)
 def read_earlier(path: Path, *, resume: bool) -> Results | None:
     """What was measured before, to be gone on with; None to begin anew.
 
-    Raises InvalidParameter where a file that is unfinished would be lost: hours may be in it.
+    Raises InvalidParameter where a file would be lost that is unfinished, since hours may be in it,
+    or that no benchmark wrote.
     """
     if resume:
         return read_json(path) if path.exists() else None
-    try:
-        unfinished = path.is_file() and not read_json(path).complete
-    except InvalidParameter:  # some other file, or of another version
+    if not path.is_file() or not path.stat().st_size:
         return None
-    if unfinished:
+    try:
+        is_complete = read_json(path).complete
+    except InvalidParameter:
+        raise InvalidParameter(
+            f"{path} is there and is no benchmark of this version, so it is not replaced; give "
+            f"another --json, or delete the file"
+        ) from None
+    if not is_complete:
         raise InvalidParameter(
             f"{path} holds an unfinished benchmark; give --resume to go on with it, or another "
             f"--json, or delete the file"
