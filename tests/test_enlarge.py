@@ -271,6 +271,24 @@ def test_the_model_is_never_written_over(
     assert tiny_model.read_bytes() == before
 
 
+def test_what_cannot_work_is_refused_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    command = ["--model", str(tmp_path / "none.gguf"), "--width", "64"]
+    for out, reason in (
+        (folder, "it is a folder; give a file in a folder that exists and can be written to"),
+        (folder / "none" / "x.gguf", "no such folder; give a file in a folder that exists"),
+    ):
+        shown = failing([*command, "--out", str(out)], capsys)
+        assert shown.startswith(f"error: cannot write {out}: {reason}")
+    shown = failing([*command, "--seed", "-1", "--out", str(tmp_path / "x.gguf")], capsys)
+    assert shown == "error: --seed is -1; give 0 or more"
+    assert list(tmp_path.iterdir()) == [folder]
+    assert list(folder.iterdir()) == []
+
+
 def test_a_file_that_would_not_fit_the_disk_is_not_begun(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

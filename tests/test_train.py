@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +12,19 @@ import numpy as np
 import pytest
 
 from batching.context import Context, ContextParams
+from batching.errors import InvalidParameter
 from batching.model import Model
 from speculation.engine import Engine
-from speculation.heads.file import HeadsFile
-from speculation.heads.medusa_file import read_weights
+from speculation.files import digest, require_writable
+from speculation.heads.file import HeadsFile, HeadsInfo, gguf_writer
+from speculation.heads.medusa import MedusaWeights
+from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.train import TrainError, medusa, states
 from speculation.train.__main__ import main
+from speculation.train.eagle import EagleTraining
 from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replayed
+from speculation.train.redrafter import ReDrafterTraining
 from speculation.train.texts import Piece, own_replies, read_texts
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
@@ -85,6 +91,53 @@ def test_own_replies_are_plain_decodings_and_know_where_they_stand(
     assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
 
 
+@pytest.mark.parametrize(
+    "message", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": "user"}]
+)
+def test_a_message_without_role_or_content_is_named(
+    engine: Engine, tmp_path: Path, message: dict[str, str]
+) -> None:
+    user = {"role": "user", "content": "a"}
+    file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
+    for read in (
+        lambda: list(read_texts(engine.model, [file], 64)),
+        lambda: list(own_replies(engine, [file], 64, 2)),
+    ):
+        with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*give a role of"):
+            read()
+
+
+def test_a_cut_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "d.jsonl.gz", *[{"text": f"text {n}"} for n in range(2000)])
+    content = file.read_bytes()
+    for spoilt in (content[:-200], content[:100] + bytes(300) + content[400:], b"no gzip"):
+        file.write_bytes(spoilt)
+        with pytest.raises(TrainError, match=r"d\.jsonl\.gz is no whole gzip file \("):
+            list(read_texts(engine.model, [file], 64))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_file_that_is_no_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"ab\xff\x00")
+    with pytest.raises(InvalidParameter, match=f"{name} is no UTF-8 text .*; give text files"):
+        list(read_texts(engine.model, [file], 64))
+
+
+def test_prompts_that_have_no_room_are_counted(engine: Engine, tmp_path: Path) -> None:
+    prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
+    file = lines(tmp_path / "p.jsonl", *prompts)
+    with pytest.raises(TrainError) as caught:
+        list(own_replies(engine, [file], 64, 64))
+    shortest = min(len(piece.ids) - 1 for piece in own_replies(engine, [file], 64, 1))
+    assert str(caught.value) == (
+        f"none of 2 prompts has room for --generate 64 in a context of 64: the shortest has "
+        f"{shortest} tokens; give --ctx {shortest + 64} or more, or a lower --generate"
+    )
+    room = shortest + 4
+    assert [bool(piece.ids) for piece in own_replies(engine, [file], room, 4)] == [False, True]
+
+
 # What is kept
 
 
@@ -123,9 +176,32 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
 
 def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
     states.begin(tmp_path, {"target": "x", "ctx": 512})
+    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
     states.begin(tmp_path, {"target": "x", "ctx": 512})
     with pytest.raises(TrainError, match="ctx was 512 and is 64; give another --work"):
         states.begin(tmp_path, {"target": "x", "ctx": 64})
+
+
+@pytest.mark.parametrize("samples", [[], [Piece([], [])]], ids=["none", "without tokens"])
+def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
+    tmp_path: Path, samples: list[Piece]
+) -> None:
+    states.begin(tmp_path, {"ctx": 512})
+    with pytest.raises(TrainError, match="there is no text in the data"):
+        states.write_samples(tmp_path, samples, 8, lambda done, total: None)
+    states.begin(tmp_path, {"ctx": 64})
+    assert states.n_samples(tmp_path) == 0
+    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
+    with pytest.raises(TrainError, match="ctx was 64 and is 512"):
+        states.begin(tmp_path, {"ctx": 512})
+
+
+def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_bytes(b"abc")
+    assert digest(file) == "ba7816bf8f01cfea"
+    file.write_bytes(b"abd")
+    assert digest(file) == "a52d159f262b2c6d"
 
 
 def test_heads_learn_from_what_the_target_wrote(tmp_path: Path) -> None:
@@ -179,6 +255,100 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     assert ranks_of(logits, wanted, tokens).tolist() == [1, 2, 0]
     assert ranks_of(logits, np.array([20, 8, 90]), tokens).tolist() == [1, N_RANKS, N_RANKS]
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
+
+
+# What is written
+
+
+def test_what_cannot_be_written_is_found_out_and_nothing_left(tmp_path: Path) -> None:
+    for path, reason in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "none" / "h.gguf", "no such folder"),
+        (tmp_path / ("x" * 250), "File name too long"),
+    ):
+        with pytest.raises(InvalidParameter, match=f"{reason}.*; give a file in a folder that"):
+            require_writable(path)
+    require_writable(tmp_path / "h.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="there is no /dev/null")
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(InvalidParameter, match="cannot write /dev/null: it is a device"):
+        require_writable(Path("/dev/null"))
+
+
+def test_a_file_that_was_begun_is_removed_when_it_fails(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OSError), gguf_writer(folder, "some") as writer:
+        writer.add_name("x")
+    with pytest.raises(KeyboardInterrupt), gguf_writer(tmp_path / "h.gguf", "some"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def heads(path: Path, accuracy: float) -> Path:
+    """A file of two heads whose first choices are right so often."""
+    info = HeadsInfo("medusa", "tiny", "x", 4, 20)
+    rates = np.zeros((2, 10), np.float32)
+    rates[:, 0] = accuracy
+    weights = MedusaWeights(
+        np.zeros((1, 2, 4, 4), np.float32),
+        np.zeros((1, 2, 4), np.float32),
+        np.zeros((20, 4), np.float32),
+        False,
+        None,
+        rates,
+        ((0,),),
+    )
+    write_medusa(path, info, weights)
+    return path
+
+
+def test_a_tree_is_chosen_without_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf")
+    file = heads(tmp_path / "h.gguf", 0.5)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["tree", "--heads", str(file), "--nodes", "2"]) == 0
+    assert show_choices(read_weights(HeadsFile(file)).tree) == "0.0"
+    monkeypatch.setattr("speculation.train.find_spec", lambda name: None)
+    assert main(["tree", "--heads", str(file), "--nodes", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: writing heads needs gguf, not installed here; install it with: "
+        "python -m pip install 'gguf>=0.17'\n"
+    )
+
+
+def test_heads_that_were_never_right_get_a_tree_too(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file = heads(tmp_path / "h.gguf", 0.0)
+    assert main(["tree", "--heads", str(file), "--nodes", "3"]) == 0
+    assert len(read_weights(HeadsFile(file)).tree) == 3
+
+
+def test_a_tree_that_cannot_be_written_leaves_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf")
+    file = heads(tmp_path / "h.gguf", 0.5)
+    for nodes in ("0", "-3", "256"):
+        assert main(["tree", "--heads", str(file), "--nodes", nodes]) == 2
+        assert capsys.readouterr().err == f"error: --nodes is {nodes}; give 1 to 255\n"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
+    assert f"cannot write {folder}: it is a folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
+
+
+@pytest.mark.parametrize("training", [medusa.MedusaTraining, ReDrafterTraining, EagleTraining])
+def test_a_seed_below_zero_is_refused(training: type) -> None:
+    with pytest.raises(InvalidParameter, match="seed is -1; give 0 to 4294967295"):
+        training(seed=-1)
 
 
 # The whole way
@@ -236,3 +406,43 @@ def test_what_is_missing_is_said_in_one_line(
     assert "holds no drafting heads" in capsys.readouterr().err
     assert main(command) == 2
     assert "some must be held out; give more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
+    command += ["--out", str(tmp_path / "h.gguf")]
+    for flags, reason in (
+        (["--out", str(folder)], f"cannot write {folder}: it is a folder"),
+        (["--seed", "-1"], "seed is -1; give 0 to 4294967295"),
+        (["--generate", "-5"], "--generate is -5; give 0 or more"),
+        (["--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
+        (["--device", "foo"], "--device is 'foo'; PyTorch has cpu"),
+        (["--device", "cuda:99"], "--device is 'cuda:99'; PyTorch has cpu"),
+    ):
+        assert main([*command, *flags]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {reason}")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_was_forgotten_can_be_given_in_the_same_folder(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
+    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
+    assert main(command) == 2
+    assert "give --generate N as well" in capsys.readouterr().err
+    assert main([*command, "--generate", "256", "--ctx", "256"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: none of 2 prompts has room for --generate 256 in a context")
+    assert main([*command, "--generate", "8", "--ctx", "128"]) == 0
+    lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # as many bytes
+    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert "holds states collected otherwise: data was" in capsys.readouterr().err

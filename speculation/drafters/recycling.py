@@ -11,6 +11,8 @@ own probabilities shape it, corrected by how often such drafts have held.
 from __future__ import annotations
 
 import heapq
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +29,18 @@ from speculation.ranges import check_ranges
 
 ROWS = ("path", "all")
 N_SUCCESSORS = 8
+# What NumPy raises for a file that is cut, damaged, or an array and no archive of some.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _FURTHEST = 8.0  # logits below the highest: e^8 is 3,000
 # How often a successor is accepted, by its probability when it was stored, in tenths; set by
 # judgement, and soon overruled by what is counted.
@@ -114,22 +128,31 @@ class SuccessorTable:
         return list(zip(tokens[token][known].tolist(), probs[token][known].tolist(), strict=True))
 
     def save(self, path: Path, n_vocab: int) -> None:
-        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 bytes a successor or 5."""
+        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 bytes a successor or 5.
+
+        The file appears when it is whole.
+        """
         small = np.uint16 if n_vocab <= 2**16 else np.uint32
         tokens = np.zeros((n_vocab, N_SUCCESSORS), small)
         probs = np.zeros((n_vocab, N_SUCCESSORS), np.uint8)
         for token in range(n_vocab):
             for i, (successor, p) in enumerate(self.of(token)[:N_SUCCESSORS]):
                 tokens[token, i], probs[token, i] = successor, max(1, round(255 * p))
-        np.savez_compressed(path, tokens=tokens, probs=probs)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez_compressed(file, tokens=tokens, probs=probs)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path, n_vocab: int) -> SuccessorTable:
         """Read a table. Raises InvalidParameter when it is none, or of another vocabulary."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 tokens, probs = file["tokens"], file["probs"]
-        except (OSError, ValueError, KeyError) as error:
+        except _UNREADABLE as error:
             raise InvalidParameter(f"{path} is no successor table: {error}; make it anew") from None
         if tokens.shape != (n_vocab, N_SUCCESSORS) or probs.shape != tokens.shape:
             raise InvalidParameter(

@@ -5,7 +5,8 @@ docs/heads.md lists metadata and tensors. What is common to every kind of heads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,41 +144,60 @@ def write_heads(
     Where rows do not divide into Q8_0's blocks of 32, they are written as F16. Needs the package
     gguf (the extra ``train``). The file appears when it is whole.
     """
+    with gguf_writer(path, ARCHITECTURE) as writer:
+        writer.add_name(f"{info.method} heads for {info.target_name}")
+        writer.add_string("heads.method", info.method)
+        writer.add_string("heads.target.name", info.target_name)
+        writer.add_string("heads.target.fingerprint", info.fingerprint)
+        writer.add_uint32("heads.embedding_length", info.n_embd)
+        writer.add_uint32("heads.vocab_size", info.n_vocab)
+        for key, value in metadata.items():
+            if isinstance(value, bool):
+                writer.add_bool(key, value)
+            elif isinstance(value, int):
+                writer.add_uint32(key, value)
+            elif isinstance(value, float):
+                writer.add_float32(key, value)
+            elif isinstance(value, str):
+                writer.add_string(key, value)
+            else:
+                writer.add_array(key, value)
+        for name, values in tensors.items():
+            _add_tensor(writer, name, values, kind)
+
+
+def _add_tensor(writer: Any, name: str, values: npt.NDArray[Any], kind: str) -> None:
+    import gguf
+
+    if values.ndim < 2:
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    elif kind == "q8_0" and values.shape[-1] % 32 == 0:
+        q8_0 = gguf.GGMLQuantizationType.Q8_0
+        quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
+        writer.add_tensor(name, quantized, raw_dtype=q8_0)
+    else:
+        writer.add_tensor(name, values.astype(np.float32 if kind == "f32" else np.float16))
+
+
+@contextmanager
+def gguf_writer(path: Path, architecture: str) -> Iterator[Any]:
+    """A gguf.GGUFWriter to fill; its file appears when it is whole, and nothing is left else."""
     import gguf
 
     partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-    writer.add_name(f"{info.method} heads for {info.target_name}")
-    writer.add_string("heads.method", info.method)
-    writer.add_string("heads.target.name", info.target_name)
-    writer.add_string("heads.target.fingerprint", info.fingerprint)
-    writer.add_uint32("heads.embedding_length", info.n_embd)
-    writer.add_uint32("heads.vocab_size", info.n_vocab)
-    for key, value in metadata.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
-    for name, values in tensors.items():
-        if values.ndim < 2:
-            writer.add_tensor(name, np.ascontiguousarray(values))
-        elif kind == "q8_0" and values.shape[-1] % 32 == 0:
-            q8_0 = gguf.GGMLQuantizationType.Q8_0
-            quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
-            writer.add_tensor(name, quantized, raw_dtype=q8_0)
-        else:
-            writer.add_tensor(name, values.astype(np.float32 if kind == "f32" else np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(path)
+    writer = gguf.GGUFWriter(partial, architecture)
+    try:
+        yield writer
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            writer.close()
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def model_name(model: Model) -> str:

@@ -17,12 +17,15 @@ import numpy as np
 
 from batching.cache import SequenceCache
 from batching.context import Context, ContextParams
-from batching.errors import SpeculationError
+from batching.errors import InvalidParameter, SpeculationError
 from batching.model import Model
 from batching.rows import Rows
 from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
+from speculation.files import read_text, require_writable
 from speculation.registry import DEFAULT_MODEL, resolve
 from speculation.successors import cached_file
+
+OK, FAILED, INTERRUPTED = 0, 2, 130
 
 
 def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
@@ -58,6 +61,21 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool; return the exit code. Errors end with one line on stderr."""
+    args = _parser().parse_args(arguments)
+    try:
+        out = _make(args.model, args.text, args.out, args.max_tokens)
+    except (SpeculationError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    print(f"{out}: {out.stat().st_size:,} bytes")
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m speculation.successors",
         description="Make the successor table that method recycling starts with.",
@@ -66,27 +84,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")
     parser.add_argument("--out", type=Path, help="file to write (in the user's cache directory)")
     parser.add_argument("--max-tokens", type=int, default=200_000, help="tokens read in all")
-    args = parser.parse_args(arguments)
-    try:
-        with (
-            Model(resolve(args.model)) as model,
-            Context(model, ContextParams(n_ctx=512)) as context,
-        ):
-            table = collect(context, _pieces(model, args.text, context.n_ctx, args.max_tokens))
-            out = args.out or cached_file(model)
+    return parser
+
+
+def _make(name: str, files: Sequence[Path], out: Path | None, most: int) -> Path:
+    """Write the table, to ``out`` or into the cache; return its path.
+
+    Raises InvalidParameter, before the model is loaded, for what makes no table.
+    """
+    if most < 1:
+        raise InvalidParameter(f"--max-tokens is {most}; give 1 or more")
+    if out is not None:
+        require_writable(out)
+    texts = [read_text(file) for file in files]
+    if not any(text.strip() for text in texts):
+        raise InvalidParameter(
+            f"there is no text in {', '.join(map(str, files))}; give files that have some"
+        )
+    with Model(resolve(name)) as model, Context(model, ContextParams(n_ctx=512)) as context:
+        if out is None:
+            out = cached_file(model)
             out.parent.mkdir(parents=True, exist_ok=True)
-            table.save(out, model.n_vocab)
-    except (SpeculationError, OSError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{out}: {out.stat().st_size:,} bytes")
-    return 0
+            require_writable(out)
+        table = collect(context, _pieces(model, texts, context.n_ctx, most))
+        table.save(out, model.n_vocab)
+    return out
 
 
-def _pieces(model: Model, files: Sequence[Path], length: int, most: int) -> Iterable[list[int]]:
+def _pieces(model: Model, texts: Sequence[str], length: int, most: int) -> Iterable[list[int]]:
     left = most
-    for file in files:
-        tokens = model.tokenize(file.read_text(encoding="utf-8"), parse_special=True)
+    for text in texts:
+        tokens = model.tokenize(text, parse_special=True)
         for start in range(0, len(tokens), length):
             if left <= 0:
                 return

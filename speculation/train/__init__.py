@@ -24,3 +24,12 @@ def require_packages() -> None:
             f"training needs {' and '.join(missing)}, not installed here; install what is needed "
             f"with: python -m pip install 'torch>=2.6' 'gguf>=0.17' 'pyyaml>=6'"
         )
+
+
+def require_gguf() -> None:
+    """Raise TrainError with the command to give where gguf, which writes heads, is missing."""
+    if find_spec("gguf") is None:
+        raise TrainError(
+            "writing heads needs gguf, not installed here; install it with: "
+            "python -m pip install 'gguf>=0.17'"
+        )

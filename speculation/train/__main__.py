@@ -13,18 +13,30 @@ from typing import Any, TypeVar
 import numpy as np
 
 from batching.context import ContextParams
-from batching.errors import SpeculationError
+from batching.errors import InvalidParameter, SpeculationError
 from batching.gguf_file import GGUFFile, fingerprint
 from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
+from speculation.files import digest, require_writable
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.medusa_file import read_weights, target_output, write_medusa
+from speculation.heads.medusa_file import (
+    default_tree,
+    read_weights,
+    target_output,
+    write_medusa,
+)
 from speculation.heads.redrafter_file import write_redrafter
-from speculation.heads.tree import best_tree, expected_tokens, parse_choices, show_choices
+from speculation.heads.tree import (
+    MAX_NODES,
+    best_tree,
+    expected_tokens,
+    parse_choices,
+    show_choices,
+)
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
-from speculation.train import TrainError, require_packages, states
+from speculation.train import TrainError, require_gguf, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
@@ -114,8 +126,13 @@ def _params(args: argparse.Namespace, kind: type[T]) -> T:
     require_packages()
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     params = kind(**{name: getattr(args, name) for name in names})
-    if not args.out.absolute().parent.is_dir():
-        raise TrainError(f"cannot write {args.out}: no such folder; give a path in one that exists")
+    for name, least in (("generate", 0), ("max_tokens", 1)):
+        if getattr(args, name) < least:
+            raise InvalidParameter(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}; give {least} or more"
+            )
+    require_writable(args.out)
+    _chosen(args.device)
     return params
 
 
@@ -132,7 +149,23 @@ def _device(args: argparse.Namespace) -> str:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return _chosen(args.device)
+
+
+def _chosen(device: str | None) -> str:
+    """Where PyTorch trains. Raises InvalidParameter, naming what there is, for something else."""
+    import torch
+
+    there = ["cpu"]
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is not None:
+        numbers = range(torch.accelerator.device_count())
+        there += [found.type, *(f"{found.type}:{number}" for number in numbers)]
+    if device is None:
+        return "cuda" if "cuda" in there else "cpu"
+    if device not in there:
+        raise InvalidParameter(f"--device is {device!r}; PyTorch has {', '.join(there)} here")
+    return device
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -164,9 +197,8 @@ def _medusa(args: argparse.Namespace) -> None:
         collected = _collect(args, engine, path)
     device = _device(args)
     print(f"training {params.heads} heads on {len(collected):,} states ({device})", flush=True)
-    progress = _Progress("step")
-    trained = train(collected, output, params, device, progress.loss)
-    progress.end()
+    with _Progress("step") as progress:
+        trained = train(collected, output, params, device, progress.loss)
     weights = trained.weights
     write_medusa(args.out, info, weights)
     print(f"\nmeasured on {trained.n_held_out:,} states that were held out")
@@ -188,9 +220,8 @@ def _redrafter(args: argparse.Namespace) -> None:
         collected = _collect(args, engine, path)
     device = _device(args)
     print(f"training a head on {len(collected):,} states ({device})", flush=True)
-    progress = _Progress("step")
-    trained = train_redrafter(collected, embeddings, output, params, device, progress.loss)
-    progress.end()
+    with _Progress("step") as progress:
+        trained = train_redrafter(collected, embeddings, output, params, device, progress.loss)
     write_redrafter(args.out, info, trained.weights)
     _show_chain(trained.accuracy, trained.n_held_out)
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
@@ -211,18 +242,17 @@ def _eagle(args: argparse.Namespace) -> None:
         collected = _collect(args, engine, path, layers)
     device = _device(args)
     print(f"training a head on {len(collected):,} states ({device})", flush=True)
-    progress = _Progress("step")
-    trained = train_eagle(
-        collected,
-        embeddings,
-        output,
-        shape,
-        params,
-        device,
-        progress.loss,
-        output_norm=target.tensor("output_norm.weight") if layers else None,
-    )
-    progress.end()
+    with _Progress("step") as progress:
+        trained = train_eagle(
+            collected,
+            embeddings,
+            output,
+            shape,
+            params,
+            device,
+            progress.loss,
+            output_norm=target.tensor("output_norm.weight") if layers else None,
+        )
     tokens = trained.tokens
     if layers:
         own = None if tokens is None else output[tokens]
@@ -239,7 +269,7 @@ def _collect(
     folder: Path = args.work or args.out.with_name(f"{args.out.name}.states")
     run: dict[str, Any] = {
         "target": fingerprint(path),
-        "data": [f"{file.name} {file.stat().st_size}" for file in args.data],
+        "data": [f"{file.name} {digest(file)}" for file in args.data],
         "generate": args.generate,
         "max_tokens": args.max_tokens,
         "ctx": engine.context.n_ctx,
@@ -253,19 +283,23 @@ def _collect(
         samples = own_replies(engine, args.data, length, args.generate, n_before)
     else:
         samples = read_texts(engine.model, args.data, length, n_before)
-    progress = _Progress("text" if not args.generate else "writing")
-    states.write_samples(folder, samples, args.max_tokens, progress.tokens)
-    progress.end()
-    progress = _Progress("reading")
+    with _Progress("text" if not args.generate else "writing") as progress:
+        states.write_samples(folder, samples, args.max_tokens, progress.tokens)
     engine.stop_running()
     engine.cache.truncate(0)
-    collected = states.collect(folder, engine.context, progress.tokens, layers)
-    progress.end()
-    return collected
+    with _Progress("reading") as progress:
+        return states.collect(folder, engine.context, progress.tokens, layers)
 
 
 def _tree(args: argparse.Namespace) -> None:
+    shows = args.choices is None and args.nodes is None
+    if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
+        raise InvalidParameter(f"--nodes is {args.nodes}; give 1 to {MAX_NODES}")
     file = HeadsFile(args.heads)
+    out = args.out or args.heads
+    if not shows:
+        require_gguf()
+        require_writable(out)
     if file.info.method != "medusa":
         raise TrainError(
             f"{args.heads} holds heads for {file.info.method}, which grow their tree as they "
@@ -273,22 +307,20 @@ def _tree(args: argparse.Namespace) -> None:
         )
     weights = read_weights(file)
     _show_accuracy(weights.accuracy)
-    if args.choices is None and args.nodes is None:
+    if shows:
         print("\ndraft tokens, and tokens per step to be expected")
         for n in (1, 3, 7, 15, 23, 31, 47, 63):
             found = best_tree(weights.accuracy, n)
             print(f"{len(found):6}  {expected_tokens(weights.accuracy, found):.2f}")
         return
-    require_packages()
     tree = (
-        best_tree(weights.accuracy, args.nodes)
+        default_tree(weights.accuracy, args.nodes)
         if args.choices is None
         else parse_choices(args.choices)
     )
     if len(tree[-1]) > weights.n_heads:
         raise TrainError(f"the tree is deeper than the {weights.n_heads} heads; shorten its paths")
     _show_tree(weights.accuracy, tree)
-    out = args.out or args.heads
     write_medusa(out, file.info, dataclasses.replace(weights, tree=tree))
     print(f"written to {out}")
 
@@ -323,7 +355,7 @@ def _show_tree(accuracy: Floats, tree: Sequence[tuple[int, ...]]) -> None:
 
 
 class _Progress:
-    """A line on stderr that says how far a phase is, renewed twice a second."""
+    """A line on stderr that says how far a phase is, renewed twice a second; ended by ``with``."""
 
     def __init__(self, phase: str) -> None:
         self._phase = phase
@@ -336,7 +368,10 @@ class _Progress:
     def loss(self, step: int, n_steps: int, loss: float) -> None:
         self._show(f"{self._phase} {step:,} of {n_steps:,}: loss {loss:.3f}", last=step == n_steps)
 
-    def end(self) -> None:
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._any:
             print(file=sys.stderr)
 

@@ -77,6 +77,7 @@ class EagleTraining:
                 ("batch", 1, 2**20),
                 ("rate", 0.0, 1.0),
                 ("held_out", 0.001, 0.5),
+                ("seed", 0, 2**32 - 1),
             ),
         )
         if self.kind not in KINDS:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3 import ARCHITECTURE
-from speculation.heads.file import HeadsInfo
+from speculation.heads.file import HeadsInfo, gguf_writer
 
 
 def write_eagle3(
@@ -33,54 +33,51 @@ def write_eagle3(
     """
     import gguf
 
-    partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, ARCHITECTURE)
-    writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(f"EAGLE-3 head for {info.target_name}")
-    writer.add_string("heads.target.name", info.target_name)
-    writer.add_string("heads.target.fingerprint", info.fingerprint)
-    writer.add_context_length(1 << 20)  # positions are relative: nothing depends on it
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_vocab_size(info.n_vocab)
-    writer.add_file_type(
-        {
-            "f32": gguf.LlamaFileType.ALL_F32,
-            "f16": gguf.LlamaFileType.MOSTLY_F16,
-            "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-        }[kind]
-    )
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_array(f"{ARCHITECTURE}.target_layers", list(layers))
-    writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", info.n_embd)
-    for norm in ("norm_before_residual", "norm_before_fc"):  # variants that are not trained here
-        writer.add_bool(f"{ARCHITECTURE}.{norm}", False)
-    _copy_tokenizer(target, writer)
-    for name, values in (
-        tensors if output is None else {**tensors, "output.weight": output}
-    ).items():
-        if values.ndim < 2 or kind == "f32":
-            writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
-        elif kind == "q8_0" and values.shape[-1] % 32 == 0:
-            q8_0 = gguf.GGMLQuantizationType.Q8_0
-            quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
-            writer.add_tensor(name, quantized, raw_dtype=q8_0)
-        else:
-            writer.add_tensor(name, values.astype(np.float16))
-    if tokens is not None:
-        ids = tokens.astype(np.int64)
-        writer.add_tensor("d2t", ids, raw_dtype=gguf.GGMLQuantizationType.I64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(path)
+    with gguf_writer(path, ARCHITECTURE) as writer:
+        writer.add_type(gguf.GGUFType.MODEL)
+        writer.add_name(f"EAGLE-3 head for {info.target_name}")
+        writer.add_string("heads.target.name", info.target_name)
+        writer.add_string("heads.target.fingerprint", info.fingerprint)
+        writer.add_context_length(1 << 20)  # positions are relative: nothing depends on it
+        writer.add_embedding_length(shape.n_embd)
+        writer.add_block_count(1)
+        writer.add_feed_forward_length(shape.n_ff)
+        writer.add_head_count(shape.n_head)
+        writer.add_head_count_kv(shape.n_head_kv)
+        writer.add_layer_norm_rms_eps(shape.norm_eps)
+        writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
+        writer.add_rope_freq_base(shape.rope_base)
+        writer.add_vocab_size(info.n_vocab)
+        writer.add_file_type(
+            {
+                "f32": gguf.LlamaFileType.ALL_F32,
+                "f16": gguf.LlamaFileType.MOSTLY_F16,
+                "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+            }[kind]
+        )
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_array(f"{ARCHITECTURE}.target_layers", list(layers))
+        writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", info.n_embd)
+        for norm in (
+            "norm_before_residual",
+            "norm_before_fc",
+        ):  # variants that are not trained here
+            writer.add_bool(f"{ARCHITECTURE}.{norm}", False)
+        _copy_tokenizer(target, writer)
+        for name, values in (
+            tensors if output is None else {**tensors, "output.weight": output}
+        ).items():
+            if values.ndim < 2 or kind == "f32":
+                writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
+            elif kind == "q8_0" and values.shape[-1] % 32 == 0:
+                q8_0 = gguf.GGMLQuantizationType.Q8_0
+                quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
+                writer.add_tensor(name, quantized, raw_dtype=q8_0)
+            else:
+                writer.add_tensor(name, values.astype(np.float16))
+        if tokens is not None:
+            ids = tokens.astype(np.int64)
+            writer.add_tensor("d2t", ids, raw_dtype=gguf.GGMLQuantizationType.I64)
 
 
 def _copy_tokenizer(target: Path, writer) -> None:  # type: ignore[no-untyped-def]

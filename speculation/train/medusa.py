@@ -71,6 +71,7 @@ class MedusaTraining:
                 ("batch", 1, 2**20),
                 ("rate", 0.0, 1.0),
                 ("held_out", 0.001, 0.5),
+                ("seed", 0, 2**32 - 1),
                 ("nodes", 1, 255),
             ),
         )

@@ -64,11 +64,13 @@ class States:
 def begin(folder: Path, run: Mapping[str, Any]) -> None:
     """Make the folder for a collection, or check that it holds the beginning of this one.
 
-    Raises TrainError naming what differs.
+    A folder whose samples have no tokens holds nothing, and is begun anew. Raises TrainError naming
+    what differs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "run.json"
-    if not file.exists():
+    if not file.exists() or not _has_tokens(folder):
+        (folder / "samples.jsonl").unlink(missing_ok=True)
         file.write_text(json.dumps(run, indent=1), encoding="utf-8")
         return
     earlier = json.loads(file.read_text(encoding="utf-8"))
@@ -78,6 +80,12 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
                 f"{folder} holds states collected otherwise: {key} was {earlier.get(key)!r} and is "
                 f"{run.get(key)!r}; give another --work, or remove that folder"
             )
+
+
+def _has_tokens(folder: Path) -> bool:
+    return n_samples(folder) > 0 and any(
+        piece.ids for piece in _read_samples(folder / "samples.jsonl")
+    )
 
 
 def n_samples(folder: Path) -> int:

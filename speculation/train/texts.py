@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from batching.model import Model
 from speculation.engine import Engine
-from speculation.prompt import Message, chat_tokens
+from speculation.files import not_utf8, read_text
+from speculation.prompt import ROLES, Message, chat_tokens
 from speculation.train import TrainError
 
 _BEGINNING = 32  # tokens of a plain text that the target goes on from
@@ -74,26 +76,45 @@ def own_replies(
 
     Of a chat every user turn is replied to anew; a plain text, or tokens, are continued from their
     beginning. The first ``skip`` samples are passed over, since they were continued before.
+
+    Raises TrainError after the last sample when there was room for none.
     """
+    any_had_room = skip > 0
+    too_long: list[int] = []  # tokens of prompts
     for number, sample in enumerate(_samples(files)):
         if number < skip:
             continue
         if isinstance(sample, str):
-            yield _continued(engine, engine.model.tokenize(sample)[:_BEGINNING], length, n_tokens)
+            prompt = engine.model.tokenize(sample)[:_BEGINNING]
+            piece = _continued(engine, prompt, length, n_tokens, too_long)
         elif isinstance(sample, Piece):
-            yield _continued(engine, sample.ids[:_BEGINNING], length, n_tokens)
-        elif isinstance(sample, tuple):
-            chat = [{"role": "user", "content": turn} for turn in sample]
-            yield _replied(engine, chat, length, n_tokens)
+            prompt = sample.ids[:_BEGINNING]
+            piece = _continued(engine, prompt, length, n_tokens, too_long)
         else:
-            yield _replied(engine, sample, length, n_tokens)
+            chat = (
+                [{"role": "user", "content": turn} for turn in sample]
+                if isinstance(sample, tuple)
+                else sample
+            )
+            piece = _replied(engine, chat, length, n_tokens, too_long)
+        any_had_room = any_had_room or bool(piece.ids)
+        yield piece
+    if too_long and not any_had_room:
+        raise TrainError(
+            f"none of {len(too_long)} prompts has room for --generate {n_tokens} in a context of "
+            f"{length}: the shortest has {min(too_long)} tokens; give --ctx "
+            f"{min(too_long) + n_tokens} or more, or a lower --generate"
+        )
 
 
-def _replied(engine: Engine, chat: Sequence[Message], length: int, n_tokens: int) -> Piece:
+def _replied(
+    engine: Engine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
+) -> Piece:
     """A chat's user turns with replies by the target, as far as ``length`` allows.
 
     The chat is written anew for each turn: what of an earlier reply is not the same tokens then
     (templates drop a reply's thoughts, and text may be cut into other tokens) is not learnt from.
+    Where even the first turn has no room, its tokens are counted into ``too_long``.
     """
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -105,6 +126,8 @@ def _replied(engine: Engine, chat: Sequence[Message], length: int, n_tokens: int
         if message["role"] == "user":
             prompt = chat_tokens(engine.model, conversation)
             if len(prompt) + n_tokens > length:
+                if not ids:
+                    too_long.append(len(prompt))
                 break
             text = engine.generate(prompt, max_tokens=n_tokens).run()
             spans = [span for span in spans if ids[: span[1]] == prompt[: span[1]]]
@@ -114,8 +137,12 @@ def _replied(engine: Engine, chat: Sequence[Message], length: int, n_tokens: int
     return Piece(ids, spans)
 
 
-def _continued(engine: Engine, prompt: list[int], length: int, n_tokens: int) -> Piece:
+def _continued(
+    engine: Engine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
+) -> Piece:
     most = min(n_tokens, length - len(prompt))
+    if most < 1:
+        too_long.append(len(prompt))
     if not prompt or most < 1:
         return Piece([], [])
     ids = [*prompt, *engine.generate(prompt, max_tokens=most).run().token_ids]
@@ -125,13 +152,28 @@ def _continued(engine: Engine, prompt: list[int], length: int, n_tokens: int) ->
 def _samples(files: Sequence[Path]) -> Iterator[Sample]:
     for file in files:
         if not {".jsonl", ".json"} & set(file.suffixes):
-            yield file.read_text(encoding="utf-8")
+            yield read_text(file)
             continue
-        open_text = gzip.open if file.suffix == ".gz" else open
+        for number, line in _lines(file):
+            if line.strip():
+                yield _sample(line, f"{file}, line {number}")
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers, from 1.
+
+    Raises InvalidParameter where it is no UTF-8, TrainError where it is cut or damaged.
+    """
+    open_text = gzip.open if file.suffix == ".gz" else open
+    try:
         with open_text(file, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _sample(line, f"{file}, line {number}")
+            yield from enumerate(lines, 1)
+    except UnicodeDecodeError as error:
+        raise not_utf8(file, error) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TrainError(
+            f"{file} is no whole gzip file ({error}); fetch it, or make it, again"
+        ) from None
 
 
 def _sample(line: str, where: str) -> Sample:
@@ -148,10 +190,20 @@ def _sample(line: str, where: str) -> Sample:
         for key, kind in (("turns", str), ("messages", dict)):
             items = found.get(key)
             if isinstance(items, list) and all(isinstance(item, kind) for item in items):
-                return tuple(items) if key == "turns" else items
+                return tuple(items) if key == "turns" else _chat(items, where)
     except (ValueError, TypeError, AttributeError):
         pass
     raise TrainError(
         f"{where} is {line.strip()[:60]!r}; give an object with text, messages, prompt, turns or "
         f"ids on each line"
     )
+
+
+def _chat(messages: list[Message], where: str) -> list[Message]:
+    for number, message in enumerate(messages, 1):
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise TrainError(
+                f"{where}: message {number} is {dict(message)!r:.60}; give a role of "
+                f"{', '.join(ROLES)} and its content as text"
+            )
+    return messages

@@ -13,6 +13,7 @@ from batching.errors import SpeculationError
 from speculation.bench.enlarge.gguf_file import TYPES, Source, write_enlarged
 from speculation.bench.enlarge.shape import EnlargeError
 from speculation.engine import DEFAULT_MODEL
+from speculation.files import require_writable
 from speculation.registry import resolve
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
@@ -57,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _enlarge(args: argparse.Namespace) -> None:
-    path, out = resolve(args.model), Path(args.out)
+    out = Path(args.out)
+    require_writable(out)
+    if args.seed < 0:
+        raise EnlargeError(f"--seed is {args.seed}; give 0 or more")
+    path = resolve(args.model)
     if out.exists() and out.samefile(path):
         raise EnlargeError(f"--out {out} is the model itself; give another path")
     source = Source(path)

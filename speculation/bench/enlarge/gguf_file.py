@@ -215,8 +215,6 @@ def _check_size(source: Source, plan: Plan) -> None:
 
 
 def _check_room(out: Path, n_bytes: int) -> None:
-    if not out.absolute().parent.is_dir():
-        raise EnlargeError(f"cannot write {out}: no such folder; give a path in one that exists")
     free = shutil.disk_usage(out.absolute().parent).free
     if free < n_bytes:
         raise EnlargeError(
