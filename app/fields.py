@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from app.chat import PLAIN, Settings
+from app.events import QUICK
 from app.messages import MethodInfo, Parameter
 
 RANDOM = -1  # the seed that stands for another one each time
@@ -120,9 +121,7 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
             gr.update(visible=info.name == chosen and bool(info.parameters)) for info in methods
         ]
 
-    choice.change(
-        show, [choice], groups, queue=False, show_progress="hidden", api_visibility="private"
-    )
+    choice.change(show, [choice], groups, **QUICK)
 
 
 def _parameter_field(parameter: Parameter, given: str | None) -> Any:

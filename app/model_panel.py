@@ -13,6 +13,7 @@ import gradio as gr
 
 from app.backend import Backend
 from app.chat import waiting_notice
+from app.events import QUICK, SLOW
 from app.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
 from app.render import error_html, notice_html
 from speculation.registry import PAIRED
@@ -68,34 +69,24 @@ class ModelPanel:
 
     def wire(self, page: gr.Blocks, header: gr.HTML) -> None:
         """Connect the fields with each other and with the ``header``, which shows the status."""
-        quick: dict[str, Any] = {
-            "queue": False,
-            "show_progress": "hidden",
-            "api_visibility": "private",
-        }
-        slow: dict[str, Any] = {
-            "show_progress": "hidden",
-            "concurrency_limit": None,
-            "api_visibility": "private",
-        }
         self._model.input(
             self.follow,
             [self._model, self._draft, self._heads],
             [self._note, self._draft, self._heads],
-            **quick,
+            **QUICK,
         )
         self._load.click(
             self._run,
             [self._model, self._draft, self._heads, self._n_ctx],
             [self._load, self._cancel, self._load_note, header],
-            **slow,
+            **SLOW,
         )
-        self._cancel.click(self.stop, **quick)
-        page.load(self._watch, outputs=[header], **slow)
+        self._cancel.click(self.stop, **QUICK)
+        page.load(self._watch, outputs=[header], **SLOW)
         page.load(
             self._as_loaded,
             outputs=[self._note, self._model, self._draft, self._heads, self._n_ctx],
-            **quick,
+            **QUICK,
         )
 
     def stop(self, request: gr.Request) -> None:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.backend import Backend
 from app.chat import Conversation, Reply, Turn, markdown
+from app.events import QUICK, SLOW
 from app.fields import Fields, method_fields, read_settings, sampling_fields
 from app.keep import from_text, to_text
 from app.messages import ModelSpec
@@ -272,29 +273,19 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         stop(request)
         models.stop(request)
 
-    quick: dict[str, Any] = {
-        "queue": False,
-        "show_progress": "hidden",
-        "api_visibility": "private",
-    }
-    slow: dict[str, Any] = {
-        "show_progress": "hidden",
-        "concurrency_limit": None,  # the backend has the queue, and tells who waits
-        "api_visibility": "private",
-    }
     taken = [box, transcript, kept]
     inputs = [session, *fields.for_replies]
     shown = [box, transcript, kept, header]
     with page:
-        box.submit(ask, [box, kept, session], taken, **quick).then(answer, inputs, shown, **slow)
-        transcript.retry(retry, [kept, session], taken, **quick).then(answer, inputs, shown, **slow)
-        transcript.edit(edit, [kept, session], taken, **quick).then(answer, inputs, shown, **slow)
-        transcript.undo(undo, [box, kept, session], taken, **quick)
-        transcript.focus(models.status_html, None, [header], **quick)
-        box.stop(stop, **quick)
-        new.click(clear, [session], taken, **quick)
-        colour.input(set_colour, [colour, kept, session], [transcript], **quick)
-        export.click(as_markdown, [kept, session], [exported], **quick).then(
+        box.submit(ask, [box, kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
+        transcript.retry(retry, [kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
+        transcript.edit(edit, [kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
+        transcript.undo(undo, [box, kept, session], taken, **QUICK)
+        transcript.focus(models.status_html, None, [header], **QUICK)
+        box.stop(stop, **QUICK)
+        new.click(clear, [session], taken, **QUICK)
+        colour.input(set_colour, [colour, kept, session], [transcript], **QUICK)
+        export.click(as_markdown, [kept, session], [exported], **QUICK).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"
         )
         models.wire(page, header)
@@ -312,7 +303,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             [kept, kept_values, session],
             [transcript, kept, *every],
             js=KEPT,
-            **quick,
+            **QUICK,
         )
         page.unload(leave)
     return page

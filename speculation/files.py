@@ -10,20 +10,25 @@ from batching.errors import InvalidParameter
 _CHUNK = 2**20
 
 
+def obstacle(path: Path) -> str:
+    """Why no file can be put in the place of ``path``, or nothing."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.absolute().parent.is_dir():
+        return "no such folder"
+    if path.exists() and not path.is_file():
+        return "it is a device, and the file is replaced as a whole"
+    return ""
+
+
 def require_writable(path: Path) -> None:
     """Find out before the work whether its file can be written, not after.
 
     Files are written beside their place, as ``NAME.partial``, and renamed. Raises InvalidParameter
     with the reason.
     """
-    reason = ""
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not path.absolute().parent.is_dir():
-        reason = "no such folder"
-    elif path.exists() and not path.is_file():
-        reason = "it is a device, and the file is replaced as a whole"
-    else:
+    reason = obstacle(path)
+    if not reason:
         partial = path.with_name(f"{path.name}.partial")
         try:
             was_there = partial.exists()

@@ -18,17 +18,12 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import Row, summarise
+from speculation.files import obstacle
 
 
 def check_writable(path: Path) -> None:
     """Find out before the hours of measuring, not after. Raises InvalidParameter."""
-    reason = ""
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not path.absolute().parent.is_dir():
-        reason = "no such folder"
-    elif path.exists() and not path.is_file():
-        reason = "it is a device, and the file is replaced as a whole"
+    reason = obstacle(path)
     if reason:
         raise InvalidParameter(
             f"cannot write --json {path}: {reason}; give the path of a file in a folder that exists"
