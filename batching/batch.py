@@ -19,7 +19,10 @@ from batching.tree import Floats
 
 
 class BatchMemory:
-    """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them."""
+    """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them.
+
+    first_token, first_pos  of the first row, once more, for who changes nothing else
+    """
 
     def __init__(
         self, n_batch: int, n_seq_max: int, n_embd: int = 0, *, takes_both: bool = False
@@ -44,6 +47,8 @@ class BatchMemory:
         self._n_tokens = 0  # as the struct says
         self._is_fed = False  # with embeddings
         self._ids: SeqIds | None = None
+        self.first_token = ctypes.c_int32.from_address(self.token.ctypes.data)
+        self.first_pos = ctypes.c_int32.from_address(self.pos.ctypes.data)
         self.struct: Any = C.llama_batch(
             n_tokens=0,
             token=self.token.ctypes.data_as(ctypes.POINTER(C.llama_token)),

@@ -43,6 +43,7 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scal
 _llama_decode: Any = C._lib["llama_decode"]
 _logits_address: Any = C._lib["llama_get_logits"]
 _logits_address.restype = ctypes.c_void_p
+_ONE = (True,)  # the outputs of a single row
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -123,6 +124,7 @@ class Context:
         )
         self._output = _Output(self._handle, self.n_vocab, model)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
+        self._row_seq = 0  # sequences of the last decode's row, where that was a plain step's
         self.trace_path = trace
         self._trace: IO[str] | None = None
         if trace is not None:
@@ -138,6 +140,7 @@ class Context:
         Raises CacheFull when no cells are free, TreeTooLarge when the batch memory cannot hold the
         rows, DecodeFailed when llama.cpp refuses them or fails.
         """
+        self._row_seq = 0
         # The graph of a head computes all rows, and llama.cpp takes its output from the first.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
@@ -146,6 +149,21 @@ class Context:
         if code:
             raise _decode_error(code, len(rows), self.n_ctx)
         self._output.renew(rows.outputs, rows.n_before)
+        return self._output
+
+    def decode_row(self, token: int, position: int, n_seq: int) -> Output:
+        """As ``decode``: another row of the same shape changes two numbers of the batch."""
+        if n_seq != self._row_seq or self._trace is not None:
+            output = self.decode(Rows([token], [position], [range(n_seq)], _ONE))
+            self._row_seq = n_seq
+            return output
+        batch = self._batch
+        batch.first_token.value = token
+        batch.first_pos.value = position
+        code = _llama_decode(self._handle, batch.struct)
+        if code:
+            raise _decode_error(code, 1, self.n_ctx)
+        self._output.renew_row()
         return self._output
 
     def want_hidden(self, wanted: bool) -> None:
@@ -268,6 +286,12 @@ class _Output:
         self._outputs = outputs
         self._n_before = n_before
         self._all = n_outputs == len(outputs) and not n_before
+
+    def renew_row(self) -> None:
+        """``renew`` after another single row."""
+        address = _logits_address(self._handle)  # it also waits for the decode to end
+        if address != self._address or self._hidden is not None or self._inputs:
+            self.renew(self._outputs)
 
     def _row(self, row: int) -> int:
         if self._all:

@@ -70,6 +70,10 @@ class Target(Protocol):
 
     def decode(self, rows: Rows) -> Output: ...
 
+    def decode_row(self, token: int, position: int, n_seq: int) -> Output:
+        """``decode`` of a single row with output, in the first ``n_seq`` sequences, for less."""
+        ...
+
     def want_hidden(self, wanted: bool) -> None:
         """Whether the decodes from here on also give hidden states.
 

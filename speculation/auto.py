@@ -17,9 +17,18 @@ from typing import Protocol
 
 from batching.cache import StateReader
 from batching.errors import InvalidParameter
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.cost import SIZES, CostModel, Decode
-from speculation.drafter import Drafter, Step, needs_hidden, needs_layers, reader_of
+from speculation.drafter import (
+    Drafter,
+    Run,
+    Silence,
+    Step,
+    listener_of,
+    needs_hidden,
+    needs_layers,
+    reader_of,
+)
 from speculation.policy import ample_rows, choose
 
 SOURCES = (
@@ -248,6 +257,7 @@ class Auto:
         self._is_watching = False  # … which is this one
         self._decodes: list[Decode] = []  # since then …
         self._n_accepted: list[int] = []  # … and what became of their drafts
+        self._n_asked = 0  # … and in how many of these steps sources were asked
         # Rows of the decode before; 0 where it had the prompt's as well, None where there is none.
         self._last_rows: int | None = None
 
@@ -263,6 +273,37 @@ class Auto:
         for source in self.sources:
             source.begin(prompt, self._now)
         self._changes_at = self._now
+
+    def silence(self, tokens: Sequence[int]) -> Silence | None:
+        """All sources rest, or one that is only looked up has nothing to look up."""
+        left = self._changes_at - self._now
+        if left <= 0:
+            return None
+        n_steps = NO_LIMIT if left == math.inf else math.ceil(left)
+        self._n_past = len(tokens) - 1
+        if not self._awake:
+            return Silence(None, n_steps)
+        if self._now >= self._watches_at:
+            return None
+        listener = listener_of([source.drafter for source in self._awake])
+        found = listener.silence(tokens) if listener else None
+        return found and Silence(found.until, n_steps)
+
+    def observe_run(self, run: Run) -> None:
+        """No step of a run is one in which the books are made up, and none is a source's debt."""
+        for n_past, seconds in enumerate(run.seconds, self._n_past):
+            self._decodes.append((1, n_past, seconds))
+        n = len(run.tokens)
+        self._n_accepted += [0] * n
+        self._last_rows = 1
+        self._now += n
+        self._watches_at += n
+        if not self._awake:
+            self._settle()
+            return
+        listener = listener_of([source.drafter for source in self._awake])
+        if listener:
+            listener.observe_run(run)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1
@@ -342,6 +383,7 @@ class Auto:
         n_rows = len(step.tree)
         self._decodes.append((n_rows, self._n_past, step.decode_seconds))
         self._n_accepted.append(len(step.path) - 1)
+        self._n_asked += 1
         self._last_rows = 0 if self._last_rows is None else n_rows
         self._now += 1
         if self._is_watching:
@@ -361,7 +403,7 @@ class Auto:
             if n_accepted:
                 saved += n_accepted * max(0.0, plain - (curve.at(n_rows) - plain) / (n_rows - 1))
         if len(awake) == 1:
-            awake[0].observe(step, saved, plain, now, len(self._decodes))
+            awake[0].observe(step, saved, plain, now, self._n_asked)
         else:  # and then this is the only step
             self._learn(step)
             drafted_by = [step.tree.sources[node] for node in step.path[1:]]
@@ -381,6 +423,7 @@ class Auto:
         self.cost.follow(self._decodes)
         self._decodes.clear()
         self._n_accepted.clear()
+        self._n_asked = 0
 
     def _learn(self, step: Step) -> None:
         """Tell the sources of their drafts that were checked: those below an accepted node."""

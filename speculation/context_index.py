@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 LONGEST_CONTEXT = 32  # common context is told apart up to this length
 _TOKENS = 1 << 20  # tokens that a key tells apart; keys of three have two of Python's digits
@@ -25,6 +25,11 @@ class ContextIndex:
         self._lengths: list[tuple[int, dict[int, int], list[int]]] = [
             (n, {}, [0]) for n in range(1, max_ngram + 1)
         ]
+
+    @property
+    def known(self) -> Container[int]:
+        """The tokens that another one follows somewhere, where single tokens are looked up."""
+        return self._lengths[0][1]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append ``tokens``. An n-gram is indexed once a token follows it."""

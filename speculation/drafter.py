@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple, Protocol, cast
 
 from batching.cache import StateReader
 from batching.target import Output, Target
@@ -40,6 +40,29 @@ class Step:
         self.tokens.append(bonus)
 
 
+class Silence(NamedTuple):
+    """Steps in which a drafter has nothing to propose: they may be plain, many in a run.
+
+    until    tokens after which it wants to be asked, as after one that came since it last was;
+             None = after none
+    n_steps  so many steps at most
+    """
+
+    until: Container[int] | None
+    n_steps: int
+
+
+class Run(NamedTuple):
+    """Plain steps that were done in a run.
+
+    tokens   what they made, one each
+    seconds  what their decodes took, wall-clock
+    """
+
+    tokens: list[int]
+    seconds: list[float]
+
+
 class Drafter(Protocol):
     """Grows the tree of a step, and sees every step whether its drafts were accepted or not.
 
@@ -48,7 +71,8 @@ class Drafter(Protocol):
     first state seen is that of the first step. One that needs states of the prompt has an attribute
     ``reader``, which says of which tokens. ``needs_layers`` names the layers of the target whose
     inputs are read from ``step.output.layer_inputs``. One that needs many rows to work at all says
-    how many by ``n_rows``.
+    how many by ``n_rows``. One that knows beforehand when it has nothing to propose is a
+    ``Listener``.
     """
 
     @property
@@ -70,6 +94,25 @@ class Drafter(Protocol):
     def observe(self, step: Step) -> None:
         """See what became of the step, whether it was asked for drafts in it or not."""
         ...
+
+
+class Listener(Drafter, Protocol):
+    """A drafter that need not be asked in every step."""
+
+    def silence(self, tokens: Sequence[int]) -> Silence | None:
+        """Whether it has nothing to propose after ``tokens``, the whole text, and for how long."""
+        ...
+
+    def observe_run(self, run: Run) -> None:
+        """See plain steps that were done without asking it; ``observe`` does not see them."""
+        ...
+
+
+def listener_of(drafters: Sequence[Drafter]) -> Listener | None:
+    """The only drafter, if it is a listener."""
+    if len(drafters) == 1 and hasattr(drafters[0], "silence"):
+        return cast("Listener", drafters[0])
+    return None
 
 
 def reader_of(drafters: Iterable[Drafter]) -> StateReader | None:

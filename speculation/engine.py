@@ -351,12 +351,13 @@ class Generation:
                 drafters,
                 verifier,
                 sampler,
-                self._text.take,
+                self._text,
                 stats,
                 self._max_tokens,
+                self._cancelled,
             ):
-                self.finish_reason = emitted.finish_reason
                 yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
+                self.finish_reason = emitted.finish_reason
                 if self._cancelled is not None and self._cancelled():
                     break
             if self.finish_reason is None:

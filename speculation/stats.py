@@ -64,6 +64,14 @@ class Stats:
                 source = tree.sources[node]
                 counts[source] = counts.get(source, 0) + 1
 
+    def add_plain(self, n: int) -> None:
+        """Count ``n`` steps of one row that made a token each."""
+        self.n_tokens += n
+        self.n_steps += n
+        self.n_rows += n
+        self.rows_histogram[1] += n
+        self.tokens_histogram[1] += n
+
     @property
     def tokens_per_second(self) -> float:
         """After the first step; 0 where there is none."""

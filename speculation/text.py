@@ -72,6 +72,10 @@ class ReplyText:
                 return n, reason
         return len(tokens), None
 
+    def may_end_with(self, token: int) -> bool:
+        """Whether it could end with ``token`` for another reason than its length."""
+        return bool(self._stop) or self._model.is_end_of_generation(token)
+
     def _take(self, token: int) -> str | None:
         self.ids.append(token)
         if self._model.is_end_of_generation(token):

@@ -13,7 +13,7 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.rows import branch_ends
-from batching.tree import Floats, TokenTree
+from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
 from speculation.drafter import Drafter, Step, reader_of, reads_states
@@ -25,6 +25,7 @@ from tests.fake_target import (
     N_VOCAB,
     FakeEagleHead,
     FakeHeads,
+    FakeOutput,
     FakeSampler,
     FakeTarget,
     fake_logits,
@@ -68,6 +69,7 @@ class RandomTrees:
 
 
 METHODS = (
+    "ar",
     "auto",
     "auto:sources=draft+recycling",
     "auto:sources=lookahead+prompt-lookup",
@@ -129,6 +131,49 @@ def drafters_of(method: str, seed: int) -> list[Drafter]:
     return parse_method(method).drafters(resources())
 
 
+class FakeText:
+    """Ends with token 0, or where it is as long as it may be."""
+
+    def __init__(self, n_tokens: int = NO_LIMIT) -> None:
+        self.tokens: list[int] = []
+        self._n_tokens = n_tokens
+
+    def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        for n, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            if token == 0:
+                return n, "stop"
+            if len(self.tokens) == self._n_tokens:
+                return n, "length"
+        return len(tokens), None
+
+    def may_end_with(self, token: int) -> bool:
+        return token == 0
+
+
+def prompt_of(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(N_VOCAB) for _ in range(rng.randrange(1, 30))]
+
+
+def plain_text(
+    seed: int,
+    temperature: float = 0.0,
+    penalty: float = 0.0,
+    n_ctx: int = 400,
+    n_tokens: int = 32,
+) -> list[int]:
+    """What the same prompt and sampler give without a cache, a tree or a loop of ours."""
+    prompt, text = prompt_of(seed), FakeText(n_tokens)
+    sampler = FakeSampler(temperature, seed, penalty)
+    reason = None
+    while reason is None and len(prompt) + len(text.tokens) <= n_ctx:
+        prefix = (*prompt, *text.tokens)
+        output = FakeOutput([prefix], [True], fake_logits)
+        _, reason = text.take([sampler.sample(output, 0)])
+    return text.tokens
+
+
 def run(
     method: str,
     seed: int,
@@ -138,8 +183,7 @@ def run(
     n_tokens: int = 32,
 ) -> tuple[list[int], Stats, SequenceCache]:
     """The text of ``method`` for the prompt and sampler that ``seed`` stands for."""
-    rng = random.Random(seed)
-    prompt = [rng.randrange(N_VOCAB) for _ in range(rng.randrange(1, 30))]
+    prompt = prompt_of(seed)
     drafters = drafters_of(method, seed)
     target = FakeTarget(n_ctx=n_ctx)
     cache = SequenceCache(target)
@@ -147,16 +191,9 @@ def run(
     cache.prefill(prompt[:-1], reader=reader, hold=hold)
     sampler = FakeSampler(temperature, seed, penalty)
     stats = Stats()
-    text: list[int] = []
-
-    def finish(tokens: Sequence[int]) -> tuple[int, str | None]:
-        for n, token in enumerate(tokens, 1):
-            text.append(token)
-            if len(text) == n_tokens or token == 0:
-                return n, "stop" if token == 0 else "length"
-        return len(tokens), None
-
-    steps = list(decode(cache, prompt, drafters, Match(), sampler, finish, stats))
+    ending = FakeText(n_tokens)
+    steps = list(decode(cache, prompt, drafters, Match(), sampler, ending, stats, n_tokens))
+    text = ending.tokens
     assert [token for step in steps for token in step.tokens] == text
     assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
     # Whatever was drafted, each sequence now holds exactly the text but for its last token.
@@ -172,21 +209,21 @@ def run(
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
 def test_greedy_text_equals_plain_decoding(method: str) -> None:
     for seed in range(50):
-        assert run(method, seed)[0] == run("ar", seed)[0], f"seed {seed}"
+        assert run(method, seed)[0] == plain_text(seed), f"seed {seed}"
 
 
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
 def test_seeded_text_with_penalties_equals_plain_decoding(method: str) -> None:
     for seed in range(50):
         ours, _, _ = run(method, seed, temperature=0.8, penalty=1.0)
-        assert ours == run("ar", seed, temperature=0.8, penalty=1.0)[0], f"seed {seed}"
+        assert ours == plain_text(seed, temperature=0.8, penalty=1.0), f"seed {seed}"
 
 
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
 def test_text_in_a_nearly_full_context_equals_plain_decoding(method: str) -> None:
     for seed in range(30):
         ours, _, _ = run(method, seed, n_ctx=40, n_tokens=100)
-        assert ours == run("ar", seed, n_ctx=40, n_tokens=100)[0], f"seed {seed}"
+        assert ours == plain_text(seed, n_ctx=40, n_tokens=100), f"seed {seed}"
 
 
 def test_random_trees_are_often_right() -> None:
@@ -218,7 +255,7 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
         [RandomTrees(5)],
         Match(),
         FakeSampler(0, 0),
-        lambda tokens: (len(tokens), None),
+        FakeText(),
         Stats(),
     )
     text = [token for _ in range(4) for token in next(steps).tokens]

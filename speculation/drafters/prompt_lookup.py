@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from batching.cache import common_prefix
 from batching.errors import InvalidParameter
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.context_index import LONGEST_CONTEXT, ContextIndex
-from speculation.drafter import Step
+from speculation.drafter import Run, Silence, Step
 from speculation.estimates import Estimates
 from speculation.ranges import check_ranges
 
@@ -165,6 +165,17 @@ class PromptLookup:
         self._index.extend(prompt)
         self._estimates.new_text()
         self._is_first = True
+
+    def silence(self, tokens: Sequence[int]) -> Silence | None:
+        """Nothing can be copied after a token that is new to the text."""
+        index = self._index
+        index.extend(tokens[len(index.tokens) :])
+        if self.params.min_ngram > 1 or tokens[-1] in index.known:
+            return None
+        return Silence(index.known, NO_LIMIT)
+
+    def observe_run(self, run: Run) -> None:
+        self._is_first = False
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         index, params = self._index, self.params
