@@ -305,7 +305,7 @@ class _Output:
         return self._views[self._row(row)]
 
     def argmax(self, row: int) -> int:
-        return int(self._views[self._row(row)].argmax())
+        return int(self._views[row if self._all else self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         if not n:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,6 @@ class Model:
         )
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
-        self._end_of_generation: dict[int, bool] = {}
         self._texts: dict[int, str | None] = {}
         if not C.llama_model_has_decoder(handle):
             self.close()
@@ -176,13 +176,11 @@ class Model:
         token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
         return token if token >= 0 else None
 
-    def is_end_of_generation(self, token: int) -> bool:
-        """Whether the token ends a reply (EOS, EOT and the like)."""
-        known = self._end_of_generation.get(token)
-        if known is None:
-            known = bool(C.llama_vocab_is_eog(self.vocab, token))
-            self._end_of_generation[token] = known
-        return known
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a reply: EOS, EOT and the like."""
+        vocab = self.vocab
+        return frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, t))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -232,7 +230,7 @@ class Model:
         return None if None in found else found  # type: ignore[return-value]
 
     def _whole_text(self, token: int) -> str | None:
-        if self.is_end_of_generation(token):
+        if token in self.ends:
             return None
         try:
             return self.piece(token).decode("utf-8")

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from batching.cache import SequenceCache
 from batching.rows import n_sequences, tree_rows
 from batching.sampler import Sampler
+from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import (
     Drafter,
@@ -24,14 +25,19 @@ from speculation.drafter import (
     needs_layers,
 )
 from speculation.stats import Stats
-from speculation.verify import Verifier
+from speculation.verify import Match, Verifier
 
-RUN_SECONDS = 0.008  # after so long a run ends and is handed over: twice in a display's frame
+RUN_SECONDS = 0.016  # after so long a run ends and is handed over: a frame of a display
 _FOR_GOOD = Silence(None, NO_LIMIT)  # where there are no drafters
 
 
 class Text(Protocol):
-    """What the tokens become, and where that ends: ``ReplyText``."""
+    """What the tokens become, and where that ends: ``ReplyText``.
+
+    ends  tokens that it may end with for another reason than its length
+    """
+
+    ends: Container[int]
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """Take in tokens, each once and in order: how many of them belong to the text, and why it
@@ -39,10 +45,6 @@ class Text(Protocol):
 
         It may end in the middle of an accepted path; what lies beyond is neither shown nor kept.
         """
-        ...
-
-    def may_end_with(self, token: int) -> bool:
-        """Whether it could end with ``token`` for another reason than its length."""
         ...
 
 
@@ -231,26 +233,32 @@ class _Loop:
         """``n_steps`` plain steps, or fewer: until one makes a token after which a drafter wants to
         be asked, or that may end the text. They are added to ``run``."""
         target, committed, n_seq = self._cache.target, self._cache.tokens, self._cache.n_seq
-        verifier, sampler, tokens = self._verifier, self._sampler, self.tokens
-        text, cancelled = self._text, self._cancelled
-        found, seconds = run
+        sample, tokens, cancelled = self._follow(), self.tokens, self._cancelled
+        (found, seconds), ends = run, self._text.ends
         token = first = tokens[-1]
-        tree = TokenTree(first)  # stands for that of every step: none has drafts
         start = perf_counter()
         for position in range(len(committed), len(committed) + n_steps):
             before = perf_counter()
             output = target.decode_row(token, position, n_seq)
             decoded = perf_counter()
             committed.append(token)
-            _, token = verifier.verify(tree, output, sampler)
+            token = sample(output, 0)
             is_awaited = until is not None and (token in until or token == first or token in found)
             found.append(token)
             seconds.append(decoded - before)
             tokens.append(token)
             if (
                 is_awaited
-                or text.may_end_with(token)
+                or token in ends
                 or decoded - start > RUN_SECONDS
                 or (cancelled is not None and cancelled())
             ):
                 break
+
+    def _follow(self) -> Callable[[Output, int], int]:
+        """What chooses the token after a row below which nothing was drafted."""
+        verifier, sampler = self._verifier, self._sampler
+        if type(verifier) is Match:
+            return sampler.sample  # which is all that it would ask, for less
+        tree = TokenTree(self.tokens[-1])
+        return lambda output, row: verifier.verify(tree, output, sampler)[1]

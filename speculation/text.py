@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from batching.errors import InvalidParameter
@@ -27,6 +27,7 @@ class ReplyText:
     """What was generated: ``take`` it in step by step, ``release`` what can be shown of it.
 
     ids      the tokens, an end-of-generation token included
+    ends     those it may end with for another reason than its length
     stopped  whether a stop string is complete; the text ends before it
     """
 
@@ -36,6 +37,7 @@ class ReplyText:
         if any(not text for text in stop):
             raise InvalidParameter("a stop string is empty; leave it out")
         self.ids: list[int] = []
+        self.ends: Container[int] = range(model.n_vocab) if stop else model.ends
         self.stopped = False
         self._model = model
         self._stop = tuple(stop)
@@ -72,13 +74,9 @@ class ReplyText:
                 return n, reason
         return len(tokens), None
 
-    def may_end_with(self, token: int) -> bool:
-        """Whether it could end with ``token`` for another reason than its length."""
-        return bool(self._stop) or self._model.is_end_of_generation(token)
-
     def _take(self, token: int) -> str | None:
         self.ids.append(token)
-        if self._model.is_end_of_generation(token):
+        if token in self._model.ends:
             self._pieces.append("")
             return "stop"
         piece = self._decoder.decode(self._model.piece(token))

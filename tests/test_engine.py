@@ -157,7 +157,7 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engin
 def test_a_full_context_is_a_normal_end(tiny_model: Path, tiny_draft: Path) -> None:
     params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
     with Engine.load(tiny_model, params, draft_model=tiny_draft) as engine:
-        ends = [t for t in range(engine.model.n_vocab) if engine.model.is_end_of_generation(t)]
+        ends = sorted(engine.model.ends)
         endless = SamplingParams(logit_bias=dict.fromkeys(ends, float("-inf")))
         texts = []
         for method in ("ar", *METHODS):

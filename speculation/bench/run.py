@@ -114,7 +114,7 @@ def measure(
 def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
     """The text of a reply from its token ids, without the token that ends it."""
     model = engine.model
-    text = [token for token in tokens if not model.is_end_of_generation(token)]
+    text = [token for token in tokens if token not in model.ends]
     return model.detokenize(text).decode("utf-8", "replace")
 
 
