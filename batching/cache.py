@@ -173,11 +173,14 @@ class SequenceCache:
         embeddings: Floats | None = None,
     ) -> Output:
         n_past, n = self.n_past, len(chunk)
-        everyone = range(self.n_seq)
-        outputs = [False] * (n - 1) + [output_last]
-        rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
         try:
-            output = self.target.decode(rows)
+            if n == 1 and output_last and embeddings is None:
+                output = self.target.decode_row(chunk[0], n_past, self.n_seq)
+            else:
+                everyone = range(self.n_seq)
+                outputs = [False] * (n - 1) + [output_last]
+                rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
+                output = self.target.decode(rows)
         except BaseException:
             self.target.seq_rm(ALL, n_past, END)
             raise

@@ -90,6 +90,11 @@ class LevelDecoder:
         """
         n_past = self._cache.n_past
         depth = self._depth
+        if self.n_leaves == 1 and embeddings is None:  # a chain
+            output = self.target.decode_row(tokens[0], n_past + depth, 1)
+            self._depth += 1
+            self._chain.append(tokens[0])
+            return output
         free = [s for s in range(self.n_leaves) if s not in {self._seq_of[p] for p in parents}]
         taken: set[int] = set()
         seqs = []
