@@ -7,6 +7,7 @@ Markdown, in which HTML stays text and images become links, so that no reply can
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 
@@ -34,9 +35,31 @@ def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
 
 
 def coloured_html(reply: Reply) -> str:
-    """The text with a span around each run of drafted tokens, which one step accepted."""
+    """The text with a span around each run of drafted tokens, which one step accepted; thoughts are
+    folded away."""
+    thoughts = _THOUGHTS.match(reply.text)
+    if thoughts is None:
+        return _spans(reply.pieces)
+    end = len(reply.text)
+    return _folded(_spans(_cut(reply.pieces, *thoughts.span(1)))) + _spans(
+        _cut(reply.pieces, thoughts.end(), end)
+    )
+
+
+def _cut(pieces: Iterable[tuple[str, bool]], first: int, end: int) -> list[tuple[str, bool]]:
+    """The pieces of the characters from ``first`` to ``end``."""
+    found, at = [], 0
+    for text, drafted in pieces:
+        part = text[max(0, first - at) : max(0, end - at)]
+        if part or (not text and first < at < end):
+            found.append((part, drafted))
+        at += len(text)
+    return found
+
+
+def _spans(pieces: Iterable[tuple[str, bool]]) -> str:
     parts = []
-    for drafted, group in groupby(reply.pieces, key=lambda piece: piece[1]):
+    for drafted, group in groupby(pieces, key=lambda piece: piece[1]):
         run = list(group)
         text = escape("".join(text for text, _ in run))
         if drafted:
@@ -51,10 +74,12 @@ def markdown_html(text: str) -> str:
     thoughts = _THOUGHTS.match(text)
     if thoughts is None:
         return str(_markdown.render(text))
-    return (
-        f"<details><summary>Thoughts</summary>{_markdown.render(thoughts[1])}</details>"
-        f"{_markdown.render(text[thoughts.end() :])}"
-    )
+    return _folded(_markdown.render(thoughts[1])) + str(_markdown.render(text[thoughts.end() :]))
+
+
+def _folded(html: str) -> str:
+    """What a model thinks before it answers, to be opened by whoever wants to read it."""
+    return f"<details><summary>Thoughts</summary>{html}</details>"
 
 
 def notice_html(text: str) -> str:
@@ -70,12 +95,10 @@ def error_html(text: str) -> str:
 def _body(reply: Reply, coloured: bool) -> str:
     parts = []
     if reply.pieces:
-        if coloured:
-            parts.append(f'<div class="text plain">{coloured_html(reply)}</div>')
-        else:
-            source = escape(reply.text)
-            html = markdown_html(reply.text)
-            parts.append(f'<div class="text markdown" data-source="{source}">{html}</div>')
+        kind = "plain" if coloured else "markdown"
+        html = coloured_html(reply) if coloured else markdown_html(reply.text)
+        source = escape(reply.text)  # what Copy takes
+        parts.append(f'<div class="text {kind}" data-source="{source}">{html}</div>')
     return "".join(parts) + notice_html(reply.notice) + error_html(reply.error)
 
 

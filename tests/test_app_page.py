@@ -69,6 +69,22 @@ def test_thoughts_are_folded_also_while_they_go_on() -> None:
     )
 
 
+def test_thoughts_are_folded_where_drafts_are_coloured_too() -> None:
+    pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
+    assert coloured_html(Reply("x", [*pieces, ("yes", True)])) == (
+        "<details><summary>Thoughts</summary>"
+        '<span class="drafted" title="3 drafted tokens accepted in one step">\nhm.</span>'
+        "</details>"
+        '\n<span class="drafted" title="1 drafted token accepted in one step">yes</span>'
+    )
+    assert coloured_html(Reply("x", pieces[:2])) == (
+        "<details><summary>Thoughts</summary>"
+        '<span class="drafted" title="1 drafted token accepted in one step">\nhm</span></details>'
+    )
+    html = turn_html(Turn("hi", Reply("x", pieces)), coloured=True, live=False, last=True)
+    assert 'data-source="&lt;think&gt;\nhm.&lt;/think&gt;\n"' in html
+
+
 def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
     turn = Turn("hi", Reply("ar", [("yes", False)]))
     assert "data-action" not in turn_html(turn, coloured=True, live=True, last=True)
