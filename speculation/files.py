@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from batching.errors import InvalidParameter
@@ -42,6 +43,15 @@ def require_writable(path: Path) -> None:
             f"cannot write {path}: {reason}; give a file in a folder that exists and can be "
             f"written to"
         )
+
+
+def require_other(path: Path, files: Iterable[Path]) -> None:
+    """Refuse to write over what is read. Raises InvalidParameter with its name."""
+    for file in files:
+        if path.resolve() == file.resolve():
+            raise InvalidParameter(
+                f"cannot write {path}: it is one of the files that are read; give another name"
+            )
 
 
 def read_text(file: Path) -> str:

@@ -143,6 +143,7 @@ def test_out_is_the_very_name_of_the_file(
     [
         (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
         (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
+        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the files that are read"),
         (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
         (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
         (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),

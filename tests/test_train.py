@@ -338,6 +338,8 @@ def test_a_tree_that_cannot_be_written_leaves_no_file(
     for nodes in ("0", "-3", "256"):
         assert main(["tree", "--heads", str(file), "--nodes", nodes]) == 2
         assert capsys.readouterr().err == f"error: --nodes is {nodes}; give 1 to 255\n"
+    assert main(["tree", "--heads", str(file), "--out", str(tmp_path / "other")]) == 2
+    assert "nothing would be written to" in capsys.readouterr().err
     folder = tmp_path / "folder"
     folder.mkdir()
     assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
@@ -418,6 +420,7 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
     command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
     command += ["--out", str(tmp_path / "h.gguf")]
     for flags, reason in (
+        (["--out", command[4]], f"cannot write {command[4]}: it is one of the files that are read"),
         (["--out", str(folder)], f"cannot write {folder}: it is a folder"),
         (["--seed", "-1"], "seed is -1; give 0 to 4294967295"),
         (["--generate", "-5"], "--generate is -5; give 0 or more"),
@@ -428,6 +431,17 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
         assert main([*command, *flags]) == 2
         assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_target_is_not_written_over(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(tiny_model)]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write {tiny_model}: it is one of the files that are")
 
 
 def test_what_was_forgotten_can_be_given_in_the_same_folder(
@@ -446,3 +460,16 @@ def test_what_was_forgotten_can_be_given_in_the_same_folder(
     lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # as many bytes
     assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
     assert "holds states collected otherwise: data was" in capsys.readouterr().err
+    (tmp_path / "h.gguf.states" / "run.json").write_text("{", encoding="utf-8")
+    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert "run.json does not say what was collected" in capsys.readouterr().err
+
+
+def test_a_context_as_small_as_its_batch_is_read_in_its_batches(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    data = lines(tmp_path / "p.jsonl", {"prompt": "the cat saw"}, {"prompt": "a dog"})
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
+    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
+    assert main([*command, "--generate", "64", "--ctx", "64"]) == 0

@@ -21,7 +21,7 @@ from batching.errors import InvalidParameter, SpeculationError
 from batching.model import Model
 from batching.rows import Rows
 from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
-from speculation.files import read_text, require_writable
+from speculation.files import read_text, require_other, require_writable
 from speculation.registry import DEFAULT_MODEL, resolve
 from speculation.successors import cached_file
 
@@ -95,13 +95,17 @@ def _make(name: str, files: Sequence[Path], out: Path | None, most: int) -> Path
     if most < 1:
         raise InvalidParameter(f"--max-tokens is {most}; give 1 or more")
     if out is not None:
+        require_other(out, files)
         require_writable(out)
     texts = [read_text(file) for file in files]
     if not any(text.strip() for text in texts):
         raise InvalidParameter(
             f"there is no text in {', '.join(map(str, files))}; give files that have some"
         )
-    with Model(resolve(name)) as model, Context(model, ContextParams(n_ctx=512)) as context:
+    target = resolve(name)
+    if out is not None:
+        require_other(out, [target])
+    with Model(target) as model, Context(model, ContextParams(n_ctx=512)) as context:
         if out is None:
             out = cached_file(model)
             out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from batching.errors import InvalidParameter, SpeculationError
 from batching.gguf_file import GGUFFile, fingerprint
 from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
-from speculation.files import digest, require_writable
+from speculation.files import digest, require_other, require_writable
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa_file import (
@@ -131,14 +131,17 @@ def _params(args: argparse.Namespace, kind: type[T]) -> T:
             raise InvalidParameter(
                 f"--{name.replace('_', '-')} is {getattr(args, name)}; give {least} or more"
             )
+    require_other(args.out, args.data)
     require_writable(args.out)
     _chosen(args.device)
     return params
 
 
 def _load(args: argparse.Namespace) -> Engine:
+    path = resolve(args.model)
+    require_other(args.out, [path])
     return Engine.load(
-        resolve(args.model),
+        path,
         ContextParams(n_ctx=args.ctx, n_threads=args.threads),
         n_gpu_layers=args.gpu_layers,
     )
@@ -295,6 +298,10 @@ def _tree(args: argparse.Namespace) -> None:
     shows = args.choices is None and args.nodes is None
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise InvalidParameter(f"--nodes is {args.nodes}; give 1 to {MAX_NODES}")
+    if shows and args.out is not None:
+        raise InvalidParameter(
+            f"nothing would be written to {args.out} without a tree; give --nodes or --choices"
+        )
     file = HeadsFile(args.heads)
     out = args.out or args.heads
     if not shows:

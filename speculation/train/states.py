@@ -73,7 +73,13 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
         (folder / "samples.jsonl").unlink(missing_ok=True)
         file.write_text(json.dumps(run, indent=1), encoding="utf-8")
         return
-    earlier = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        earlier = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise TrainError(
+            f"{file} does not say what was collected ({error}); give another --work, or remove "
+            f"that folder"
+        ) from None
     for key in (*run, *earlier):
         if run.get(key) != earlier.get(key):
             raise TrainError(
@@ -168,6 +174,8 @@ def collect(
     width = len(layers) * context.model.n_embd
     inner = _mapped(folder / "layers.npy", np.float16, (len(tokens), width)) if layers else None
 
+    step = min(CHUNK, context.n_batch)  # a small context has a small batch
+
     def keep(n_pieces: int) -> None:
         hidden.flush()
         choices.flush()
@@ -182,8 +190,8 @@ def collect(
             start = int(ends[piece - 1]) if piece else 0
             end = int(ends[piece])
             context.seq_rm(-1, 0, -1)
-            for first in range(start, end, CHUNK):
-                chunk = tokens[first : min(first + CHUNK, end)].tolist()
+            for first in range(start, end, step):
+                chunk = tokens[first : min(first + step, end)].tolist()
                 output = context.decode(chain(chunk, first - start))
                 for row in range(len(chunk)):
                     hidden[first + row] = output.hidden(row)
