@@ -10,7 +10,14 @@ from typing import Any
 
 from batching.cache import Cancelled, SequenceCache
 from batching.context import Context, ContextParams
-from batching.errors import CannotRewind, EngineInUse, InvalidParameter
+from batching.errors import (
+    CannotRewind,
+    ContextError,
+    EngineInUse,
+    InvalidParameter,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
 from batching.model import Model
 from batching.sampler import SamplerChain
 from batching.vocabulary import check_same_vocabulary
@@ -19,7 +26,7 @@ from speculation.cost_measured import load_cost, save_cost
 from speculation.decode import decode
 from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
-from speculation.heads.load import load_heads
+from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
 from speculation.prompt import Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
@@ -91,9 +98,11 @@ class Engine:
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
         """
-        loaded = Model(resolve(model), n_gpu_layers=n_gpu_layers, progress=progress)
-        opened: list[Model | Context | HeadInContext] = [loaded]
+        loading = resolve(model)
+        opened: list[Model | Context | HeadInContext] = []
         try:
+            loaded = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
+            opened.append(loaded)
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
@@ -103,15 +112,18 @@ class Engine:
             if draft_model is None:
                 return cls(loaded, context, heads=found)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
-            small = Model(resolve(name), n_gpu_layers=n_gpu_layers)
+            loading = resolve(name)
+            small = Model(loading, n_gpu_layers=n_gpu_layers)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))
             opened.append(draft)
             return cls(loaded, context, draft, found)
-        except BaseException:
+        except BaseException as error:
             for item in reversed(opened):
                 item.close()
+            if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
+                require_no_heads(loading)
             raise
 
     def generate(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from batching.context import ContextParams
+from batching.errors import HeadsError
 from speculation.bench.__main__ import main
 from speculation.engine import Engine
 from speculation.prompt import chat_tokens
@@ -33,6 +34,15 @@ def engine() -> Iterator[Engine]:
 def test_there_is_a_head_of_each_kind_in_eight_megabytes(engine: Engine) -> None:
     assert set(engine.resources.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
     assert sum(resolve(name).stat().st_size for name in paired_heads("bundled")) <= 8_000_000
+
+
+@pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
+def test_heads_in_the_place_of_a_model_are_told_where_they_belong(heads: str) -> None:
+    told = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
+    with pytest.raises(HeadsError, match=told):
+        Engine.load(heads)
+    with pytest.raises(HeadsError, match=told):
+        Engine.load("bundled", ContextParams(n_threads=1), draft_model=heads)
 
 
 def test_each_head_has_a_card() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from batching.errors import HeadsError
+from batching.errors import HeadsError, ModelError
 from batching.gguf_file import GGUFFile
 from batching.model import Model
 from speculation.heads import eagle3
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
-from speculation.heads.file import HeadsFile
+from speculation.heads.file import ARCHITECTURE, HeadsFile
 from speculation.heads.medusa_file import load_medusa
 from speculation.heads.redrafter_file import load_redrafter
 
@@ -21,6 +21,19 @@ LOADERS: dict[str, Callable[[HeadsFile, Model], Any]] = {
     "redrafter": load_redrafter,
     "eagle": load_eagle,
 }
+
+
+def require_no_heads(path: Path) -> None:
+    """Say so where what could not be loaded as a model is a file of heads. Raises HeadsError."""
+    try:
+        architecture = GGUFFile(path).metadata.get("general.architecture")
+    except ModelError:
+        return  # what is wrong with it was found before
+    if architecture in (ARCHITECTURE, eagle3.ARCHITECTURE):
+        raise HeadsError(
+            f"{path} is no model: it holds drafting heads, which draft for the model that they "
+            f"were trained on; give it with --heads, and that model with --model"
+        )
 
 
 def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
