@@ -34,7 +34,7 @@ class ModelSlot:
     def load(self, job: Job, spec: ModelSpec) -> None:
         """Put ``spec`` in place of the present model: ``job`` emits Loading, then Loaded or Failed.
 
-        When it fails the model that was there before is there again.
+        When it fails or is stopped the model that was there before is there again.
         """
         before, params_before = self.status.model, self._params
         try:
@@ -51,9 +51,12 @@ class ModelSlot:
             if params.n_threads is None:
                 n_threads = threads_beside_browser(path.stat().st_size, physical_cores())
                 params = replace(params, n_threads=n_threads)
-            loaded = self._swap(job, spec, params)
+            loaded = self._swap(job, spec, params, may_stop=True)
         except _Stopped:
-            self.status = Status(self.status.model)
+            if self.engine is None and before is not None:
+                self._restore(job, before.spec, params_before)
+            else:
+                self.status = Status(self.status.model)
             job.emit(job.stopped)
         except Exception as error:
             message = message_of(error)
@@ -71,13 +74,17 @@ class ModelSlot:
             raise _Stopped
         return resolve(name, bar=lambda **keywords: _Bar(self._tell, job, name, **keywords))
 
-    def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
+    def _swap(
+        self, job: Job, spec: ModelSpec, params: ContextParams, *, may_stop: bool
+    ) -> LoadedModel:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
         self.status = Status()
 
         def progress(share: float) -> None:
+            if may_stop and job.cancelled.is_set():
+                raise _Stopped
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         self.engine = engine = Engine.load(
@@ -103,8 +110,9 @@ class ModelSlot:
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
         """Load the model that was there before; what to tell about it."""
         try:
-            self.status = Status(self._swap(job, spec, params))
+            self.status = Status(self._swap(job, spec, params, may_stop=False))
         except Exception as error:
+            self.status = Status(error=message_of(error))
             return f"{spec.model} could not be loaded again: {message_of(error)}"
         return f"{spec.model} is loaded as before."
 
@@ -122,7 +130,7 @@ class ModelSlot:
 
 
 class _Stopped(Exception):
-    """Raised in the middle of a download that was stopped; what has arrived is kept."""
+    """Raised in the middle of a download or load that was stopped; what has arrived is kept."""
 
 
 class _Bar:

@@ -176,7 +176,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 lines=1,
                 max_lines=8,
                 autofocus=True,
-                submit_btn=True,
+                submit_btn="Send",
                 elem_id="box",
             ),
         )
@@ -187,7 +187,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     def begin(tab: Session) -> dict[Any, Any]:
         tab.busy, tab.ends = True, False
         return {
-            box: gr.update(submit_btn=False, stop_btn=True),
+            box: gr.update(submit_btn=False, stop_btn="Stop"),
             transcript: tab.html(),
             kept: tab.kept(),
         }
@@ -197,7 +197,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         if tab.busy or not text.strip():
             return nothing()
         tab.conversation.ask(text.strip("\n"))
-        return begin(tab) | {box: gr.update(value="", submit_btn=False, stop_btn=True)}
+        return begin(tab) | {box: gr.update(value="", submit_btn=False, stop_btn="Stop")}
 
     def retry(known: str, tab: Session, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
@@ -227,7 +227,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             if tab.ends:
                 tab.end()
         yield {
-            box: gr.update(submit_btn=True, stop_btn=False),
+            box: gr.update(submit_btn="Send", stop_btn=False),
             transcript: tab.html(),
             kept: tab.kept(),
             header: models.status_html(),

@@ -86,7 +86,8 @@ class Model:
     ) -> None:
         """Load ``path``; ``n_gpu_layers`` None offloads every layer where there is a GPU.
 
-        ``progress`` is called with the share of the weights that is loaded, 0 to 1.
+        ``progress`` is called with the share of the weights that is loaded, 0 to 1; what it raises
+        ends the load.
         """
         self.path = Path(path)
         _check_file(self.path)
@@ -95,14 +96,23 @@ class Model:
         params = C.llama_model_default_params()
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
 
+        stopped: list[BaseException] = []
+
         def on_progress(share: float, _user_data: int | None) -> bool:
-            if progress is not None:
-                progress(share)
-            return True
+            try:
+                if progress is not None:
+                    progress(share)
+            except BaseException as error:  # cannot pass through llama.cpp
+                stopped.append(error)
+            return not stopped
 
         callback = C.llama_progress_callback(on_progress)  # must outlive the call below
         params.progress_callback = callback
         handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        if stopped:
+            if handle:
+                C.llama_model_free(handle)
+            raise stopped[0]
         if not handle:
             raise _load_error(self.path)
         self._handle: Any = handle

@@ -96,7 +96,8 @@ class Engine:
         ``heads`` are files of heads trained on this very model, one a method (docs/heads.md), or
         ``"paired"`` again.
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
-        names a file that gets one JSON line for each decode; ``progress`` sees the share loaded.
+        names a file that gets one JSON line for each decode; ``progress`` sees the share of the
+        model that is loaded, and what it raises ends the load.
         """
         loading = resolve(model)
         opened: list[Model | Context | HeadInContext] = []

@@ -25,6 +25,7 @@ from app.messages import (
     Loading,
     ModelSpec,
     Prefill,
+    Status,
     Text,
     Waiting,
 )
@@ -168,6 +169,36 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
         assert status.model.spec.model == str(tiny_model)
         assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
     backend.close()
+
+
+class StoppedWhenLoading(Job):
+    """Is stopped when llama.cpp says that it has begun to read the weights."""
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if isinstance(event, Loading) and event.done > 0:
+            self.cancelled.set()
+
+
+def test_a_load_that_is_stopped_while_weights_are_read_brings_the_old_model_back(
+    tiny_model: Path, long_model: Path
+) -> None:
+    stopped = Failed("loading was stopped")
+    slot = ModelSlot()
+    job = StoppedWhenLoading("", lambda job: None, stopped)
+    slot.load(job, spec(long_model))
+    assert slot.status == Status()
+    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
+    job = StoppedWhenLoading("", lambda job: None, stopped)
+    slot.load(job, spec(long_model))
+    assert slot.status.model is not None
+    assert slot.status.model.spec == spec(tiny_model)
+    assert slot.engine is not None
+    assert slot.engine.chat("a cat", method="ar", max_tokens=2).run().stats.n_tokens == 2
+    events = [job.events.get() for _ in range(job.events.qsize())]
+    assert events[-1] == stopped
+    assert [e.model for e in events if isinstance(e, Loading)][-1] == str(tiny_model)
+    slot.close()
 
 
 def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_takes_all() -> None:

@@ -290,7 +290,7 @@ def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat)
     chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
     chat.reload()
     chat.unfold("System prompt")
-    chat.page.wait_for_function("document.querySelector('#system textarea').value == 'Be brief.'")
+    chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
     assert chat.page.input_value("#box textarea") == "half a sent"
     assert not chat.page.is_checked("#colour input")
     chat.ask("a cat")
