@@ -137,7 +137,7 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
             return resources.cost.curve(0).at(1)
 
         sources: dict[str, Callable[[], Drafter]] = {
-            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2, draft_max=63)),
+            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2)),
             "recycling": lambda: _recycling(RecyclingParams(nodes=48), resources),
         }
         if resources.draft is not None:

@@ -128,7 +128,7 @@ def test_scaling_fits_those_with_as_many_guesses_as_columns() -> None:
 
 def test_the_sweep_has_every_rule_once_with_saxenas_and_the_default() -> None:
     swept = lookup.sweep()
-    assert len(swept) == len(set(swept)) == 1 + 4 * 2 * 4 * 4
+    assert len(swept) == len(set(swept)) == 1 + 4 * 2 * 4 * 5
     assert "prompt-lookup:adaptive=off,order=first" in swept
     assert "prompt-lookup" in swept
 

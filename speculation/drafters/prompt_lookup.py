@@ -73,8 +73,8 @@ class PromptLookupParams:
     min_ngram: int = 1
     draft: int = 10
     adaptive: bool = True
-    p_min: float = 0.6
-    draft_max: int = 31
+    p_min: float = 0.55
+    draft_max: int = 63
     branches: int = 1
     order: str = "longest"
     candidates: int = 3

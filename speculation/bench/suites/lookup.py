@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NGRAMS = (1, 2, 3, 5)
-DRAFTS = (3, 7, 15, 31)  # copied, or at most drafted where the length is adaptive
+DRAFTS = (3, 7, 15, 31, 63)  # copied, or at most drafted where the length is adaptive
 SAXENA = "prompt-lookup:adaptive=off,order=first"
 
 
