@@ -124,6 +124,7 @@ class Source:
         self.window_seconds = 0.0  # what this step's rows of exploration cost
         self.account = 0.0
         self.seconds = 0.0  # spent in this step
+        self._reading = 0.0  # spent on reading the text, and not yet charged
         self.has_drafted = False  # in this step
         self._usual = 0.0  # spent in a step in which it drafts, on average
         self._gained = 0.0  # saved in such a step, on average
@@ -177,16 +178,18 @@ class Source:
             self.wakes_at = self.account = 0.0
         self._prompt = prompt
         if self.wakes_at <= now:
+            is_cheap = self._is_cheap
             self._catch_up()
+            if is_cheap:  # every text may be looked at anew, however long
+                self._reading = 0.0
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
         """Add its drafts to ``tree``, if that is worth its time; see ``is_worth``."""
         self.seconds = 0.0
         self.has_drafted = self.is_worth(left)
         if self.has_drafted:
+            self._catch_up()
             start = perf_counter()
-            if self._prompt is not None:
-                self._catch_up()
             self.drafter.draft(tokens, tree)
             self.seconds = perf_counter() - start
             self._open += _RATE * (left - self._open)
@@ -206,9 +209,9 @@ class Source:
             self._usual = usual + _RATE * (spent - usual)
             self._gained += _RATE * (gain - self._gained)
         self._plain = plain
-        balance = gain - n_steps * spent - self.window_seconds
+        balance = gain - n_steps * spent - self.window_seconds - self._reading
         account = self.account + balance / plain
-        self.window_seconds = 0.0
+        self.window_seconds = self._reading = 0.0
         is_cheap = self._is_cheap
         allowance = _CHEAP_ALLOWANCE if is_cheap else _ALLOWANCE
         if account > 0.0:
@@ -222,7 +225,9 @@ class Source:
 
     def _catch_up(self) -> None:
         if self._prompt is not None:
+            start = perf_counter()
             self.drafter.begin(self._prompt)
+            self._reading = perf_counter() - start
             self._prompt = None
 
 

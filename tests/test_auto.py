@@ -303,6 +303,30 @@ def test_after_a_prompt_every_number_of_rows_is_a_change(monkeypatch: pytest.Mon
     assert n_rows == [2, 1, 1, 1] * 2
 
 
+def test_reading_a_text_is_a_debt_of_what_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    class Reader(Never):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def begin(self, prompt: object) -> None:
+            clock[0] += 8.0
+
+        def draft(self, tokens: object, tree: object) -> None:
+            clock[0] += self.seconds
+
+    monkeypatch.setattr("speculation.auto.perf_counter", lambda: clock[0])
+    for seconds, rest in ((0.1, 0.0), (0.15, 8.3 / 0.008)):
+        source = Source("reader", Reader(seconds))
+        auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
+        for _ in range(2):  # what it costs is known after the first text
+            auto.begin([1])
+            take_step(auto)
+        assert source.wakes_at == pytest.approx(2 + rest if rest else 0.0)
+
+
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
