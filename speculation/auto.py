@@ -21,6 +21,7 @@ from batching.tree import NO_LIMIT, TokenTree
 from speculation.cost import SIZES, CostModel, Decode
 from speculation.drafter import (
     Drafter,
+    Listener,
     Run,
     Silence,
     Step,
@@ -178,17 +179,17 @@ class Source:
             self.wakes_at = self.account = 0.0
         self._prompt = prompt
         if self.wakes_at <= now:
-            is_cheap = self._is_cheap
-            self._catch_up()
-            if is_cheap:  # every text may be looked at anew, however long
-                self._reading = 0.0
+            seconds = self._catch_up()
+            if not self._is_cheap:  # what is may look at every text anew, however long
+                self._reading = seconds
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, left: float = 1.0) -> None:
         """Add its drafts to ``tree``, if that is worth its time; see ``is_worth``."""
         self.seconds = 0.0
         self.has_drafted = self.is_worth(left)
         if self.has_drafted:
-            self._catch_up()
+            if self._prompt is not None:
+                self._reading = self._catch_up()
             start = perf_counter()
             self.drafter.draft(tokens, tree)
             self.seconds = perf_counter() - start
@@ -223,12 +224,13 @@ class Source:
             account = -0.5 * allowance  # it wakes on probation
         self.account = min(account, _RESERVE)
 
-    def _catch_up(self) -> None:
-        if self._prompt is not None:
-            start = perf_counter()
-            self.drafter.begin(self._prompt)
-            self._reading = perf_counter() - start
-            self._prompt = None
+    def _catch_up(self) -> float:
+        """Begin with the text that it has not begun with yet; what that took."""
+        assert self._prompt is not None
+        start = perf_counter()
+        self.drafter.begin(self._prompt)
+        self._prompt = None
+        return perf_counter() - start
 
 
 class Auto:
@@ -290,7 +292,7 @@ class Auto:
             return Silence(None, n_steps)
         if self._now >= self._watches_at:
             return None
-        listener = listener_of([source.drafter for source in self._awake])
+        listener = self._listener
         found = listener.silence(tokens) if listener else None
         return found and Silence(found.until, n_steps)
 
@@ -305,10 +307,13 @@ class Auto:
         self._watches_at += n
         if not self._awake:
             self._settle()
-            return
-        listener = listener_of([source.drafter for source in self._awake])
-        if listener:
+        elif listener := self._listener:
             listener.observe_run(run)
+
+    @property
+    def _listener(self) -> Listener | None:
+        """The only source that is awake, if it knows when it is silent."""
+        return listener_of([source.drafter for source in self._awake])
 
     def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
         self._n_past = len(tokens) - 1

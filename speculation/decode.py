@@ -1,7 +1,7 @@
 """The one decode loop. Every method is a set of drafters and a verifier in it.
 
-Steps in which nobody has anything to propose are done in runs: a plain step takes Python a third of
-the time there that one with a tree takes. With a small model that is 5% of the step.
+Steps in which nobody has anything to propose are done in runs: without a tree a plain step takes
+Python 9 to 18 µs instead of 50, measured beside a model whose step takes a millisecond.
 """
 
 from __future__ import annotations

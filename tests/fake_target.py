@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.rows import Rows
-from batching.tree import Floats
+from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
 
 N_VOCAB = 12
@@ -204,3 +204,45 @@ class FakeSampler:
             token = min(token, N_VOCAB - 1)
         self.seen.append(token)
         return token
+
+
+class FakeText:
+    """Ends with token 0, or where it is as long as it may be."""
+
+    ends = (0,)
+
+    def __init__(self, n_tokens: int = NO_LIMIT) -> None:
+        self.tokens: list[int] = []
+        self._n_tokens = n_tokens
+
+    def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        for n, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            if token == 0:
+                return n, "stop"
+            if len(self.tokens) == self._n_tokens:
+                return n, "length"
+        return len(tokens), None
+
+
+def prompt_of(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(N_VOCAB) for _ in range(rng.randrange(1, 30))]
+
+
+def plain_text(
+    seed: int,
+    temperature: float = 0.0,
+    penalty: float = 0.0,
+    n_ctx: int = 400,
+    n_tokens: int = 32,
+) -> list[int]:
+    """What the same prompt and sampler give without a cache, a tree or a loop of ours."""
+    prompt, text = prompt_of(seed), FakeText(n_tokens)
+    sampler = FakeSampler(temperature, seed, penalty)
+    reason = None
+    while reason is None and len(prompt) + len(text.tokens) <= n_ctx:
+        prefix = (*prompt, *text.tokens)
+        output = FakeOutput([prefix], [True], fake_logits)
+        _, reason = text.take([sampler.sample(output, 0)])
+    return text.tokens

@@ -13,7 +13,7 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.rows import branch_ends
-from batching.tree import NO_LIMIT, Floats, TokenTree
+from batching.tree import Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
 from speculation.drafter import Drafter, Step, reader_of, reads_states
@@ -25,10 +25,12 @@ from tests.fake_target import (
     N_VOCAB,
     FakeEagleHead,
     FakeHeads,
-    FakeOutput,
     FakeSampler,
     FakeTarget,
+    FakeText,
     fake_logits,
+    plain_text,
+    prompt_of,
 )
 
 
@@ -129,48 +131,6 @@ def drafters_of(method: str, seed: int) -> list[Drafter]:
             *parse_method("jacobi:guesses=3").drafters(),
         ]
     return parse_method(method).drafters(resources())
-
-
-class FakeText:
-    """Ends with token 0, or where it is as long as it may be."""
-
-    ends = (0,)
-
-    def __init__(self, n_tokens: int = NO_LIMIT) -> None:
-        self.tokens: list[int] = []
-        self._n_tokens = n_tokens
-
-    def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
-        for n, token in enumerate(tokens, 1):
-            self.tokens.append(token)
-            if token == 0:
-                return n, "stop"
-            if len(self.tokens) == self._n_tokens:
-                return n, "length"
-        return len(tokens), None
-
-
-def prompt_of(seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(N_VOCAB) for _ in range(rng.randrange(1, 30))]
-
-
-def plain_text(
-    seed: int,
-    temperature: float = 0.0,
-    penalty: float = 0.0,
-    n_ctx: int = 400,
-    n_tokens: int = 32,
-) -> list[int]:
-    """What the same prompt and sampler give without a cache, a tree or a loop of ours."""
-    prompt, text = prompt_of(seed), FakeText(n_tokens)
-    sampler = FakeSampler(temperature, seed, penalty)
-    reason = None
-    while reason is None and len(prompt) + len(text.tokens) <= n_ctx:
-        prefix = (*prompt, *text.tokens)
-        output = FakeOutput([prefix], [True], fake_logits)
-        _, reason = text.take([sampler.sample(output, 0)])
-    return text.tokens
 
 
 def run(

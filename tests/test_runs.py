@@ -22,8 +22,7 @@ from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.stats import Stats
 from speculation.text import ReplyText
 from speculation.verify import Match
-from tests.fake_target import FakeSampler, FakeTarget
-from tests.test_lossless import FakeText, plain_text, prompt_of
+from tests.fake_target import FakeSampler, FakeTarget, FakeText, plain_text, prompt_of
 
 
 @pytest.fixture(autouse=True)
