@@ -55,6 +55,9 @@ KEPT = """() => [
   sessionStorage.getItem("conversation") ?? "", sessionStorage.getItem("values") ?? "", null
 ]"""
 
+# Gradio handles calls side by side: which came first, only the page knows.
+CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
+
 DOWNLOAD = """(text) => {
   if (!text) return;
   const link = document.createElement("a");
@@ -69,14 +72,18 @@ DOWNLOAD = """(text) => {
 class Session:
     """What one tab has: its conversation, whether drafts are coloured, and what it waits for.
 
-    busy  whether a reply is due
-    ends  whether the conversation is to end with it
+    knows     whether it is this side's to say what the conversation is, not the browser's
+    busy      whether a reply is due
+    ends      whether the conversation is to end with it
+    ended_at  when the user last began another, by the page's clock
     """
 
     conversation: Conversation = field(default_factory=Conversation)
     coloured: bool = True
+    knows: bool = False
     busy: bool = False
     ends: bool = False
+    ended_at: float = 0.0
     _finished: list[tuple[Reply | None, tuple[str, bool, bool], str]] = field(default_factory=list)
 
     def html(self) -> list[str]:
@@ -92,12 +99,17 @@ class Session:
     def revive(self, kept: str) -> None:
         """Take over what the browser kept, where this side knows of nothing: it was started anew,
         or the page was."""
-        if not self.conversation.turns:
+        if not self.knows:
             self.conversation = from_text(kept)
+        self.knows = True
+
+    def is_open(self, at: float) -> bool:
+        """Whether something that the user did at this time can still be taken."""
+        return not self.busy and at >= self.ended_at
 
     def end(self) -> None:
         """Begin another conversation."""
-        self.ends = False
+        self.knows, self.ends = True, False
         self.conversation.clear()
 
     def _turn_html(self, index: int, turn: Turn) -> str:
@@ -159,6 +171,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
             kept = gr.Textbox(visible=False)  # the conversation …
+            clicked = gr.Number(visible=False)  # when, by the page's clock
             kept_values = gr.Textbox(visible=False)  # … and the fields, when the page is loaded
         transcript = gr.HTML(
             value=[],
@@ -192,23 +205,23 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             kept: tab.kept(),
         }
 
-    def ask(text: str, known: str, tab: Session) -> dict[Any, Any]:
+    def ask(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
-        if tab.busy or not text.strip():
+        if not tab.is_open(at) or not text.strip():
             return nothing()
         tab.conversation.ask(text.strip("\n"))
         return begin(tab) | {box: gr.update(value="", submit_btn=False, stop_btn="Stop")}
 
-    def retry(known: str, tab: Session, event: gr.EventData) -> dict[Any, Any]:
+    def retry(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
-        if tab.busy:
+        if not tab.is_open(at):
             return nothing()
         tab.conversation.retry(event.index)
         return begin(tab)
 
-    def edit(known: str, tab: Session, event: gr.EventData) -> dict[Any, Any]:
+    def edit(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
-        if tab.busy:
+        if not tab.is_open(at):
             return nothing()
         tab.conversation.edit(event.index, event.text)
         return begin(tab)
@@ -233,15 +246,15 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             header: models.status_html(),
         }
 
-    def undo(text: str, known: str, tab: Session) -> dict[Any, Any]:
+    def undo(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
-        if tab.busy:
+        if not tab.is_open(at):
             return nothing()
         said = tab.conversation.undo()
         return {box: text or said, transcript: tab.html(), kept: tab.kept()}
 
-    def clear(tab: Session, request: gr.Request) -> dict[Any, Any]:
-        tab.ends = True
+    def clear(tab: Session, at: float, request: gr.Request) -> dict[Any, Any]:
+        tab.ends, tab.ended_at = True, at
         backend.stop(_tab_id(request))
         if tab.busy:  # the reply that is due ends it
             return nothing()
@@ -276,14 +289,16 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     taken = [box, transcript, kept]
     inputs = [session, *fields.for_replies]
     shown = [box, transcript, kept, header]
+    acted = [kept, session, clicked]
+    in_order = {**QUICK, "js": CLOCK}
     with page:
-        box.submit(ask, [box, kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
-        transcript.retry(retry, [kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
-        transcript.edit(edit, [kept, session], taken, **QUICK).then(answer, inputs, shown, **SLOW)
-        transcript.undo(undo, [box, kept, session], taken, **QUICK)
+        box.submit(ask, [box, *acted], taken, **in_order).then(answer, inputs, shown, **SLOW)
+        transcript.retry(retry, acted, taken, **in_order).then(answer, inputs, shown, **SLOW)
+        transcript.edit(edit, acted, taken, **in_order).then(answer, inputs, shown, **SLOW)
+        transcript.undo(undo, [box, *acted], taken, **in_order)
         transcript.focus(models.status_html, None, [header], **QUICK)
         box.stop(stop, **QUICK)
-        new.click(clear, [session], taken, **QUICK)
+        new.click(clear, [session, clicked], taken, **in_order)
         colour.input(set_colour, [colour, kept, session], [transcript], **QUICK)
         export.click(as_markdown, [kept, session], [exported], **QUICK).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"

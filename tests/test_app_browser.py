@@ -97,6 +97,11 @@ class Chat:
         self.page.fill("#box textarea", text)
         self.page.press("#box textarea", "Enter")
 
+    @staticmethod
+    def sent(response: Any) -> str:
+        """What the page had sent to get this."""
+        return response.request.post_data or ""
+
     def wait_for_reply(self, n_turns: int = 1) -> str:
         """The stats line of the last reply, once there are ``n_turns`` and it is finished."""
         last = f".turns:not(:has(.live)) > :nth-child({n_turns}):last-child"
@@ -367,11 +372,36 @@ def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
 def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
     chat.never_end()
     for _ in range(3):
-        chat.say("a cat")
-        chat.page.click("#new")
+        with chat.page.expect_response(lambda response: "a cat" in chat.sent(response)):
+            chat.say("a cat")
+            chat.page.click("#new")
         chat.page.wait_for_selector(".welcome:visible")
         chat.page.wait_for_selector("#box .submit-button")
         assert chat.page.locator(".turn").count() == 0
+
+
+def test_a_message_that_arrives_after_the_new_chat_that_followed_it_is_not_taken(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    held: list[Any] = []
+    is_message = "**/run/predict"
+
+    def hold(route: Any) -> None:
+        if "a dog" in (route.request.post_data or "") and not held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    chat.page.route(is_message, hold)
+    chat.say("a dog")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    with chat.page.expect_response(lambda response: "a dog" in chat.sent(response)):
+        held[0].continue_()
+    chat.page.unroute(is_message)
+    chat.ask("a bird")
+    assert chat.page.locator(".said").all_inner_texts() == ["a bird"]
 
 
 def test_stop_ends_the_reply_and_not_the_load_behind_it(chat: Chat) -> None:
