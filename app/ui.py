@@ -228,7 +228,8 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
 
     def answer(tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
         if not tab.busy or tab.conversation.turns[-1].reply is not None:
-            return  # the call before this one was not taken
+            yield nothing()  # the call before this one was not taken
+            return
         try:
             settings = read_settings(fields.read(values), backend.methods())
             for _ in tab.conversation.answer(backend, settings, _tab_id(request)):
