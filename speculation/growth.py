@@ -43,8 +43,8 @@ class Scores(Protocol):
 
 
 Candidates = Sequence[Candidate]
-# Candidates so far, the one whose children are looked for (-1 = the root), its depth, its logits.
-Children = Callable[[Candidates, int, int, Floats], list[Candidate]]
+# Candidates so far, the one whose children are looked for (-1 = the root), its logits.
+Children = Callable[[Candidates, int, Floats], list[Candidate]]
 # The likeliest tokens after a row of logits, as many as wanted, and how likely each is.
 Top = Callable[[Floats, int], list[tuple[int, float]]]
 # Decode tokens below nodes of the level before, given by their places in it.
@@ -65,7 +65,7 @@ def grow(
         first = len(nodes)
         found: list[Candidate] = []
         for i, parent in enumerate(frontier):
-            found += children(nodes, parent, above, output.logits(row + i))
+            found += children(nodes, parent, output.logits(row + i))
         nodes += found
         if not found or above + 1 == depth:
             break
@@ -178,7 +178,7 @@ def below(top: Top, width: int, floor: float, holds: Callable[[Candidate], float
     floor is looked at. Without one it only matters which is likelier, and the draft says that.
     """
 
-    def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
+    def children(nodes: Candidates, parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         found = []
         for token, prob in top(logits, width):

@@ -142,7 +142,7 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
         }
         if resources.draft is not None:
             sources["draft"] = lambda: DraftModel(
-                DraftModelParams(draft_max=16),
+                DraftModelParams(),
                 resources.levels,
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
                 target_seconds=target_seconds,

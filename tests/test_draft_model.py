@@ -14,16 +14,17 @@ from batching.context import Context, ContextParams
 from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.levels import LevelDecoder
 from batching.model import Model
-from batching.tree import Floats
+from batching.tree import Floats, TokenTree
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, measure_cost, save_cost
+from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.drafters.recycling import SuccessorTable
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams, make_sampler
 from speculation.successors import load_successors
 from speculation.successors.__main__ import main
 from tests import tiny_gguf
-from tests.fake_target import FakeTarget, fake_logits
+from tests.fake_target import FakeTarget, fake_logits, prompt_of
 from tests.tiny_gguf import write_tiny_gguf
 
 EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
@@ -72,6 +73,29 @@ def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) 
         pytest.raises(InvalidParameter, match="--draft-model"),
     ):
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
+
+
+def test_drafts_shorter_than_draft_min_are_dropped() -> None:
+    def lengths(**params: float) -> list[int]:
+        drafter = DraftModel(DraftModelParams(**params), LevelDecoder(FakeTarget()))  # type: ignore[arg-type]
+        found = []
+        for seed in range(40):
+            prompt = prompt_of(seed)
+            drafter.begin(prompt)
+            tree = TokenTree(prompt[-1])
+            drafter.draft(prompt, tree)
+            found.append(len(tree) - 1)
+        return found
+
+    all_lengths = lengths(p_min=0.4, draft_max=6)
+    assert {1, 2, 3} < set(all_lengths)
+    kept = lengths(p_min=0.4, draft_max=6, draft_min=3)
+    assert kept == [n if n >= 3 else 0 for n in all_lengths]
+
+
+def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
+    with pytest.raises(InvalidParameter, match="draft_min is 2: .* verify=rejection give 0"):
+        DraftModelParams(draft_min=2, verify="rejection")
 
 
 def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:

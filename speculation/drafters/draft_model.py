@@ -11,16 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
 from batching.errors import InvalidParameter
 from batching.levels import LevelDecoder
-from batching.target import Output
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import Candidate, Candidates, best_nodes, grow, hang, likeliest
+from speculation.growth import (
+    Candidate,
+    Candidates,
+    best_nodes,
+    depths_of,
+    grow,
+    hang,
+    likeliest,
+)
 from speculation.ranges import check_ranges
 
 VERIFIERS = ("match", "rejection")
@@ -33,7 +41,8 @@ class DraftModelParams:
     """How far and how broadly the draft model drafts.
 
     draft_max  levels: draft tokens in a row
-    draft_min  levels drafted whatever their probability
+    draft_min  drafts of fewer tokens in a row are dropped, as llama.cpp does; for match alone,
+               since what was drawn decides it
     p_min      drafting stops where the draft model's own first choice is less probable
     width      nodes of a level: 1 drafts a chain, more a tree of the likeliest paths
     p_split    probability from which a further choice is drafted beside the first, in a tree
@@ -42,9 +51,9 @@ class DraftModelParams:
                q and accepts them with probability p / q
     """
 
-    draft_max: int = 8
+    draft_max: int = 16
     draft_min: int = 0
-    p_min: float = 0.6
+    p_min: float = 0.5
     width: int = 1
     p_split: float = 0.1
     nodes: int = 24
@@ -68,6 +77,11 @@ class DraftModelParams:
             )
         if self.verify not in VERIFIERS:
             raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
+        if self.draft_min and self.verify == "rejection":
+            raise InvalidParameter(
+                f"draft_min is {self.draft_min}: dropping short drafts depends on what was drawn, "
+                "which would change the distribution; with verify=rejection give 0"
+            )
 
 
 class DraftSampler(Protocol):
@@ -131,9 +145,17 @@ class DraftModel:
             return  # the text's last token
         start = perf_counter()
         output, first = levels.root(tokens), levels.root_row
-        nodes = self._grow(output, first, tree)
+        nodes = grow(
+            partial(self._children, self._floor(tree)),
+            levels.level,
+            output,
+            first,
+            depth=min(params.draft_max, tree.max_depth),
+            width=params.width,
+        )
         self._seconds += 0.1 * ((perf_counter() - start) / (1 + len(nodes)) - self._seconds)
-        self._add(nodes, tree)
+        if nodes and max(depths_of(nodes)) >= params.draft_min:
+            self._add(nodes, tree)
 
     def observe(self, step: Step) -> None:
         became = step.tokens
@@ -146,22 +168,6 @@ class DraftModel:
             for token in became:
                 self._sampler.accept(token)
 
-    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[Candidate]:
-        params, floor = self.params, self._floor(tree)
-
-        def children(nodes: Candidates, parent: int, depth: int, logits: Floats) -> list[Candidate]:
-            least = params.p_min if depth >= params.draft_min else 0.0
-            return self._children(nodes, parent, logits, least, floor)
-
-        return grow(
-            children,
-            self._levels.level,
-            output,
-            row,
-            depth=min(params.draft_max, tree.max_depth),
-            width=params.width,
-        )
-
     def _floor(self, tree: TokenTree) -> float:
         """Path probability below which another level is not worth its row and its own decode."""
         if not tree.floor or self._target_seconds is None:
@@ -170,13 +176,12 @@ class DraftModel:
 
     def _children(
         self,
+        floor: float,
         nodes: Candidates,
         parent: int,
         logits: Floats,
-        least: float,
-        floor: float,
     ) -> list[Candidate]:
-        """The drafts below a candidate: the first choice if its probability is at least ``least``,
+        """The drafts below a candidate: the first choice if its probability is at least ``p_min``,
         and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path."""
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
@@ -187,14 +192,14 @@ class DraftModel:
                 node = nodes[node].parent
             q = self._sampler.probabilities(logits, path[::-1])
             # Whether to draft must not depend on what is drawn, or the draft is no sample of q.
-            if float(q.max()) < least:
+            if float(q.max()) < self.params.p_min:
                 return []
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
             return [Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
         found: list[Candidate] = []
         for token, prob in likeliest(logits, self.params.width):
             path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
-            needed = self.params.p_split if found else least
+            needed = self.params.p_split if found else self.params.p_min
             if path_prob >= floor if floor else prob >= needed:
                 found.append(Candidate(parent, token, prob, path_prob, None))
         return found
