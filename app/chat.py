@@ -16,6 +16,7 @@ from app.messages import ChatRequest, Done, Event, Failed, Prefill, Text, Waitin
 
 INTERVAL = 0.06  # seconds between two updates of the display
 PLAIN = "ar"
+LEAST_TIMED = 8  # tokens; the speed of fewer is chance
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,13 @@ class Conversation:
         done = reply.done
         if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
             return
+        if _n_timed(done) < LEAST_TIMED:
+            return
         key = _key(request, done)
         if done.method == PLAIN:
             self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
             return
-        if settings.compare and key not in self.plain_runs:
+        if settings.compare:
             plain = Reply(PLAIN)
 
             def apply(event: Event) -> None:
@@ -185,8 +188,11 @@ def follow(
 
 def tokens_per_second(done: Done) -> float:
     """After the first step, whose time is that to the first token; 0 where there is none."""
-    n_timed = done.n_tokens - done.n_first
-    return n_timed / done.decode_seconds if done.decode_seconds else 0.0
+    return _n_timed(done) / done.decode_seconds if done.decode_seconds else 0.0
+
+
+def _n_timed(done: Done) -> int:
+    return done.n_tokens - done.n_first
 
 
 def waiting_notice(event: Waiting) -> str:
@@ -234,7 +240,8 @@ def markdown(conversation: Conversation) -> str:
         parts.append(f"## You\n\n{turn.user}\n")
         if turn.reply is not None:
             line = " · ".join(filter(None, (turn.reply.method, stats_line(turn.reply))))
-            parts.append(f"## Model\n\n{turn.reply.text}\n\n<sub>{line}</sub>\n")
+            text = "\n\n".join(filter(None, (turn.reply.text, turn.reply.error)))
+            parts.append(f"## Model\n\n{text}\n\n<sub>{line}</sub>\n")
     return "\n".join(parts)
 
 

@@ -61,7 +61,17 @@ class Fields:
         known = dict(zip(self.components, values, strict=True))
         if known.get("method") not in [info.name for info in methods]:
             return {}
-        return {self.components[name]: gr.update(value=value) for name, value in known.items()}
+        return {
+            component: gr.update(value=_within(component, known[name]))
+            for name, component in self.components.items()
+        }
+
+
+def _within(component: Any, value: Any) -> Any:
+    """The value, or the nearest that a slider has: one that was half typed may lie beyond."""
+    if isinstance(component, gr.Slider) and isinstance(value, int | float):
+        return min(max(value, component.minimum), component.maximum)
+    return value
 
 
 def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:

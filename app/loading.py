@@ -11,7 +11,9 @@ from app.jobs import Job, message_of
 from app.messages import Failed, Loaded, LoadedModel, Loading, ModelSpec, Status
 from batching.context import ContextParams
 from batching.hardware import physical_cores
+from batching.model import check_file
 from speculation.engine import Engine
+from speculation.heads.load import require_no_heads
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # a model whose step takes a few milliseconds at most
@@ -43,6 +45,8 @@ class ModelSlot:
             params = _context_params(spec)
             self._tell(job, Loading(spec.model, "load", 0, 100))
             path = self._fetch(job, spec.model)
+            check_file(path)
+            require_no_heads(path)
             for name in heads_for(spec.model, spec.heads):
                 self._fetch(job, str(name))
             if spec.draft_model is not None:

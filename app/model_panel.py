@@ -60,7 +60,6 @@ class ModelPanel:
             label="Context",
             info="In tokens; 0 for the model's own, at most 8192",
             precision=0,
-            minimum=0,
             elem_id="ctx",
         )
         self._load = gr.Button("Load", variant="primary", size="sm", elem_id="load")

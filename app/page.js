@@ -2,12 +2,21 @@
 // changed; tells the server about retry, undo and edit. Runs as js_on_load of the HTML component.
 
 const shown = [];
+let follows = true; // the text as it grows, until the user scrolls up
+let top = 0;
+
+function noticeScroll(box) {
+  if (box.scrollTop < top) follows = false;
+  const below = box.scrollHeight - box.scrollTop - box.clientHeight;
+  if (below < (box.scrollTop > top ? 60 : 2)) follows = true;
+  top = box.scrollTop;
+}
 
 function show() {
   const box = element.querySelector(".turns");
   if (!box) return;
   const turns = props.value || [];
-  const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
+  noticeScroll(box);
   const grew = turns.length > box.children.length;
   if (box.children.length < shown.length) shown.length = box.children.length;
   while (box.children.length > turns.length) {
@@ -28,6 +37,7 @@ function show() {
   });
   element.querySelector(".welcome")?.toggleAttribute("hidden", turns.length > 0);
   if (follows || grew) box.scrollTop = box.scrollHeight;
+  top = box.scrollTop;
 }
 
 function edit(turn) {
@@ -49,20 +59,21 @@ function edit(turn) {
     form.remove();
     show();
   };
-  form.querySelector("[data-action=cancel]").addEventListener("click", close);
+  const cancel = () => {
+    close();
+    element.querySelector(`[data-index="${turn.dataset.index}"] [data-action=edit]`)?.focus();
+  };
+  form.querySelector("[data-action=cancel]").addEventListener("click", cancel);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const text = area.value.trim();
-    if (!text || isBusy() || !mayDrop(turn)) return;
+    const text = area.value.replace(/^\n+|\n+$/g, "");
+    if (!text.trim() || isBusy() || !mayDrop(turn)) return;
     trigger("edit", { index: Number(turn.dataset.index), text });
     close();
     focusBox();
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
-      close();
-      element.querySelector(`[data-index="${turn.dataset.index}"] [data-action=edit]`)?.focus();
-    }
+    if (event.key === "Escape") cancel();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
@@ -120,6 +131,20 @@ element.addEventListener("click", (event) => {
     focusBox();
   }
 });
+
+element.addEventListener(
+  "scroll",
+  (event) => event.target.classList.contains("turns") && noticeScroll(event.target),
+  true, // scrolling does not bubble
+);
+
+// Send and Stop take each other's place, and would take the focus along. A phone's keyboard is left
+// where it is.
+if (matchMedia("(hover: hover)").matches) {
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("#box button")) focusBox();
+  });
+}
 
 // Another tab may have loaded another model meanwhile.
 window.addEventListener("focus", () => trigger("focus"));

@@ -26,7 +26,11 @@ def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
     edit = "" if live else _actions("edit")
     parts = [f'<div class="user"><div class="said">{escape(turn.user)}</div>{edit}</div>']
     if turn.reply is not None:
-        actions = ["copy", "retry", "undo"] if last else ["copy", "retry"]
+        actions = [
+            *(["copy"] if turn.reply.pieces else []),
+            "retry",
+            *(["undo"] if last else []),
+        ]
         foot = _foot(turn.reply) + ("" if live else _actions(*actions))
         parts.append(
             f'<div class="reply">{_body(turn.reply, coloured)}<div class="foot">{foot}</div></div>'

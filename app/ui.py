@@ -40,6 +40,8 @@ WELCOME = """
 </div>
 """
 
+REFUSED = "this reply could not begin: a value in the sidebar was refused; set it right and retry"
+
 # What is kept lives as long as its tab: a page that is loaded again finds it there.
 KEEP = """(text) => {
   try {
@@ -74,6 +76,7 @@ class Session:
 
     knows     whether it is this side's to say what the conversation is, not the browser's
     busy      whether a reply is due
+    stops     whether it is to stop
     ends      whether the conversation is to end with it
     ended_at  when the user last began another, by the page's clock
     """
@@ -82,6 +85,7 @@ class Session:
     coloured: bool = True
     knows: bool = False
     busy: bool = False
+    stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
     _finished: list[tuple[Reply | None, tuple[str, bool, bool], str]] = field(default_factory=list)
@@ -107,9 +111,15 @@ class Session:
         """Whether something that the user did at this time can still be taken."""
         return not self.busy and at >= self.ended_at
 
+    @property
+    def begun(self) -> bool:
+        """Whether the last turn's reply has begun."""
+        turns = self.conversation.turns
+        return bool(turns) and turns[-1].reply is not None
+
     def end(self) -> None:
         """Begin another conversation."""
-        self.knows, self.ends = True, False
+        self.knows, self.busy, self.ends = True, False, False
         self.conversation.clear()
 
     def _turn_html(self, index: int, turn: Turn) -> str:
@@ -198,19 +208,23 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     # that streams: of that, the client may put the first updates together and lose some.
 
     def begin(tab: Session) -> dict[Any, Any]:
-        tab.busy, tab.ends = True, False
-        return {
-            box: gr.update(submit_btn=False, stop_btn="Stop"),
-            transcript: tab.html(),
-            kept: tab.kept(),
-        }
+        tab.busy, tab.stops, tab.ends = True, False, False
+        return shown(tab)
+
+    def shown(tab: Session) -> dict[Any, Any]:
+        buttons: dict[str, Any] = {"submit_btn": False, "stop_btn": "Stop"}
+        if not tab.busy:
+            buttons = {"submit_btn": "Send", "stop_btn": False}
+        return {box: gr.update(**buttons), transcript: tab.html(), kept: tab.kept()}
 
     def ask(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
         if not tab.is_open(at) or not text.strip():
             return nothing()
         tab.conversation.ask(text.strip("\n"))
-        return begin(tab) | {box: gr.update(value="", submit_btn=False, stop_btn="Stop")}
+        updates = begin(tab)
+        updates[box]["value"] = ""
+        return updates
 
     def retry(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
@@ -227,25 +241,29 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         return begin(tab)
 
     def answer(tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        if not tab.busy or tab.conversation.turns[-1].reply is not None:
-            yield nothing()  # the call before this one was not taken
+        if not tab.busy or tab.begun:  # the call before this one was not taken, or taken back
+            yield nothing() if tab.busy else shown(tab)
             return
         try:
             settings = read_settings(fields.read(values), backend.methods())
             for _ in tab.conversation.answer(backend, settings, _tab_id(request)):
                 if tab.ends:
                     break
+                if tab.stops:  # asked for, maybe before there was anything to stop
+                    backend.stop(_tab_id(request))
                 yield {transcript: tab.html()}
         finally:
             tab.busy = False
             if tab.ends:
                 tab.end()
-        yield {
-            box: gr.update(submit_btn="Send", stop_btn=False),
-            transcript: tab.html(),
-            kept: tab.kept(),
-            header: models.status_html(),
-        }
+        yield shown(tab) | {header: models.status_html()}
+
+    def give_up(tab: Session) -> dict[Any, Any]:
+        """After a reply that Gradio did not let begin, and says why, or that broke off."""
+        tab.busy = False
+        if tab.conversation.turns and not tab.begun:
+            tab.conversation.turns[-1].reply = Reply("", error=REFUSED)
+        return shown(tab)
 
     def undo(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
@@ -257,10 +275,10 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     def clear(tab: Session, at: float, request: gr.Request) -> dict[Any, Any]:
         tab.ends, tab.ended_at = True, at
         backend.stop(_tab_id(request))
-        if tab.busy:  # the reply that is due ends it
+        if tab.busy and tab.begun:  # the reply that is due ends it
             return nothing()
         tab.end()
-        return {box: gr.skip(), transcript: tab.html(), kept: tab.kept()}
+        return shown(tab)
 
     def nothing() -> dict[Any, Any]:
         return {box: gr.skip(), transcript: gr.skip(), kept: gr.skip()}
@@ -280,25 +298,28 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         tab.revive(known)
         return markdown(tab.conversation)
 
-    def stop(request: gr.Request) -> None:
+    def stop(tab: Session, request: gr.Request) -> None:
+        tab.stops = True
         backend.stop(_tab_id(request))
 
     def leave(request: gr.Request) -> None:
-        stop(request)
+        backend.stop(_tab_id(request))
         models.stop(request)
 
     taken = [box, transcript, kept]
-    inputs = [session, *fields.for_replies]
-    shown = [box, transcript, kept, header]
     acted = [kept, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
-        box.submit(ask, [box, *acted], taken, **in_order).then(answer, inputs, shown, **SLOW)
-        transcript.retry(retry, acted, taken, **in_order).then(answer, inputs, shown, **SLOW)
-        transcript.edit(edit, acted, taken, **in_order).then(answer, inputs, shown, **SLOW)
+        for asked in (
+            box.submit(ask, [box, *acted], taken, **in_order),
+            transcript.retry(retry, acted, taken, **in_order),
+            transcript.edit(edit, acted, taken, **in_order),
+        ):
+            replied = asked.then(answer, [session, *fields.for_replies], [*taken, header], **SLOW)
+            replied.failure(give_up, [session], taken, **QUICK)
         transcript.undo(undo, [box, *acted], taken, **in_order)
         transcript.focus(models.status_html, None, [header], **QUICK)
-        box.stop(stop, **QUICK)
+        box.stop(stop, [session], **QUICK)
         new.click(clear, [session, clicked], taken, **in_order)
         colour.input(set_colour, [colour, kept, session], [transcript], **QUICK)
         export.click(as_markdown, [kept, session], [exported], **QUICK).then(

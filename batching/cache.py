@@ -106,8 +106,9 @@ class SequenceCache:
         n_ctx = self.target.n_ctx
         if len(tokens) >= n_ctx:
             raise PromptTooLong(
-                f"the prompt has {len(tokens) + 1} tokens and the context holds {n_ctx}; "
-                f"shorten the prompt or raise --ctx to at least {len(tokens) + 2}"
+                f"the prompt, with the conversation before it, has {len(tokens) + 1} tokens and "
+                f"the context holds {n_ctx}; shorten it (in the chat: Undo, or New chat) or raise "
+                f"--ctx (in the chat: Context under Model) to at least {len(tokens) + 2}"
             )
         n_reused = common_prefix(self.tokens, tokens)
         read_from = len(tokens) if reader is None else reader.begin(tokens)

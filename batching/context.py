@@ -44,6 +44,7 @@ _llama_decode: Any = C._lib["llama_decode"]
 _logits_address: Any = C._lib["llama_get_logits"]
 _logits_address.restype = ctypes.c_void_p
 _ONE = (True,)  # the outputs of a single row
+LESS_MEMORY = "lower --ctx (in the chat: Context under Model) or use --kv-type q8_0"
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -426,7 +427,7 @@ def _new_context(
             f"(KV cache {params.kv_type}) for {model.path}: {reason}"
         )
         if "alloc" in log.lower() or "memory" in log.lower():
-            raise OutOfMemory(f"{message}; lower --ctx or use --kv-type q8_0")
+            raise OutOfMemory(f"{message}; {LESS_MEMORY}")
         raise ContextError(message)
     return ctypes.c_void_p(handle)
 
@@ -440,7 +441,7 @@ def _check_memory(model: Model, n_ctx: int, kv_type: str) -> None:
     if available is not None and needed > available:
         raise OutOfMemory(
             f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
-            f"cache and {available / 2**30:,.1f} GiB are free; lower --ctx or use --kv-type q8_0"
+            f"cache and {available / 2**30:,.1f} GiB are free; {LESS_MEMORY}"
         )
 
 
@@ -448,6 +449,6 @@ def _decode_error(code: int, n_rows: int, n_ctx: int) -> ContextError:
     if code == 1:
         return CacheFull(
             f"no room for {n_rows} rows in a KV cache of {n_ctx} cells; "
-            f"shorten the prompt or raise --ctx"
+            f"shorten the prompt or raise --ctx (in the chat: Context under Model)"
         )
     return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {recent_log()[-400:]}")

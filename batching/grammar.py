@@ -57,10 +57,13 @@ def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
 
     text = schema if isinstance(schema, str) else json.dumps(schema)
     try:
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("it is no JSON object")
         return str(convert(text))
     except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise GrammarError(
-            f"the JSON schema cannot be read: {error!r}; it starts with {text[:60]!r}"
+            f"the JSON schema cannot be read: {kind}{error}; it starts with {text[:60]!r}"
         ) from error
 
 

@@ -90,7 +90,7 @@ class Model:
         ends the load.
         """
         self.path = Path(path)
-        _check_file(self.path)
+        check_file(self.path)
         initialise()
         forget_log()
         params = C.llama_model_default_params()
@@ -292,7 +292,8 @@ def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") ->
         capacity = n + 1
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse what is no GGUF at all. Raises ModelFileMissing or NotGGUF."""
     if not path.is_file():
         raise ModelFileMissing(
             f"there is no file {path}; check the path, or name a model of models.txt"

@@ -149,7 +149,9 @@ class Engine:
         if not tokens:
             raise InvalidParameter("the prompt is empty; give at least one token")
         if max_tokens is not None and max_tokens < 1:
-            raise InvalidParameter(f"max_tokens is {max_tokens}; give at least 1, or None")
+            raise InvalidParameter(
+                f"max_tokens is {max_tokens}; give at least 1, or None (0 in the chat) for no limit"
+            )
         if isinstance(method, str):
             method = parse_method(method)
         self.stop_running()

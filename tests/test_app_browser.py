@@ -347,7 +347,7 @@ def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     chat.say("a cat")
     chat.page.wait_for_selector(".live .text")
     chat.reload()
-    assert "left before this reply was finished" in chat.last(".error")
+    assert "this reply was not finished" in chat.last(".error")
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
     chat.page.hover(".turns .reply")
@@ -373,6 +373,83 @@ def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
         chat.page.wait_for_selector(".welcome:visible")
         chat.page.wait_for_selector("#box .submit-button")
         assert chat.page.locator(".turn").count() == 0
+
+
+def test_stop_counts_from_the_moment_it_is_there(chat: Chat) -> None:
+    chat.never_end()
+    for n in range(1, 5):
+        chat.say("a cat")
+        chat.page.click("#box .stop-button")
+        chat.wait_for_reply(n)
+        assert "stopped" in chat.last(".stats")
+
+
+def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> None:
+    chat.never_end()
+    in_box = "document.activeElement === document.querySelector('#box textarea')"
+    chat.page.fill("#box textarea", "a cat")
+    chat.page.click("#box .submit-button")
+    chat.page.wait_for_selector(".live .text")
+    assert chat.page.evaluate(in_box)
+    chat.page.click("#box .stop-button")
+    chat.wait_for_reply()
+    assert chat.page.evaluate(in_box)
+
+
+def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    below = "(() => { const box = document.querySelector('.turns');"
+    below += " return box.scrollHeight - box.scrollTop - box.clientHeight; })()"
+    chat.page.wait_for_function(
+        "(box => box.scrollHeight > 3 * box.clientHeight)(document.querySelector('.turns'))"
+    )
+    assert chat.page.evaluate(below) < 60
+    chat.page.hover(".live .text")
+    for _ in range(4):
+        chat.page.mouse.wheel(0, -8)
+        chat.page.wait_for_timeout(30)
+    top = chat.page.evaluate("document.querySelector('.turns').scrollTop")
+    chat.page.wait_for_function(f"{below} > 200")  # it goes on below
+    assert chat.page.evaluate("document.querySelector('.turns').scrollTop") == top
+    chat.page.mouse.wheel(0, 100_000)
+    chat.page.wait_for_function(f"{below} < 60")
+    chat.page.wait_for_timeout(300)
+    assert chat.page.evaluate(below) < 60
+
+
+def test_a_message_that_is_edited_keeps_its_indentation_and_hides_what_would_drop_it(
+    chat: Chat,
+) -> None:
+    chat.ask("    keep\n  this")
+    chat.page.hover(".turns .user")
+    chat.page.click("[data-action=edit]")
+    assert not chat.page.is_visible("[data-action=retry]")
+    chat.page.click("[data-action=cancel]")
+    assert chat.page.evaluate("document.activeElement.dataset.action") == "edit"
+    chat.page.click("[data-action=edit]")
+    chat.page.press(".turns form textarea", "End")
+    chat.page.keyboard.type(" too")
+    chat.page.keyboard.press("Enter")
+    chat.page.wait_for_selector(".said:has-text('too')")
+    chat.wait_for_reply()
+    assert (
+        chat.page.evaluate("document.querySelector('.said').textContent") == "    keep\n  this too"
+    )
+
+
+def test_a_value_that_gradio_refuses_ends_the_reply_and_not_the_chat(chat: Chat) -> None:
+    chat.unfold("Sampling")
+    number = chat.page.get_by_label("number input for Temperature")
+    number.evaluate(
+        "(field) => { field.value = '5';"
+        " field.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    chat.say("a cat")
+    assert "could not begin" in chat.last(".error")
+    chat.page.wait_for_selector("#box .submit-button")
+    chat.reload()  # which sets right what was kept
+    assert chat.ask("a dog", 2)
 
 
 def test_an_empty_message_changes_nothing(chat: Chat) -> None:

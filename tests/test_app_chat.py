@@ -99,6 +99,28 @@ def test_a_plain_reply_is_what_a_retry_is_compared_with() -> None:
     assert "2.0× plain, other text" in stats_line(reply)
 
 
+def test_comparing_measures_again_what_was_measured_before() -> None:
+    conversation = Conversation()
+    for seconds, ratio in ((2.0, "2.0"), (3.0, "3.0")):
+        conversation.ask("hi")
+        plain = dataclasses.replace(DONE, method="ar", decode_seconds=seconds)
+        backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
+        assert f"{ratio}× plain" in stats_line(run(conversation, backend, compare=True))
+        conversation.undo()
+
+
+def test_the_speed_of_a_few_tokens_is_not_compared() -> None:
+    conversation = Conversation()
+    conversation.ask("hi")
+    few = dataclasses.replace(DONE, n_tokens=8, n_first=1)
+    run(conversation, FakeBackend([dataclasses.replace(few, method="ar")]), method="ar")
+    assert not conversation.plain_runs
+    conversation.retry(0)
+    backend = FakeBackend([few])
+    assert "plain" not in stats_line(run(conversation, backend, compare=True))
+    assert len(backend.requests) == 1
+
+
 def test_nothing_is_compared_that_was_not_measured() -> None:
     stopped = dataclasses.replace(DONE, method="ar", finish_reason="cancelled")
     for second in ([stopped], [Failed("no")]):

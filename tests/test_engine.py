@@ -303,7 +303,7 @@ def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) ->
 
 
 def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
-    with pytest.raises(PromptTooLong, match=r"the context holds 512; shorten the prompt"):
+    with pytest.raises(PromptTooLong, match=r"the context holds 512; shorten it .*at least 602"):
         engine.generate("a" * 600, max_tokens=1).run()
     assert engine.generate(PROMPT, max_tokens=3).run().finish_reason == "length"
 
@@ -443,9 +443,15 @@ def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Pat
         Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
 
 
-def test_a_json_schema_that_does_not_parse_is_refused(engine: Engine) -> None:
-    with pytest.raises(GrammarError, match="cannot be read"):
-        engine.generate("a", sampling=SamplingParams(json_schema="{nonsense")).run()
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [("{nonsense", "Expecting property name"), ("[]", "it is no JSON object")],
+)
+def test_a_json_schema_that_does_not_parse_is_refused(
+    engine: Engine, schema: str, reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=f"cannot be read: {reason}"):
+        engine.generate("a", sampling=SamplingParams(json_schema=schema)).run()
 
 
 @pytest.mark.parametrize(

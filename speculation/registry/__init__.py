@@ -135,7 +135,7 @@ def _local_file(entry: ModelEntry) -> Path:
 
 
 def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
-    kind = "is a folder" if Path(text).is_dir() else "is no file and no known name"
+    kind = "is a folder" if text and Path(text).is_dir() else "is no file and no known name"
     close = difflib.get_close_matches(text.lower(), entries, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return ModelNotFound(
