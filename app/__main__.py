@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     flags = parse_flags(arguments)
+    _check_host(flags.host)
     spec = ModelSpec(
         model=flags.model,
         n_ctx=flags.ctx,
@@ -99,6 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
     backend.close()  # the server ends with the process, without waiting for pages that are open
+
+
+def _check_host(host: str) -> None:
+    """End the program where it cannot serve there, whatever the port."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError as error:
+        sys.exit(f"--host {host}: no address of this machine ({error.strerror}); give another")
 
 
 def _load(backend: LocalBackend, spec: ModelSpec) -> None:

@@ -17,7 +17,7 @@ from app.events import QUICK
 from app.messages import MethodInfo, Parameter
 
 RANDOM = -1  # the seed that stands for another one each time
-N_SEEDS = 2**32
+N_SEEDS = 2**32 - 1
 
 
 class Fields:

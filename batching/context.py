@@ -30,6 +30,7 @@ from batching.errors import (
 )
 from batching.hardware import available_memory, physical_cores, supports_gpu
 from batching.internals import check_taps, internal
+from batching.interrupts import held_interrupts
 from batching.model import Model, recent_log
 from batching.rows import Rows
 from batching.target import Output
@@ -44,6 +45,8 @@ _llama_decode: Any = C._lib["llama_decode"]
 _logits_address: Any = C._lib["llama_get_logits"]
 _logits_address.restype = ctypes.c_void_p
 _ONE = (True,)  # the outputs of a single row
+MOST_CELLS = 2**31 - 256
+PADDING = 256  # cells: llama.cpp makes the context a multiple of it
 LESS_MEMORY = "lower --ctx (in the chat: Context under Model) or use --kv-type q8_0"
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
@@ -68,8 +71,10 @@ class ContextParams:
     flash_attn: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.n_ctx < 0:
-            raise InvalidParameter(f"n_ctx is {self.n_ctx}; give 0 (the model's own) or more")
+        if not 0 <= self.n_ctx <= MOST_CELLS:
+            raise InvalidParameter(
+                f"n_ctx is {self.n_ctx}; give 0 (the model's own) to {MOST_CELLS}"
+            )
         if not self.n_batch >= 1:
             raise InvalidParameter(f"n_batch is {self.n_batch}; give at least 1")
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
@@ -408,6 +413,7 @@ def _new_context(
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
     # llama.cpp ends the process over a batch, or a context, that has not a row for every sequence.
     native.n_ctx = max(native.n_ctx, params.n_seq_max)
+    native.n_ctx = -(-native.n_ctx // PADDING) * PADDING
     native.n_batch = max(min(params.n_batch, native.n_ctx), params.n_seq_max)
     native.n_ubatch = native.n_batch
     native.n_seq_max = params.n_seq_max
@@ -418,7 +424,14 @@ def _new_context(
     native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]
     native.no_perf = True
     _check_memory(model, native.n_ctx, params.kv_type)
-    handle = C.llama_init_from_model(model.handle, native)
+    handle = None
+    try:
+        with held_interrupts():
+            handle = C.llama_init_from_model(model.handle, native)
+    except BaseException:
+        if handle:
+            C.llama_free(handle)
+        raise
     if not handle:
         log = recent_log()
         reason = log.splitlines()[-1] if log else "no reason given"

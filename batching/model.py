@@ -23,6 +23,7 @@ from batching.errors import (
     TruncatedGGUF,
     UnsupportedModel,
 )
+from batching.interrupts import held_interrupts
 
 ALL_LAYERS = 999
 TAKE_BOTH = ("eagle3",)  # architectures whose rows hold a token and an embedding
@@ -100,6 +101,7 @@ class Model:
 
         def on_progress(share: float, _user_data: int | None) -> bool:
             try:
+                deliver()
                 if progress is not None:
                     progress(share)
             except BaseException as error:  # cannot pass through llama.cpp
@@ -108,11 +110,16 @@ class Model:
 
         callback = C.llama_progress_callback(on_progress)  # must outlive the call below
         params.progress_callback = callback
-        handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
-        if stopped:
+        handle = None
+        try:
+            with held_interrupts() as deliver:
+                handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
+                if stopped:
+                    raise stopped[0]
+        except BaseException:
             if handle:
                 C.llama_model_free(handle)
-            raise stopped[0]
+            raise
         if not handle:
             raise _load_error(self.path)
         self._handle: Any = handle
@@ -259,6 +266,10 @@ class Model:
             if n >= 0:
                 return buffer.raw[:n]
             capacity = -n
+
+    @property
+    def is_closed(self) -> bool:
+        return self._handle is None
 
     def close(self) -> None:
         """Free the weights. Idempotent."""

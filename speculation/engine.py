@@ -222,8 +222,13 @@ class Engine:
                 flash_attn="on" if context.flash_attn else "off",
             )
             context.close()
-            self.context = Context(self.model, wider, trace=context.trace_path)
-            self.cache = SequenceCache(self.context)
+            try:
+                self.context = Context(self.model, wider, trace=context.trace_path)
+            except BaseException:
+                self.context = Context(self.model, context.params, trace=context.trace_path)
+                raise
+            finally:
+                self.cache = SequenceCache(self.context)
         self.cache.reserve(1)
 
     def prepare(self) -> None:
@@ -257,6 +262,8 @@ class Engine:
 
     def close(self) -> None:
         """Free context and model. Idempotent."""
+        if self.model.is_closed:
+            return
         self.stop_running()
         if self.resources.known_cost is not None:
             save_cost(self.context, self.resources.known_cost)
@@ -418,5 +425,6 @@ def _require_rows(engine: Engine, method: Method, drafters: Sequence[Drafter]) -
         if n_rows > n_batch:
             raise InvalidParameter(
                 f"method {method.name} with these parameters decodes {n_rows} rows at a time, and "
-                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise n_batch"
+                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise --ctx, or "
+                "n_batch of ContextParams"
             )

@@ -14,5 +14,7 @@ def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> N
     """
     for name, low, high in ranges:
         value = getattr(params, name)
+        if isinstance(getattr(type(params), name, None), int) and value != int(value):
+            raise InvalidParameter(f"{name} is {value}; give a whole number")
         if not low <= value <= high:
             raise InvalidParameter(f"{name} is {value}; give {low} to {high}")

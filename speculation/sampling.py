@@ -56,7 +56,7 @@ class SamplingParams:
             self,
             (
                 ("temperature", 0.0, 100.0),
-                ("seed", 0, 2**32 - 1),
+                ("seed", 0, 2**32 - 2),  # the next one stands for chance in llama.cpp
                 ("top_k", 0, 2**31 - 1),
                 ("top_p", 0.0, 1.0),
                 ("min_p", 0.0, 1.0),
@@ -119,6 +119,14 @@ def make_sampler(params: SamplingParams, model: Model, n_ctx: int) -> GreedySamp
                 f"logit_bias names token {token}, and the model has 0 to {model.n_vocab - 1}"
             )
     chain = SamplerChain(model)
+    try:
+        return _with_links(chain, params, n_ctx)
+    except BaseException:
+        chain.close()
+        raise
+
+
+def _with_links(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> SamplerChain:
     if params.json_schema is not None:
         chain.grammar(json_schema_to_gbnf(params.json_schema))
     elif params.grammar is not None:

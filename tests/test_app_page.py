@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from app import fields as page_fields
     from app import model_panel, ui
-    from app.__main__ import parse_flags
+    from app.__main__ import main, parse_flags
 
 
 # Rendering
@@ -217,6 +217,11 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         parse_flags(["--method", "lokahead"])
     assert "did you mean lookahead?" in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_refused_before_any_port_is_tried() -> None:
+    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1: no address of this machine"):
+        main(["--host", "192.0.2.1"])
 
 
 def test_the_answers_of_the_page_forbid_the_browser_to_leave() -> None:

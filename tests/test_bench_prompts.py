@@ -50,6 +50,7 @@ def test_later_turns_have_their_number_in_the_id() -> None:
         ('{"prompt": ""}', "a prompt must be text, and not empty"),
         ('{"prompt": "\\ud800x"}', "a prompt has half of a character"),
         ('{"prompt": "Hi", "category": 3}', "category must be text"),
+        ('{"prompt": "Hi", "category": "all"}', "stands for all of them; call it otherwise"),
         ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
     ],
 )

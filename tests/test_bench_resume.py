@@ -41,6 +41,23 @@ bench.main(sys.argv[1:])
 """
 
 
+# Nobody reads its tables; its report is an empty file.
+UNREAD = """
+import os, sys
+from pathlib import Path
+from speculation.bench import __main__ as bench
+bench.write_report = lambda folder, *_, **__: folder.touch()
+bench.require_matplotlib = lambda: None
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+def differences(*_):
+    os.close(reader)
+    return ""
+bench.differences = differences
+sys.exit(bench.main(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
 def flags(tiny_model: Path, tmp_path: Path) -> list[str]:
     prompts = tmp_path / "prompts.jsonl"
@@ -107,6 +124,18 @@ def test_a_killed_benchmark_keeps_every_round_but_the_running_one_and_goes_on(
     assert [run["tokens"] for run in whole["runs"]] == [
         run["tokens"] for run in document(at_once)["runs"]
     ]
+
+
+def test_a_reader_that_leaves_costs_neither_figures_nor_report(
+    flags: list[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "report"
+    command = [sys.executable, "-c", UNREAD, *flags, "--report", str(report)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == bench.FAILED
+    assert "ipe" not in done.stderr
+    assert document(flags)["complete"] is True
+    assert report.exists()
 
 
 def test_with_nothing_left_the_tables_come_without_measuring(

@@ -213,6 +213,33 @@ def test_a_context_too_small_for_every_prompt_is_an_error(
     )
 
 
+def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
+    tiny_model: Path,
+    prompt_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "differences", interrupted)
+    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "3"]
+    arguments += ["--methods", "ar"]
+    path = tmp_path / "out.json"
+    assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
+    assert f"shown; {path} holds them: the same command with --resume" in capsys.readouterr().err
+    assert bench.main(arguments) == bench.INTERRUPTED
+    assert "shown; --json FILE would have kept them" in capsys.readouterr().err
+
+
+def test_a_prompt_on_the_command_line_may_not_be_empty(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == bench.FAILED
+    assert "--prompt is empty; give a text" in capsys.readouterr().err
+
+
 def test_ctrl_c_shows_and_keeps_what_was_done(
     tiny_model: Path,
     prompt_file: str,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +25,15 @@ from batching.errors import (
     ModelError,
     ModelFileMissing,
     NotGGUF,
+    OutOfMemory,
     PromptTooLong,
     SpeculationError,
     TruncatedGGUF,
     UnsupportedModel,
 )
+from batching.interrupts import held_interrupts
 from batching.model import Model
+from speculation import engine as engine_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
@@ -399,6 +406,7 @@ def test_one_stop_string_may_be_given_as_it_is(engine: Engine) -> None:
 
 def test_an_engine_that_is_closed_says_so(tiny_model: Path) -> None:
     engine = Engine.load(tiny_model)
+    engine.prepare()  # what was measured is kept at the first close
     engine.close()
     engine.close()
     for use in (
@@ -438,6 +446,54 @@ def test_a_window_that_no_batch_holds_is_refused(tiny_model: Path) -> None:
         engine.generate("hi", method="lookahead:window=60,ngram=9", max_tokens=4).run()
 
 
+def test_a_batch_holds_what_the_context_was_rounded_up_to(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, ContextParams(n_ctx=100)) as engine:
+        assert (engine.context.n_ctx, engine.context.n_batch) == (256, 256)
+
+
+def test_an_engine_outlives_a_wider_context_that_there_is_no_memory_for(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(model: Model, params: ContextParams, **more: Any) -> Context:
+        if params.n_seq_max > 8:
+            raise OutOfMemory("no memory")
+        return Context(model, params, **more)
+
+    with Engine.load(tiny_model, replace(EXACT, n_seq_max=8)) as engine:
+        before = engine.generate(PROMPT, method="ar", max_tokens=9).run().text
+        monkeypatch.setattr(engine_module, "Context", limited)
+        with pytest.raises(OutOfMemory):
+            engine.generate(PROMPT, method="prompt-lookup:branches=20", max_tokens=9).run()
+        assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before
+
+
+def test_ctrl_c_is_not_lost_in_what_llama_cpp_calls(tiny_model: Path) -> None:
+    @ctypes.CFUNCTYPE(None)
+    def callback() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert sum(range(1000)) == 499_500  # the signal is handled in here
+
+    before = signal.getsignal(signal.SIGINT)
+    gone_on = False
+    with pytest.raises(KeyboardInterrupt), held_interrupts():
+        callback()
+        gone_on = True
+    assert gone_on
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_load(tiny_model: Path) -> None:
+    shares: list[float] = []
+
+    def progress(share: float) -> None:
+        shares.append(share)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        Model(tiny_model, progress=progress)
+    assert len(shares) == 1
+
+
 def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="batches cannot be traced to .*none/t"):
         Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
@@ -460,6 +516,8 @@ def test_a_json_schema_that_does_not_parse_is_refused(
         ({"temperature": -1}, "temperature is -1; give 0.0 to 100.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"mirostat": 3}, "mirostat is 3"),
+        ({"seed": 2**32 - 1}, "seed is 4294967295; give 0 to 4294967294"),
+        ({"seed": 1.5}, "seed is 1.5; give a whole number"),
         ({"grammar": "x", "json_schema": "{}"}, "give one"),
     ],
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.compare_llama_cpp is not None:
             return _compare(options, options.compare_llama_cpp)
         return _bench(options, command_line(arguments))
+    except BrokenPipeError:  # nobody reads on; nor is Python to flush the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (SpeculationError, OSError) as error:
         return _failed(error)
     except KeyboardInterrupt:
@@ -105,17 +109,17 @@ def _bench(options: Options, command: str) -> int:
         print("\n".join([_heading(engine, suite.what(prompts, plan)), *notes]), flush=True)
         if results.complete:
             print(f"nothing is left to measure in {options.json}", file=sys.stderr)
-            _show(engine, options, results, notes, command)
-            return OK
+            return _show(engine, options, results, notes, command)
         suite.warm_up(engine, prompts, plan)
+        code = OK
         try:
             _measure(engine, prompts, plan, options, results)
         except KeyboardInterrupt:
             print("interrupted; what follows is what was done by then", file=sys.stderr)
-            return INTERRUPTED
+            code = INTERRUPTED
         finally:  # whatever ended it, what was measured is not lost
-            _show(engine, options, results, notes, command)
-    return OK
+            code = _show(engine, options, results, notes, command) or code
+    return code
 
 
 def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]) -> Results:
@@ -161,31 +165,47 @@ def _measure(
 
 def _show(
     engine: Engine, options: Options, results: Results, notes: Sequence[str], command: str
-) -> None:
-    """Print the tables and write the report, of whatever there is."""
-    differing = ""
+) -> int:
+    """Print the tables and write the report, of whatever there is; the exit code."""
+    kept = options.json is not None and options.json.exists()
+    try:
+        differing = differences(results.runs, engine.model.piece) if results.runs else ""
+        try:
+            for text in _tables(options, results, differing):
+                print(text)
+            if kept:
+                print(f"written to {options.json}")
+            sys.stdout.flush()
+        finally:  # also where nobody reads the tables to their end
+            if options.report is not None and (results.runs or results.curves):
+                page = write_report(
+                    options.report,
+                    options.suite,
+                    results,
+                    differences=differing,
+                    notes=notes,
+                    command=command,
+                )
+                print(f"report in {page}")
+    except KeyboardInterrupt:
+        where = "--json FILE would have kept them"
+        if kept:
+            where = f"{options.json} holds them: the same command with --resume shows them"
+        print(f"interrupted while the results were shown; {where}", file=sys.stderr)
+        return INTERRUPTED
+    return OK
+
+
+def _tables(options: Options, results: Results, differing: str) -> Iterator[str]:
     if results.runs or results.curves:
-        print(f"\n{options.suite.text(results)}")
+        yield f"\n{options.suite.text(results)}"
     if results.runs:
         rows = summarise(results.runs)
         for table in [*positions(rows)[-1:], *choices(rows)]:
-            print(f"\n{table.text()}")
-        differing = differences(results.runs, engine.model.piece)
-        print(f"\n{differing}")
+            yield f"\n{table.text()}"
+        yield f"\n{differing}"
     if results.skipped:
-        print(skipped_turns(results.skipped))
-    if options.json is not None and options.json.exists():
-        print(f"written to {options.json}")
-    if options.report is not None and (results.runs or results.curves):
-        page = write_report(
-            options.report,
-            options.suite,
-            results,
-            differences=differing,
-            notes=notes,
-            command=command,
-        )
-        print(f"report in {page}")
+        yield skipped_turns(results.skipped)
 
 
 def _heading(engine: Engine, what: str) -> str:

@@ -155,6 +155,8 @@ class Options:
     def read_prompts(self) -> list[Prompt]:
         """The prompts asked for. Raises PromptFileError or InvalidParameter."""
         if self.prompt is not None:
+            if not all(self.prompt):
+                raise InvalidParameter("--prompt is empty; give a text")
             texts = enumerate(self.prompt, start=1)
             prompts = [Prompt(f"prompt-{number}", "prompts", (text,)) for number, text in texts]
         else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter, SpeculationError
+from speculation.bench.summary import ALL
 
 BUILTIN = "builtin"
 NO_CATEGORY = "prompts"  # of lines that name none
@@ -124,6 +125,8 @@ def _parse_line(line: str, number: int) -> Prompt:
     category = fields.get("category", NO_CATEGORY)
     if not isinstance(identity, (str, int)) or not isinstance(category, str):
         raise PromptFileError("question_id must be text or a whole number, category must be text")
+    if category == ALL:
+        raise PromptFileError(f'the category "{ALL}" stands for all of them; call it otherwise')
     return Prompt(str(identity), category, _turns(fields))
 
 
