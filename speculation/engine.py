@@ -119,6 +119,7 @@ class Engine:
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))
             opened.append(draft)
+            draft.use_fewest_threads()
             return cls(loaded, context, draft, found)
         except BaseException as error:
             for item in reversed(opened):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from batching.context import Context, ContextParams
 from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.levels import LevelDecoder
 from batching.model import Model
+from batching.rows import Rows
 from batching.tree import Floats, TokenTree
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, measure_cost, save_cost
@@ -73,6 +75,31 @@ def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) 
         pytest.raises(InvalidParameter, match="--draft-model"),
     ):
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
+
+
+@pytest.mark.parametrize(("all_over_one", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
+def test_a_draft_model_that_threads_do_not_speed_up_gets_one(
+    tiny_model: Path,
+    tiny_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    all_over_one: float,
+    n_threads: int,
+) -> None:
+    monkeypatch.setattr("batching.context._all_over_one", lambda *_: all_over_one)
+    with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
+        assert engine.draft is not None
+        handle = engine.draft._handle
+        assert C.llama_n_threads(handle) == engine.draft.n_threads == n_threads
+        assert C.llama_n_threads_batch(handle) == 2
+        assert engine.context.n_threads == 2
+
+
+def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> None:
+    with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
+        context.use_fewest_threads()
+        assert context.n_threads in (1, 2)
+        assert C.llama_n_threads_batch(context._handle) == 2
+        context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
 
 
 def test_drafts_shorter_than_draft_min_are_dropped() -> None:
