@@ -57,6 +57,12 @@ class Reply:
     def text(self) -> str:
         return "".join(text for text, _ in self.pieces)
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it was stopped, at whatever limit but the context's, and may be gone on with."""
+        ends = self.done.finish_reason if self.done is not None else "cancelled"
+        return bool(self.pieces) and ends in ("cancelled", "length")
+
     def apply(self, event: Event) -> None:
         """Take in what the backend says."""
         if isinstance(event, Text):
@@ -76,10 +82,18 @@ class Reply:
 
 @dataclass
 class Turn:
-    """What the user said and the reply to it."""
+    """What the user said and the reply to it.
+
+    before  the reply that was cut short, while another that goes on with it is due
+    """
 
     user: str
     reply: Reply | None = None
+    before: Reply | None = None
+
+    @property
+    def shown(self) -> Reply | None:
+        return self.reply or self.before
 
 
 class Conversation:
@@ -95,7 +109,12 @@ class Conversation:
     def retry(self, index: int) -> None:
         """Drop the reply of a turn and everything after it."""
         del self.turns[index + 1 :]
-        self.turns[index].reply = None
+        self.turns[index].reply = self.turns[index].before = None
+
+    def go_on(self) -> None:
+        """Let the last reply, which was cut short, be gone on with."""
+        turn = self.turns[-1]
+        turn.before, turn.reply = turn.reply, None
 
     def edit(self, index: int, text: str) -> None:
         """Say something else in a turn, and drop everything after it."""
@@ -118,6 +137,8 @@ class Conversation:
                 messages.append({"role": "assistant", "content": turn.reply.text})
         if self.turns:
             messages.append({"role": "user", "content": self.turns[-1].user})
+            if self.turns[-1].before is not None:
+                messages.append({"role": "assistant", "content": self.turns[-1].before.text})
         return tuple(messages)
 
     def answer(
@@ -130,7 +151,6 @@ class Conversation:
     ) -> Iterator[None]:
         """Let the last turn be replied to; yields whenever there is something new to show."""
         turn = self.turns[-1]
-        turn.reply = reply = Reply(settings.method)
         request = ChatRequest(
             request_id,
             self.messages(settings.system),
@@ -138,6 +158,9 @@ class Conversation:
             settings.sampling,
             settings.max_tokens,
         )
+        begun = list(turn.before.pieces) if turn.before is not None else []
+        turn.reply, turn.before = Reply(settings.method, list(begun)), None
+        reply = turn.reply
         yield
         yield from follow(backend.reply(request), reply.apply, clock)
         done = reply.done
@@ -150,12 +173,13 @@ class Conversation:
             self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
             return
         if settings.compare:
-            plain = Reply(PLAIN)
+            plain = Reply(PLAIN, list(begun))
 
             def apply(event: Event) -> None:
                 plain.apply(event)
+                n_done = len(plain.pieces) - len(begun)
                 reply.notice = plain.notice or (
-                    f"Measuring plain decoding: {len(plain.pieces)} of {done.n_tokens} tokens"
+                    f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
                 )
 
             again = ChatRequest(
@@ -238,9 +262,10 @@ def markdown(conversation: Conversation) -> str:
     parts = []
     for turn in conversation.turns:
         parts.append(f"## You\n\n{turn.user}\n")
-        if turn.reply is not None:
-            line = " · ".join(filter(None, (turn.reply.method, stats_line(turn.reply))))
-            text = "\n\n".join(filter(None, (turn.reply.text, turn.reply.error)))
+        reply = turn.shown
+        if reply is not None:
+            line = " · ".join(filter(None, (reply.method, stats_line(reply))))
+            text = "\n\n".join(filter(None, (reply.text, reply.error)))
             parts.append(f"## Model\n\n{text}\n\n<sub>{line}</sub>\n")
     return "\n".join(parts)
 

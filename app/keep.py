@@ -42,7 +42,8 @@ def from_text(text: str | None) -> Conversation:
 
 
 def _turn(data: Mapping[str, Any]) -> Turn:
-    reply = _reply(data["reply"]) if data["reply"] else Reply("")
+    kept = data["reply"] or data.get("before")
+    reply = _reply(kept) if kept else Reply("")
     if reply.done is None and not reply.error:
         reply.notice, reply.error = "", LEFT
     return Turn(str(data["user"]), reply)

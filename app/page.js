@@ -126,6 +126,10 @@ element.addEventListener("click", (event) => {
     trigger("retry", { index });
     focusBox();
   }
+  if (button.dataset.action === "continue") {
+    trigger("go_on");
+    focusBox();
+  }
   if (button.dataset.action === "undo") {
     trigger("undo", { index });
     focusBox();

@@ -25,15 +25,17 @@ def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
     """One turn; ``live`` while its reply is in the making, ``last`` where it can be undone."""
     edit = "" if live else _actions("edit")
     parts = [f'<div class="user"><div class="said">{escape(turn.user)}</div>{edit}</div>']
-    if turn.reply is not None:
+    reply = turn.shown
+    if reply is not None:
         actions = [
-            *(["copy"] if turn.reply.pieces else []),
+            *(["copy"] if reply.pieces else []),
+            *(["continue"] if last and reply.is_cut_short else []),
             "retry",
             *(["undo"] if last else []),
         ]
-        foot = _foot(turn.reply) + ("" if live else _actions(*actions))
+        foot = _foot(reply) + ("" if live else _actions(*actions))
         parts.append(
-            f'<div class="reply">{_body(turn.reply, coloured)}<div class="foot">{foot}</div></div>'
+            f'<div class="reply">{_body(reply, coloured)}<div class="foot">{foot}</div></div>'
         )
     return f'<article class="turn{" live" if live else ""}">{"".join(parts)}</article>'
 

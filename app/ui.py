@@ -233,6 +233,13 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         tab.conversation.retry(event.index)
         return begin(tab)
 
+    def go_on(known: str, tab: Session, at: float) -> dict[Any, Any]:
+        tab.revive(known)
+        if not tab.is_open(at) or not tab.begun:
+            return nothing()
+        tab.conversation.go_on()
+        return begin(tab)
+
     def edit(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
         if not tab.is_open(at):
@@ -262,7 +269,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         """After a reply that Gradio did not let begin, and says why, or that broke off."""
         tab.busy = False
         if tab.conversation.turns and not tab.begun:
-            tab.conversation.turns[-1].reply = Reply("", error=REFUSED)
+            turn = tab.conversation.turns[-1]
+            turn.reply, turn.before = turn.before or Reply(""), None
+            turn.reply.error = REFUSED
         return shown(tab)
 
     def undo(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
@@ -313,6 +322,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         for asked in (
             box.submit(ask, [box, *acted], taken, **in_order),
             transcript.retry(retry, acted, taken, **in_order),
+            transcript.go_on(go_on, acted, taken, **in_order),
             transcript.edit(edit, acted, taken, **in_order),
         ):
             replied = asked.then(answer, [session, *fields.for_replies], [*taken, header], **SLOW)

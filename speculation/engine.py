@@ -191,7 +191,8 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Generation:
-        """Reply to a conversation in the GGUF's chat format; a text is one user message.
+        """Reply to a conversation in the GGUF's chat format; a text is one user message, and a last
+        message of the assistant is gone on with.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. Only what the
         cache does not hold of it is decoded anew.

@@ -16,7 +16,8 @@ from batching.model import Model
 
 Message = Mapping[str, str]
 
-ROLES = ("system", "user", "assistant")
+ASSISTANT = "assistant"
+ROLES = ("system", "user", ASSISTANT)
 
 # For models whose GGUF brings no template: they were not tuned on one, so a plain transcript does.
 TRANSCRIPT_TEMPLATE = (
@@ -37,14 +38,7 @@ def render_messages(
     Raises InvalidParameter for an empty conversation, an unknown role, or messages that the
     template refuses (some accept no system message, or want user and assistant in turn).
     """
-    if not messages:
-        raise InvalidParameter("the conversation is empty; give at least one user message")
-    for message in messages:
-        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise InvalidParameter(
-                f"a message is {dict(message)!r:.120}; give a role of {', '.join(ROLES)} "
-                f"and its content as text"
-            )
+    _check(messages)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
@@ -64,16 +58,31 @@ def render_messages(
         ) from error
 
 
-def chat_tokens(model: Model, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation in the model's own format.
+def _check(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise InvalidParameter("the conversation is empty; give at least one user message")
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise InvalidParameter(
+                f"a message is {dict(message)!r:.120}; give a role of {', '.join(ROLES)} "
+                f"and its content as text"
+            )
 
+
+def chat_tokens(model: Model, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation in the model's own format, up to where the assistant speaks.
+
+    A last message of the assistant is the beginning of what it says, to be gone on with.
     A template without room for a system message gets it at the head of the first user message.
     Control tokens written out in a message stay plain text: nobody ends a turn by quoting one.
     """
+    _check(messages)
     bos, eos = (_piece(model, name) for name in ("bos", "eos"))
     template = model.chat_template or TRANSCRIPT_TEMPLATE
 
     def render(messages: Sequence[Message]) -> str:
+        if len(messages) > 1 and messages[-1]["role"] == ASSISTANT:
+            return render(messages[:-1]) + messages[-1]["content"]
         try:
             return render_messages(template, messages, bos_token=bos, eos_token=eos)
         except InvalidParameter:

@@ -355,6 +355,19 @@ def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     chat.page.wait_for_selector(".stats:has-text('length limit')")
 
 
+def test_a_reply_that_reached_its_length_goes_on(chat: Chat) -> None:
+    chat.ask("a cat")
+    begun = chat.last(".text")
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_function(
+        "n => document.querySelector('.text').dataset.source.length > n"
+        " && !document.querySelector('.live')",
+        arg=len(begun),
+    )
+    assert chat.last(".text").startswith(begun)
+    assert chat.page.locator(".turn").count() == 1
+
+
 def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")

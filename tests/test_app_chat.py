@@ -44,6 +44,28 @@ def test_retry_and_edit_drop_what_follows() -> None:
     assert conversation.turns == [Turn("uno")]
 
 
+def test_a_reply_that_was_cut_short_is_gone_on_with() -> None:
+    conversation = Conversation()
+    conversation.ask("count")
+    cut = dataclasses.replace(DONE, finish_reason="length")
+    run(conversation, FakeBackend([Text((("one ", False), ("two ", True))), cut]))
+    assert conversation.turns[0].reply is not None
+    assert conversation.turns[0].reply.is_cut_short
+    conversation.go_on()
+    assert "one two " in markdown(conversation)
+    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
+    backend = FakeBackend([Text((("three", True),)), DONE], [Text((("three", False),)), plain])
+    reply = run(conversation, backend, compare=True)
+    assert backend.requests[0].messages == (
+        {"role": "user", "content": "count"},
+        {"role": "assistant", "content": "one two "},
+    )
+    assert reply.pieces == [("one ", False), ("two ", True), ("three", True)]
+    assert "2.0× plain, same text" in stats_line(reply)
+    assert not reply.is_cut_short
+    assert conversation.turns == [Turn("count", reply)]
+
+
 def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> None:
     conversation, seen = Conversation(), []
     conversation.ask("hi")

@@ -134,3 +134,15 @@ def test_as_shipped_texts_differ_only_where_two_tokens_are_almost_equally_likely
     gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]
     assert all(gap is not None and abs(gap) < 0.2 for gap in gaps), gaps
     assert len(gaps) < 0.1 * len(done)
+
+
+def test_a_reply_that_was_cut_short_goes_on_as_it_would_have(f32_model: Path) -> None:
+    said = [{"role": "user", "content": "Tell me a story about a ship."}]
+    with Engine.load(f32_model, EXACT) as engine:
+        whole = engine.chat(said, method="ar", max_tokens=40).run()
+        for n in (1, 7, 20):
+            begun = engine.chat(said, method="ar", max_tokens=n).run().text
+            more = [*said, {"role": "assistant", "content": begun}]
+            rest = engine.chat(more, method="prompt-lookup", max_tokens=40 - n).run()
+            assert begun + rest.text == whole.text
+            assert rest.stats.n_reused >= whole.stats.n_prompt

@@ -526,6 +526,16 @@ def test_sampling_out_of_range_is_refused(params: dict[str, object], message: st
         SamplingParams(**params)  # type: ignore[arg-type]
 
 
+def test_a_last_message_of_the_assistant_is_gone_on_with(engine: Engine) -> None:
+    said = [{"role": "user", "content": "the cat saw a dog"}]
+    prompt = engine.chat(said, max_tokens=1).prompt
+    for text in ("a cat", "</s> a cat"):
+        tokens = engine.chat([*said, {"role": "assistant", "content": text}], max_tokens=1).prompt
+        assert tokens[: len(prompt)] == prompt
+        assert engine.model.detokenize(tokens[len(prompt) :]).decode() == text
+        assert engine.model.special_token("eos") not in tokens[len(prompt) :]
+
+
 def test_an_unknown_role_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidParameter, match="give a role of system, user, assistant"):
         engine.chat([{"role": "robot", "content": "beep"}])
