@@ -84,7 +84,8 @@ def _refusal(gbnf: str) -> str:
 @contextmanager
 def _stderr_to(file: IO[bytes]) -> Iterator[None]:
     """What the process prints to its stderr meanwhile goes into ``file``."""
-    sys.stderr.flush()
+    if sys.stderr is not None:  # as in a program without a console
+        sys.stderr.flush()
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
