@@ -288,8 +288,8 @@ class Engine:
 class Generation:
     """A text in the making: iterate for tokens; read ``text``, ``stats`` and ``finish_reason``.
 
-    finish_reason  None while it runs, or where an error ended it; then ``stop`` (end of generation or a stop string),
-                   ``length`` (max_tokens), ``context`` (full) or ``cancelled``
+    finish_reason  None while it runs, or where an error ended it; then ``stop`` (end of generation
+                   or a stop string), ``length`` (max_tokens), ``context`` (full) or ``cancelled``
     """
 
     def __init__(
