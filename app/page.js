@@ -136,6 +136,11 @@ element.addEventListener("click", (event) => {
   }
 });
 
+// What is typed is kept at once; with the server away, Gradio's own events would come too late.
+document.addEventListener("input", (event) => {
+  if (event.target.matches("#box textarea")) sessionStorage.setItem("typed", event.target.value);
+});
+
 element.addEventListener(
   "scroll",
   (event) => event.target.classList.contains("turns") && noticeScroll(event.target),

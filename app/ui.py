@@ -50,12 +50,19 @@ KEEP = """(text) => {
   } catch (error) { console.warn(error); }
 }"""
 KEEP_VALUES = """(...values) => {
-  try { sessionStorage.setItem("values", JSON.stringify(values)); }
-  catch (error) { console.warn(error); }
+  try {
+    sessionStorage.setItem("values", JSON.stringify(values));
+    sessionStorage.removeItem("typed");
+  } catch (error) { console.warn(error); }
 }"""
-KEPT = """() => [
-  sessionStorage.getItem("conversation") ?? "", sessionStorage.getItem("values") ?? "", null
-]"""
+# ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
+# is away. The box is the last field.
+KEPT = """() => {
+  const values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
+  const typed = sessionStorage.getItem("typed");
+  if (values.length && typed !== null) values[values.length - 1] = typed;
+  return [sessionStorage.getItem("conversation") ?? "", JSON.stringify(values), null];
+}"""
 
 # Gradio handles calls side by side: which came first, only the page knows.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"

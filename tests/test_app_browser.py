@@ -342,6 +342,24 @@ def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, mode
     chat.close()
 
 
+def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
+    with served(model) as address:
+        chat = Chat(browser, address)
+        chat.never_end()
+        chat.say("a cat")
+        chat.page.wait_for_selector(".live .text")
+        chat.page.fill("#box textarea", "half")
+        chat.page.wait_for_timeout(300)
+    chat.page.fill("#box textarea", "half a sentence")
+    chat.page.wait_for_timeout(300)
+    with served(model, "--port", str(urlsplit(address).port)):
+        chat.page.goto(address)
+        chat.page.wait_for_function(
+            "document.querySelector('#box textarea')?.value === 'half a sentence'"
+        )
+    chat.close()
+
+
 def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")
