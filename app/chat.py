@@ -115,6 +115,10 @@ class Conversation:
         """Let the last reply, which was cut short, be gone on with."""
         turn = self.turns[-1]
         turn.before, turn.reply = turn.reply, None
+        if turn.before is not None and turn.before.pieces:
+            # Half of a character cannot be gone on with.
+            text, drafted = turn.before.pieces[-1]
+            turn.before.pieces[-1] = (text.rstrip("\ufffd"), drafted)
 
     def edit(self, index: int, text: str) -> None:
         """Say something else in a turn, and drop everything after it."""

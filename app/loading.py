@@ -86,12 +86,15 @@ class ModelSlot:
             self.engine = None
         self.status = Status()
 
-        def progress(share: float) -> None:
+        def check() -> None:
             if may_stop and job.cancelled.is_set():
                 raise _Stopped
+
+        def progress(share: float) -> None:
+            check()
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
-        self.engine = engine = Engine.load(
+        engine = Engine.load(
             spec.model,  # by its name: what is paired with it goes by that
             params,
             draft_model=spec.draft_model,
@@ -100,7 +103,14 @@ class ModelSlot:
             trace_batches=self._trace_batches,
             progress=progress,
         )
-        engine.prepare()
+        try:
+            self._tell(job, Loading(spec.model, "measure", 0, 0))
+            engine.prepare(check)
+            check()
+        except BaseException:
+            engine.close()
+            raise
+        self.engine = engine
         self._n_loads += 1
         self._params = params
         return LoadedModel(

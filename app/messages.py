@@ -104,7 +104,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Loading:
-    """A model on its way: bytes while ``stage`` is ``download``, percent while it is ``load``."""
+    """A model on its way: bytes while ``stage`` is ``download``, percent while it is ``load``; then
+    comes ``measure``, of what its steps cost."""
 
     model: str
     stage: str

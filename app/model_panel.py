@@ -167,7 +167,7 @@ def status_html(status: Status) -> str:
     parts = []
     if status.model is not None:
         name = Path(status.model.spec.model).name
-        parts.append(f"<b>{escape(name)}</b><span>{escape(_details(status.model))}</span>")
+        parts.append(f"<b>{escape(name)}</b> <span>{escape(_details(status.model))}</span>")
     if status.loading is not None:
         parts.append(notice_html(loading_notice(status.loading)))
     elif status.error is not None and status.model is None:
@@ -178,6 +178,8 @@ def status_html(status: Status) -> str:
 def loading_notice(event: Loading) -> str:
     if event.stage == "download":
         return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
+    if event.stage == "measure":
+        return f"Measuring what a step of {event.model} costs"
     return f"Loading {event.model}: {event.done} %"
 
 

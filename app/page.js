@@ -29,15 +29,37 @@ function show() {
     const turn = document.createElement("div");
     turn.innerHTML = html;
     turn.dataset.index = index;
-    const unfolded = before?.querySelectorAll("details");
-    turn.querySelectorAll("details").forEach((part, i) => (part.open = !!unfolded?.[i]?.open));
-    if (before) before.replaceWith(turn);
+    if (before) become(before, turn);
     else box.append(turn);
     shown[index] = html;
   });
   element.querySelector(".welcome")?.toggleAttribute("hidden", turns.length > 0);
   if (follows || grew) box.scrollTop = box.scrollHeight;
   top = box.scrollTop;
+}
+
+// Let a node become like another by as few changes as need be: what is selected, unfolded, pressed or
+// has the focus in it stays so.
+function become(node, other) {
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (other.data.startsWith(node.data)) node.appendData(other.data.slice(node.data.length));
+    else node.data = other.data;
+    return;
+  }
+  for (const { name, value } of other.attributes) {
+    if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+  for (const { name } of [...node.attributes]) {
+    if (!other.hasAttribute(name) && name !== "open") node.removeAttribute(name);
+  }
+  const parts = [...other.childNodes];
+  parts.forEach((part, i) => {
+    const before = node.childNodes[i];
+    if (!before) node.append(part);
+    else if (before.nodeName === part.nodeName) become(before, part);
+    else before.replaceWith(part);
+  });
+  while (node.childNodes.length > parts.length) node.lastChild.remove();
 }
 
 function edit(turn) {
@@ -73,7 +95,7 @@ function edit(turn) {
     focusBox();
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") cancel();
+    if (event.key === "Escape" && !event.isComposing) cancel();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
@@ -92,8 +114,9 @@ function mayDrop(turn) {
   return confirm(after === 1 ? "The turn after this one goes." : `The ${after} turns after go.`);
 }
 
+// A phone's keyboard is left where it is.
 function focusBox() {
-  document.querySelector("#box textarea")?.focus();
+  if (matchMedia("(hover: hover)").matches) document.querySelector("#box textarea")?.focus();
 }
 
 // Without a clipboard of its own (a page that did not come from this machine) the old way.
@@ -111,6 +134,7 @@ async function copy(turn, button) {
   const text = turn.querySelector(".text");
   if (!text) return;
   await write(text.dataset.source ?? text.textContent);
+  button.focus();
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1200);
 }
@@ -147,16 +171,26 @@ element.addEventListener(
   true, // scrolling does not bubble
 );
 
-// Send and Stop take each other's place, and would take the focus along. A phone's keyboard is left
-// where it is.
-if (matchMedia("(hover: hover)").matches) {
-  document.addEventListener("click", (event) => {
-    if (event.target.closest("#box button")) focusBox();
-  });
-}
+// Send and Stop take each other's place, and would take the focus along.
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#box button")) focusBox();
+});
 
 // Another tab may have loaded another model meanwhile.
 window.addEventListener("focus", () => trigger("focus"));
+
+// On paper the conversation is as long as it is. Gradio keeps rules for media to what is below its
+// own frame, so this one comes by another way.
+const print = document.createElement("style");
+print.textContent = `@media print {
+  html, body, gradio-app, .gradio-container, .main, .sidebar-parent, main.contain, .contain > .column,
+  #transcript, #transcript .html-container, #transcript .html-container > div, .turns {
+    display: block !important; height: auto !important; min-height: 0 !important;
+    overflow: visible !important; padding-left: 0 !important;
+  }
+  #settings, #box, #top button, .actions { display: none !important; }
+}`;
+document.head.append(print);
 
 watch("value", show);
 show();

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from itertools import groupby
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -19,6 +20,16 @@ _THOUGHTS = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True})
 _markdown.enable(["table", "strikethrough"]).disable("image")
+
+
+def _link_open(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+    """A link in a tab of its own: in this one it would end the reply that is being written."""
+    tokens[index].attrSet("target", "_blank")
+    tokens[index].attrSet("rel", "noopener noreferrer")
+    return str(self.renderToken(tokens, index, options, env))
+
+
+_markdown.add_render_rule("link_open", _link_open)
 
 
 def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:

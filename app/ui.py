@@ -67,6 +67,9 @@ KEPT = """() => {
 # Gradio handles calls side by side: which came first, only the page knows.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
+# What was typed since the message was sent stays.
+REST = "(text, sent) => text.startsWith(sent) ? text.slice(sent.length) : text"
+
 DOWNLOAD = """(text) => {
   if (!text) return;
   const link = document.createElement("a");
@@ -171,6 +174,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                     "system",
                     gr.Textbox(
                         placeholder="You are a helpful assistant.",
+                        label="System prompt",
                         lines=3,
                         max_lines=12,
                         show_label=False,
@@ -188,6 +192,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
             kept = gr.Textbox(visible=False)  # the conversation …
+            sent = gr.Textbox(visible=False)  # what the box is to be rid of
             clicked = gr.Number(visible=False)  # when, by the page's clock
             kept_values = gr.Textbox(visible=False)  # … and the fields, when the page is loaded
         transcript = gr.HTML(
@@ -201,6 +206,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             "box",
             gr.Textbox(
                 placeholder="Say something",
+                label="Message",
                 show_label=False,
                 container=False,
                 lines=1,
@@ -227,11 +233,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     def ask(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
         if not tab.is_open(at) or not text.strip():
-            return nothing()
+            return nothing() | {sent: ""}
         tab.conversation.ask(text.strip("\n"))
-        updates = begin(tab)
-        updates[box]["value"] = ""
-        return updates
+        return begin(tab) | {sent: text}
 
     def retry(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
@@ -326,8 +330,10 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     acted = [kept, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
+        said = box.submit(ask, [box, *acted], [*taken, sent], **in_order)
+        said.then(None, [box, sent], [box], js=REST, api_visibility="private")
         for asked in (
-            box.submit(ask, [box, *acted], taken, **in_order),
+            said,
             transcript.retry(retry, acted, taken, **in_order),
             transcript.go_on(go_on, acted, taken, **in_order),
             transcript.edit(edit, acted, taken, **in_order),

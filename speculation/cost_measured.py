@@ -161,17 +161,23 @@ def measure_cost(
         context.seq_rm(-1, 0, -1)
 
 
-def measure_regions(context: Context, budget_seconds: float = 1.5) -> CostModel:
+def measure_regions(
+    context: Context,
+    budget_seconds: float = 1.5,
+    progress: Callable[[int], None] | None = None,
+) -> CostModel:
     """The curve at the start of the context and, if the budget allows, one far along in it."""
     start = perf_counter()
-    near = measure_cost(context, n_past=middle(0), budget_seconds=budget_seconds / 3)
+    near = measure_cost(
+        context, n_past=middle(0), budget_seconds=budget_seconds / 3, progress=progress
+    )
     curves = {0: near}
     n_past = middle(_FAR)
     if n_past + SIZES[-1] < context.n_ctx:
         seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
         left = budget_seconds - (perf_counter() - start) - seconds
         if left > 0:
-            curves[_FAR] = measure_cost(context, _FAR_SIZES, n_past, left)
+            curves[_FAR] = measure_cost(context, _FAR_SIZES, n_past, left, progress)
     return CostModel(curves)
 
 
@@ -180,17 +186,23 @@ def _chain(position: int, n: int, *, outputs: bool) -> Rows:
     return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
 
 
-def load_cost(context: Context, *, refresh: bool = False) -> CostModel:
+def load_cost(
+    context: Context,
+    *,
+    refresh: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> CostModel:
     """The cost model of ``context``: from the user's cache, else measured now and put there.
 
     It is kept for each model, build, device, number of threads, KV type and flash attention.
+    ``progress`` is told of each size measured, and what it raises ends the measuring.
     """
     path = cache_folder() / "cost" / f"{_key(context)}.json"
     if not refresh:
         kept = _read(path)
         if kept is not None:
             return kept
-    cost = measure_regions(context)
+    cost = measure_regions(context, progress=progress)
     save_cost(context, cost)
     return cost
 

@@ -28,7 +28,7 @@ from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
-from speculation.prompt import Message, chat_tokens
+from speculation.prompt import ASSISTANT, Message, chat_tokens
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.resources import Resources
@@ -76,6 +76,7 @@ class Engine:
             if isinstance(head, HeadInContext):
                 head.start(_head_params(context))
         self._running: Generation | None = None
+        self._preparing: Callable[[], None] | None = None
 
     @classmethod
     def load(
@@ -97,7 +98,7 @@ class Engine:
         ``"paired"`` again.
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share of the
-        model that is loaded, and what it raises ends the load.
+        model that is loaded, then that of the draft model, and what it raises ends the load.
         """
         loading = resolve(model)
         opened: list[Model | Context | HeadInContext] = []
@@ -114,7 +115,7 @@ class Engine:
                 return cls(loaded, context, heads=found)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
             loading = resolve(name)
-            small = Model(loading, n_gpu_layers=n_gpu_layers)
+            small = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))
@@ -199,6 +200,11 @@ class Engine:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if messages and messages[-1].get("role") == ASSISTANT and _is_constrained(sampling):
+            raise InvalidParameter(
+                "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
+                "out to go on with the reply, or begin the reply anew"
+            )
         return self.generate(
             chat_tokens(self.model, messages),
             method=method,
@@ -233,19 +239,25 @@ class Engine:
                 self.cache = SequenceCache(self.context)
         self.cache.reserve(1)
 
-    def prepare(self) -> None:
+    def prepare(self, progress: Callable[[], None] | None = None) -> None:
         """Measure now what a decode costs here, in a second or two, rather than in the first reply.
 
+        ``progress`` is called while that goes on, and what it raises ends it.
         It empties the cache. Later calls do nothing, nor does it for a model that cannot drop
         drafts: whatever a batch costs there, none will be tried.
         """
         self._require_open()
         if self.context.can_rewind:
-            _ = self.resources.cost
+            self._preparing = progress
+            try:
+                _ = self.resources.cost
+            finally:
+                self._preparing = None
 
     def _measure_cost(self) -> CostModel:
         self.cache.truncate(0)
-        return load_cost(self.context)
+        tell = self._preparing
+        return load_cost(self.context, progress=None if tell is None else lambda _: tell())
 
     def method_drafters(self, method: Method) -> list[Drafter]:
         """The drafters of a method, for one text."""
@@ -390,6 +402,10 @@ class Generation:
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
+
+
+def _is_constrained(sampling: SamplingParams | None) -> bool:
+    return sampling is not None and (sampling.grammar or sampling.json_schema) is not None
 
 
 def _draft_params(context: Context) -> ContextParams:

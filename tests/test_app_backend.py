@@ -180,6 +180,29 @@ class StoppedWhenLoading(Job):
             self.cancelled.set()
 
 
+def test_a_load_that_is_stopped_while_its_cost_is_measured_brings_the_old_model_back(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    stopped = Failed("loading was stopped")
+
+    class StoppedWhenMeasuring(Job):
+        def emit(self, event: Event) -> None:
+            super().emit(event)
+            if isinstance(event, Loading) and event.stage == "measure":
+                self.cancelled.set()
+
+    slot = ModelSlot()
+    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    job = StoppedWhenMeasuring("", lambda job: None, stopped)
+    slot.load(job, spec(other))
+    job.end()
+    assert [*iter(job.events.get, None)][-1] == stopped
+    assert slot.status.model is not None
+    assert slot.status.model.spec == spec(tiny_model)
+    slot.close()
+
+
 def test_a_load_that_is_stopped_while_weights_are_read_brings_the_old_model_back(
     tiny_model: Path, long_model: Path
 ) -> None:

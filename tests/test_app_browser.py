@@ -449,6 +449,43 @@ def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat
     assert chat.page.evaluate(below) < 60
 
 
+def test_what_is_selected_in_a_turn_stays_so_while_its_reply_grows(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_function(
+        "(document.querySelector('.live .text')?.textContent ?? '').length > 200"
+    )
+    chat.page.evaluate(
+        "const range = document.createRange(); const text = document.querySelector('.live .text');"
+        "const walk = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);"
+        "range.setStart(walk.nextNode(), 0); range.setEnd(walk.currentNode, 1);"
+        "getSelection().removeAllRanges(); getSelection().addRange(range);"
+        "window.first = document.querySelector('.said')"
+    )
+    selected = chat.page.evaluate("getSelection().toString()")
+    length = chat.page.evaluate("document.querySelector('.live .text').textContent.length")
+    chat.page.wait_for_function(
+        f"document.querySelector('.live .text').textContent.length > {length + 300}"
+    )
+    assert selected
+    assert chat.page.evaluate("getSelection().toString()") == selected
+    assert chat.page.evaluate("window.first === document.querySelector('.said')")
+
+
+def test_what_is_typed_right_behind_a_message_stays_in_the_box(chat: Chat) -> None:
+    def slow(route: Any) -> None:
+        chat.page.wait_for_timeout(300)
+        route.continue_()
+
+    chat.page.route("**/run/predict", slow)
+    chat.say("a cat")
+    chat.page.keyboard.type("and a dog")
+    chat.wait_for_reply()
+    chat.page.unroute("**/run/predict")
+    assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
+    assert chat.page.input_value("#box textarea") == "and a dog"
+
+
 def test_a_message_that_is_edited_keeps_its_indentation_and_hides_what_would_drop_it(
     chat: Chat,
 ) -> None:

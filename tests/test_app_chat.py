@@ -66,6 +66,15 @@ def test_a_reply_that_was_cut_short_is_gone_on_with() -> None:
     assert conversation.turns == [Turn("count", reply)]
 
 
+def test_half_a_character_is_not_gone_on_with() -> None:
+    conversation = Conversation()
+    conversation.ask("hi")
+    cut = dataclasses.replace(DONE, finish_reason="length")
+    run(conversation, FakeBackend([Text((("ab\ufffd", False),)), cut]))
+    conversation.go_on()
+    assert conversation.messages()[-1] == {"role": "assistant", "content": "ab"}
+
+
 def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> None:
     conversation, seen = Conversation(), []
     conversation.ask("hi")

@@ -55,7 +55,8 @@ def test_html_of_a_model_or_a_user_shows_as_text(coloured: bool) -> None:
 def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
     assert markdown_html("**a** `<b>`") == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
     assert markdown_html("![x](http://example.org/x.png)") == (
-        '<p>!<a href="http://example.org/x.png">x</a></p>\n'
+        '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
+        "x</a></p>\n"
     )
     assert "<a" not in markdown_html("[x](javascript:alert(1))")
 

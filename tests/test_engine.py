@@ -536,6 +536,13 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(engine: Engine) -> None
         assert engine.model.special_token("eos") not in tokens[len(prompt) :]
 
 
+def test_a_grammar_is_refused_for_a_reply_that_has_begun(engine: Engine) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for sampling in (SamplingParams(grammar='root ::= "a"'), SamplingParams(json_schema="{}")):
+        with pytest.raises(InvalidParameter, match="is for a whole reply, and this one has begun"):
+            engine.chat(said, sampling=sampling)
+
+
 def test_an_unknown_role_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidParameter, match="give a role of system, user, assistant"):
         engine.chat([{"role": "robot", "content": "beep"}])
