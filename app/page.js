@@ -160,6 +160,16 @@ element.addEventListener("click", (event) => {
   }
 });
 
+// The message is what stands in the box now, not when Gradio gets round to it.
+function noteSaid(event) {
+  const box = document.querySelector("#box textarea");
+  if (box && (event.key === "Enter" ? event.target === box : event.target.closest("#box button"))) {
+    box.dataset.said = box.value;
+  }
+}
+document.addEventListener("keydown", noteSaid, true);
+document.addEventListener("click", noteSaid, true);
+
 // What is typed is kept at once; with the server away, Gradio's own events would come too late.
 document.addEventListener("input", (event) => {
   if (event.target.matches("#box textarea")) sessionStorage.setItem("typed", event.target.value);

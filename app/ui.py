@@ -67,7 +67,13 @@ KEPT = """() => {
 # Gradio handles calls side by side: which came first, only the page knows.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
-# What was typed since the message was sent stays.
+# The message is what the box held when it was sent (page.js notes it): what was typed since, while
+# Gradio made up its call, is no part of it …
+SAID = """(text, ...inputs) => {
+  const said = document.querySelector("#box textarea")?.dataset.said ?? text;
+  return [said, ...inputs.slice(0, -1), performance.now()];
+}"""
+# … and stays in the box.
 REST = "(text, sent) => text.startsWith(sent) ? text.slice(sent.length) : text"
 
 DOWNLOAD = """(text) => {
@@ -330,7 +336,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     acted = [kept, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
-        said = box.submit(ask, [box, *acted], [*taken, sent], **in_order)
+        said = box.submit(ask, [box, *acted], [*taken, sent], **{**QUICK, "js": SAID})
         said.then(None, [box, sent], [box], js=REST, api_visibility="private")
         for asked in (
             said,
