@@ -200,7 +200,7 @@ class Engine:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if messages and messages[-1].get("role") == ASSISTANT and _is_constrained(sampling):
+        if messages and messages[-1].get("role") == ASSISTANT and sampling and sampling.has_grammar:
             raise InvalidParameter(
                 "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
                 "out to go on with the reply, or begin the reply anew"
@@ -402,10 +402,6 @@ class Generation:
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
-
-
-def _is_constrained(sampling: SamplingParams | None) -> bool:
-    return sampling is not None and (sampling.grammar or sampling.json_schema) is not None
 
 
 def _draft_params(context: Context) -> ContextParams:

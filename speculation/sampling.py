@@ -92,9 +92,13 @@ class SamplingParams:
             and not self._has_penalties
             and self.dry_multiplier == 0
             and not self.logit_bias
-            and self.grammar is None
-            and self.json_schema is None
+            and not self.has_grammar
         )
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar or a JSON schema says what may be written."""
+        return self.grammar is not None or self.json_schema is not None
 
     @property
     def _has_penalties(self) -> bool:

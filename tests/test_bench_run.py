@@ -213,6 +213,11 @@ def test_a_context_too_small_for_every_prompt_is_an_error(
     )
 
 
+def short_run(model: Path, prompts: str) -> list[str]:
+    """The flags of a benchmark of plain decoding, three tokens a prompt."""
+    return ["--model", str(model), "--prompts", prompts, "--n-predict", "3", "--methods", "ar"]
+
+
 def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
     tiny_model: Path,
     prompt_file: str,
@@ -224,8 +229,7 @@ def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "differences", interrupted)
-    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "3"]
-    arguments += ["--methods", "ar"]
+    arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
     assert f"shown; {path} holds them: the same command with --resume" in capsys.readouterr().err
@@ -254,10 +258,8 @@ def test_ctrl_c_shows_and_keeps_what_was_done(
             yield item
 
     monkeypatch.setattr(suite, "measure", interrupted)
-    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "3"]
-    document = bench_json(
-        tmp_path / "out.json", [*arguments, "--methods", "ar"], code=bench.INTERRUPTED
-    )
+    arguments = short_run(tiny_model, prompt_file)
+    document = bench_json(tmp_path / "out.json", arguments, code=bench.INTERRUPTED)
     assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
     assert document["complete"] is False
     assert "cats: 2 prompts" in capsys.readouterr().out
