@@ -24,6 +24,7 @@ from app.messages import (
     MethodInfo,
     ModelInfo,
     ModelSpec,
+    Opening,
     Parameter,
     Prefill,
     Status,
@@ -56,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def reply(self, request: ChatRequest) -> Iterator[Event]:
-        """Reply to a conversation: Waiting, Prefill, Text, then Done or Failed.
+        """Reply to a conversation: Waiting, Opening, Prefill, Text, then Done or Failed.
 
         It begins when iterated; closing the iterator stops it.
         """
@@ -115,6 +116,8 @@ class LocalBackend:
     def _reply(self, job: Job, request: ChatRequest) -> None:
         try:
             generation = self._generate(job, request)
+            if generation.opening:
+                job.emit(Opening(generation.opening))
             for token in generation:
                 job.emit(Text(((token.text, token.drafted),)))
         except Exception as error:
@@ -128,6 +131,7 @@ class LocalBackend:
             raise ModelError(f"no model is loaded; choose one and load it. {error or ''}".strip())
         return engine.chat(
             request.messages,
+            thinking=request.thinking if engine.can_be_told_to_think else None,
             method=parse_method(request.method),
             sampling=SamplingParams(**request.sampling),
             max_tokens=request.max_tokens,

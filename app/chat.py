@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from app.backend import Backend
-from app.messages import ChatRequest, Done, Event, Failed, Prefill, Text, Waiting
+from app.messages import ChatRequest, Done, Event, Failed, Opening, Prefill, Text, Waiting
+from speculation.thoughts import Thoughts, answer_of, find_thoughts
 
 INTERVAL = 0.06  # seconds between two updates of the display
 PLAIN = "ar"
@@ -28,6 +29,7 @@ class Settings:
     max_tokens: int | None = None
     system: str = ""
     compare: bool = False
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class PlainRun:
 class Reply:
     """A reply in the making or made.
 
-    pieces  for each token its characters, and whether it was a draft
-    notice  what is going on while there is nothing else to see
+    pieces   for each token its characters, and whether it was a draft
+    notice   what is going on while there is nothing else to see
+    opening  the mark before its thoughts, where that is not part of it
     """
 
     method: str
@@ -52,10 +55,21 @@ class Reply:
     done: Done | None = None
     error: str = ""
     plain: PlainRun | None = None
+    opening: str = ""
 
     @property
     def text(self) -> str:
         return "".join(text for text, _ in self.pieces)
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """Where in the text they are."""
+        return find_thoughts(self.text, self.opening)
+
+    @property
+    def answer(self) -> str:
+        """The text without thoughts; all of it while they have no end."""
+        return answer_of(self.text, self.opening)
 
     @property
     def is_cut_short(self) -> bool:
@@ -72,6 +86,8 @@ class Reply:
             self.notice = waiting_notice(event)
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
+        elif isinstance(event, Opening):
+            self.opening = event.mark
         elif isinstance(event, Done):
             self.notice = ""
             self.done = event
@@ -138,7 +154,7 @@ class Conversation:
         for turn in self.turns[:-1]:
             if turn.reply is not None and turn.reply.text:
                 messages.append({"role": "user", "content": turn.user})
-                messages.append({"role": "assistant", "content": turn.reply.text})
+                messages.append({"role": "assistant", "content": turn.reply.answer})
         if self.turns:
             messages.append({"role": "user", "content": self.turns[-1].user})
             if self.turns[-1].before is not None:
@@ -161,10 +177,12 @@ class Conversation:
             settings.method,
             settings.sampling,
             settings.max_tokens,
+            settings.thinking,
         )
-        begun = list(turn.before.pieces) if turn.before is not None else []
-        turn.reply, turn.before = Reply(settings.method, list(begun)), None
-        reply = turn.reply
+        before = turn.before or Reply("")
+        begun = list(before.pieces)
+        reply = Reply(settings.method, list(begun), opening=before.opening)
+        turn.reply, turn.before = reply, None
         yield
         yield from follow(backend.reply(request), reply.apply, clock)
         done = reply.done
@@ -186,9 +204,7 @@ class Conversation:
                     f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
                 )
 
-            again = ChatRequest(
-                request_id, request.messages, PLAIN, request.sampling, done.n_tokens
-            )
+            again = replace(request, method=PLAIN, max_tokens=done.n_tokens)
             yield from follow(backend.reply(again), apply, clock)
             reply.notice = ""
             if plain.done is not None and plain.done.finish_reason != "cancelled":
@@ -269,12 +285,23 @@ def markdown(conversation: Conversation) -> str:
         reply = turn.shown
         if reply is not None:
             line = " · ".join(filter(None, (reply.method, stats_line(reply))))
-            text = "\n\n".join(filter(None, (reply.text, reply.error)))
+            text = "\n\n".join(filter(None, (_folded(reply), reply.error)))
             parts.append(f"## Model\n\n{text}\n\n<sub>{line}</sub>\n")
     return "\n".join(parts)
+
+
+def _folded(reply: Reply) -> str:
+    """The text, with the thoughts before the answer to be unfolded."""
+    found, text = reply.thoughts, reply.text
+    if found is None:
+        return text
+    thoughts = text[found.start : found.end].strip()
+    fold = f"<details><summary>Thoughts</summary>\n\n{thoughts}\n\n</details>" if thoughts else ""
+    return "\n\n".join(filter(None, (fold, text[found.answer :])))
 
 
 def _key(request: ChatRequest, done: Done) -> str:
     """What a plain run belongs to: the load of the model, and all of the request but its method."""
     load = done.model.load if done.model is not None else 0
-    return json.dumps([load, request.messages, dict(request.sampling), request.max_tokens])
+    asked = (request.messages, dict(request.sampling), request.max_tokens, request.thinking)
+    return json.dumps([load, *asked])

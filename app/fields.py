@@ -98,6 +98,7 @@ def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) ->
         max_tokens=int(values["max_tokens"] or 0) or None,
         system=values["system"] or "",
         compare=values["compare"],
+        thinking={"on": True, "off": False}.get(values["thinking"]),
     )
 
 

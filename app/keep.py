@@ -53,7 +53,8 @@ def _reply(data: Mapping[str, Any]) -> Reply:
     pieces = [(str(text), bool(drafted)) for text, drafted in data["pieces"]]
     done = _done(data["done"]) if data["done"] else None
     plain = PlainRun(**data["plain"]) if data["plain"] else None
-    return Reply(str(data["method"]), pieces, "", done, str(data["error"]), plain)
+    opening = str(data.get("opening", ""))
+    return Reply(str(data["method"]), pieces, "", done, str(data["error"]), plain, opening)
 
 
 def _done(data: Mapping[str, Any]) -> Done:

@@ -119,6 +119,7 @@ class ModelSlot:
             engine.context.n_ctx,
             engine.model.chat_template is not None,
             self._n_loads,
+            engine.can_be_told_to_think,
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:

@@ -59,13 +59,17 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The model in memory. ``load`` counts loads: speeds of different loads do not compare."""
+    """The model in memory. ``load`` counts loads: speeds of different loads do not compare.
+
+    can_be_told_to_think  whether a request's ``thinking`` means anything to it
+    """
 
     spec: ModelSpec
     description: str
     n_ctx: int
     has_chat_template: bool
     load: int
+    can_be_told_to_think: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class ChatRequest:
     method      a method with its parameters as on the command line, ``lookahead:window=5``
     sampling    fields of SamplingParams; what is missing keeps its default
     max_tokens  None goes on to the end of the context
+    thinking    whether to think before the answer, for models that can be told; None leaves it
     """
 
     id: str
@@ -92,6 +97,7 @@ class ChatRequest:
     method: str = DEFAULT_METHOD
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,13 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The reply begins with thoughts, and the mark before them is not part of it."""
+
+    mark: str
+
+
+@dataclass(frozen=True)
 class Text:
     """More text: for each token the characters it completed, and whether it was a draft."""
 
@@ -163,4 +176,4 @@ class Failed:
     message: str
 
 
-Event = Waiting | Loading | Loaded | Prefill | Text | Done | Failed
+Event = Waiting | Loading | Loaded | Prefill | Opening | Text | Done | Failed

@@ -6,7 +6,6 @@ Markdown, in which HTML stays text and images become links, so that no reply can
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from html import escape
 from itertools import groupby
@@ -15,8 +14,6 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from app.chat import Reply, Turn, stats_line
-
-_THOUGHTS = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True})
 _markdown.enable(["table", "strikethrough"]).disable("image")
@@ -54,13 +51,11 @@ def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
 def coloured_html(reply: Reply) -> str:
     """The text with a span around each run of drafted tokens, which one step accepted; thoughts are
     folded away."""
-    thoughts = _THOUGHTS.match(reply.text)
-    if thoughts is None:
+    found = reply.thoughts
+    if found is None:
         return _spans(reply.pieces)
-    end = len(reply.text)
-    return _folded(_spans(_cut(reply.pieces, *thoughts.span(1)))) + _spans(
-        _cut(reply.pieces, thoughts.end(), end)
-    )
+    thoughts = _spans(_cut(reply.pieces, found.start, found.end))
+    return _folded(thoughts) + _spans(_cut(reply.pieces, found.answer, len(reply.text)))
 
 
 def _cut(pieces: Iterable[tuple[str, bool]], first: int, end: int) -> list[tuple[str, bool]]:
@@ -86,17 +81,18 @@ def _spans(pieces: Iterable[tuple[str, bool]]) -> str:
     return "".join(parts)
 
 
-def markdown_html(text: str) -> str:
+def markdown_html(reply: Reply) -> str:
     """The text as Markdown; what a model thinks before it answers is folded away."""
-    thoughts = _THOUGHTS.match(text)
-    if thoughts is None:
+    found, text = reply.thoughts, reply.text
+    if found is None:
         return str(_markdown.render(text))
-    return _folded(_markdown.render(thoughts[1])) + str(_markdown.render(text[thoughts.end() :]))
+    thoughts = str(_markdown.render(text[found.start : found.end]))
+    return _folded(thoughts) + str(_markdown.render(text[found.answer :]))
 
 
 def _folded(html: str) -> str:
     """What a model thinks before it answers, to be opened by whoever wants to read it."""
-    return f"<details><summary>Thoughts</summary>{html}</details>"
+    return f"<details><summary>Thoughts</summary>{html}</details>" if html.strip() else ""
 
 
 def notice_html(text: str) -> str:
@@ -113,8 +109,8 @@ def _body(reply: Reply, coloured: bool) -> str:
     parts = []
     if reply.pieces:
         kind = "plain" if coloured else "markdown"
-        html = coloured_html(reply) if coloured else markdown_html(reply.text)
-        source = escape(reply.text)  # what Copy takes
+        html = coloured_html(reply) if coloured else markdown_html(reply)
+        source = escape(reply.answer)  # what Copy takes
         parts.append(f'<div class="text {kind}" data-source="{source}">{html}</div>')
     return "".join(parts) + notice_html(reply.notice) + error_html(reply.error)
 

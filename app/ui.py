@@ -173,6 +173,16 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                     elem_id="compare",
                 ),
             )
+            fields.add(
+                "thinking",
+                gr.Radio(
+                    [("default", ""), ("on", "on"), ("off", "off")],
+                    value="",
+                    label="Thinking",
+                    info="Whether the model thinks before it answers.",
+                    elem_id="thinking",
+                ),
+            )
             with gr.Accordion("Model", open=False):
                 models = ModelPanel(backend, spec)
             with gr.Accordion("System prompt", open=False):

@@ -28,7 +28,7 @@ from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
-from speculation.prompt import ASSISTANT, Message, chat_tokens
+from speculation.prompt import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.resources import Resources
@@ -37,6 +37,7 @@ from speculation.stats import Stats
 from speculation.successors import load_successors
 from speculation.text import ReplyText
 from speculation.text import Token as Token
+from speculation.thoughts import answer_of
 
 DEFAULT_METHOD = "auto"
 
@@ -185,6 +186,7 @@ class Engine:
         self,
         messages: str | Sequence[Message],
         *,
+        thinking: bool | None = None,
         method: str | Method = DEFAULT_METHOD,
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
@@ -196,7 +198,8 @@ class Engine:
         message of the assistant is gone on with.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. Only what the
-        cache does not hold of it is decoded anew.
+        cache does not hold of it is decoded anew. ``thinking`` tells a model that can be told
+        (``can_be_told_to_think``) whether to think before it answers; None leaves that to it.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -205,8 +208,9 @@ class Engine:
                 "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
                 "out to go on with the reply, or begin the reply anew"
             )
-        return self.generate(
-            chat_tokens(self.model, messages),
+        prompt = chat_prompt(self.model, messages, thinking=thinking)
+        generation = self.generate(
+            prompt.tokens,
             method=method,
             sampling=sampling,
             max_tokens=max_tokens,
@@ -214,6 +218,13 @@ class Engine:
             progress=progress,
             cancelled=cancelled,
         )
+        generation.opening = prompt.opening
+        return generation
+
+    @property
+    def can_be_told_to_think(self) -> bool:
+        """Whether the model's chat template asks if it is to think before it answers."""
+        return asks_for_thinking(self.model.chat_template)
 
     def reserve(self, n_seq: int) -> None:
         """Have room for ``n_seq`` sequences, of which one is in use until a tree needs more.
@@ -302,6 +313,8 @@ class Generation:
 
     finish_reason  None while it runs, or where an error ended it; then ``stop`` (end of generation
                    or a stop string), ``length`` (max_tokens), ``context`` (full) or ``cancelled``
+    opening        the mark before thoughts, where the chat's prompt ends with it, so that the text
+                   begins with them
     """
 
     def __init__(
@@ -319,6 +332,7 @@ class Generation:
         self.method = method
         self.stats = Stats(n_prompt=len(prompt))
         self.finish_reason: str | None = None
+        self.opening = ""
         self._engine = engine
         self._sampling = sampling
         self._max_tokens = max_tokens
@@ -332,6 +346,11 @@ class Generation:
     def text(self) -> str:
         """The text so far, without a stop string and without control tokens at its end."""
         return self._text.shown
+
+    @property
+    def answer(self) -> str:
+        """The text without what the model thought first; all of it while it thinks."""
+        return answer_of(self.text, self.opening)
 
     def __iter__(self) -> Iterator[Token]:
         return self._tokens

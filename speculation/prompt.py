@@ -5,24 +5,54 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batching.errors import InvalidParameter
 from batching.model import Model
+from speculation.thoughts import answer_of, find_thoughts, opened_by
 
 Message = Mapping[str, str]
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
+THINKING = ("enable_thinking", "thinking")  # what templates ask whether the model is to think
 
 # For models whose GGUF brings no template: they were not tuned on one, so a plain transcript does.
 TRANSCRIPT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it.
+
+    tokens   up to where the assistant speaks, or as far as it has spoken
+    opening  the mark before thoughts, where the template ends with it: the reply begins with them
+    """
+
+    tokens: list[int]
+    opening: str
+
+
+class _Generation(Extension):
+    """``{% generation %}`` around what the assistant says, for those who train: shown as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
 )
 
 
@@ -32,30 +62,55 @@ def render_messages(
     *,
     bos_token: str = "",
     eos_token: str = "",
+    thinking: bool | None = None,
 ) -> str:
     """The text of a conversation, ready for the assistant's next turn.
 
-    Raises InvalidParameter for an empty conversation, an unknown role, or messages that the
-    template refuses (some accept no system message, or want user and assistant in turn).
+    ``thinking`` tells a template that asks for it whether the model is to think before it answers;
+    None leaves that to the template.
+    Raises InvalidParameter for an empty conversation, an unknown role, messages that the template
+    refuses (some accept no system message, or want user and assistant in turn), or a ``thinking``
+    that it does not ask for.
     """
     _check(messages)
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.globals.update(raise_exception=_refuse, strftime_now=_strftime_now)
     variables: dict[str, Any] = {
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": True,
         "bos_token": bos_token,
         "eos_token": eos_token,
+        "raise_exception": _refuse,
+        "strftime_now": _strftime_now,
+        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1 would say it is July 2024
     }
+    if thinking is not None:
+        if not asks_for_thinking(template):
+            raise InvalidParameter(
+                "this model cannot be told whether to think: its chat template does not ask; "
+                "leave thinking out"
+            )
+        variables.update(dict.fromkeys(THINKING, thinking))
     try:
-        return environment.from_string(template).render(variables)
+        return _compiled(template).render(variables)
     except TemplateError as error:
         raise InvalidParameter(
             f"the model's chat template refuses this conversation: {error}; "
             f"check the order of roles, or leave the system prompt out"
         ) from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return _environment.from_string(template)
+
+
+@lru_cache(maxsize=8)
+def asks_for_thinking(template: str | None) -> bool:
+    """Whether a chat template can be told whether the model is to think."""
+    try:
+        asked = meta.find_undeclared_variables(_environment.parse(template or ""))
+    except TemplateError:
+        return False
+    return not asked.isdisjoint(THINKING)
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -69,22 +124,27 @@ def _check(messages: Sequence[Message]) -> None:
             )
 
 
-def chat_tokens(model: Model, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation in the model's own format, up to where the assistant speaks.
+def chat_prompt(
+    model: Model, messages: Sequence[Message], *, thinking: bool | None = None
+) -> ChatPrompt:
+    """A conversation in the model's own format, up to where the assistant speaks.
 
-    A last message of the assistant is the beginning of what it says, to be gone on with.
+    A last message of the assistant is the beginning of what it says, to be gone on with. What it
+    thought before earlier answers is left out, as most templates do it.
     A template without room for a system message gets it at the head of the first user message.
     Control tokens written out in a message stay plain text: nobody ends a turn by quoting one.
     """
     _check(messages)
     bos, eos = (_piece(model, name) for name in ("bos", "eos"))
     template = model.chat_template or TRANSCRIPT_TEMPLATE
+    said, begun = list(messages), ""
+    if len(said) > 1 and said[-1]["role"] == ASSISTANT:
+        begun = said.pop()["content"]
 
     def render(messages: Sequence[Message]) -> str:
-        if len(messages) > 1 and messages[-1]["role"] == ASSISTANT:
-            return render(messages[:-1]) + messages[-1]["content"]
+        given: dict[str, Any] = {"bos_token": bos, "eos_token": eos, "thinking": thinking}
         try:
-            return render_messages(template, messages, bos_token=bos, eos_token=eos)
+            return render_messages(template, messages, **given)
         except InvalidParameter:
             if len(messages) < 2 or messages[0]["role"] != "system":
                 raise
@@ -92,24 +152,53 @@ def chat_tokens(model: Model, messages: Sequence[Message]) -> list[int]:
                 "role": "user",
                 "content": f"{messages[0]['content']}\n\n{messages[1]['content']}",
             }
-            return render_messages(template, [first, *messages[2:]], bos_token=bos, eos_token=eos)
+            return render_messages(template, [first, *messages[2:]], **given)
 
-    text = render(messages)
+    said = _answers(said)
+    text = render(said)
+    opening = opened_by(text)
+    if opening:
+        said = _answers(said, opening)
+        text = render(said)
     has_bos = bool(bos) and text.startswith(bos)
-    if not any(_holds_control_tokens(model, message["content"]) for message in messages):
-        return model.tokenize(text, add_special=not has_bos, parse_special=True)
+    contents = [begun, *(message["content"] for message in said)]
+    if not any(_holds_control_tokens(model, content) for content in contents):
+        tokens = model.tokenize(text + begun, add_special=not has_bos, parse_special=True)
+        return ChatPrompt(tokens, opening)
 
     # Render with a mark for each content, and tokenize contents and template apart.
-    marked = [{**message, "content": _mark(i)} for i, message in enumerate(messages)]
-    tokens: list[int] = []
+    marked = [{**message, "content": _mark(i)} for i, message in enumerate(said)]
+    tokens = []
     for i, part in enumerate(_MARK.split(render(marked))):
         is_content = i % 2 == 1
         tokens += model.tokenize(
-            messages[int(part)]["content"] if is_content else part,
+            said[int(part)]["content"] if is_content else part,
             add_special=i == 0 and not has_bos,
             parse_special=not is_content,
         )
-    return tokens
+    # Of what the assistant has begun to say, the marks of thoughts are no plain text.
+    for i, part in enumerate(_split_at_marks(begun, opening)):
+        tokens += model.tokenize(part, add_special=False, parse_special=i % 2 == 0)
+    return ChatPrompt(tokens, opening)
+
+
+def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
+    """The messages, those of the assistant without its thoughts."""
+    return [
+        {**message, "content": answer_of(message["content"], opening)}
+        if message["role"] == ASSISTANT
+        else message
+        for message in messages
+    ]
+
+
+def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:
+    """A mark, thoughts, a mark, the answer: one after the other the whole text."""
+    found = find_thoughts(text, opening)
+    if found is None:
+        return "", text
+    start, end, answer = found
+    return text[:start], text[start:end], text[end:answer], text[answer:]
 
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")  # private use: no text has a reason to hold it

@@ -27,6 +27,10 @@ with warnings.catch_warnings():
 # Rendering
 
 
+def said(text: str, opening: str = "") -> Reply:
+    return Reply("x", [(text, False)], opening=opening)
+
+
 def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
     pieces = [("<b>", False), (" a", True), (" &", True), (" b\n", False), ("c", True)]
     assert coloured_html(Reply("x", pieces)) == (
@@ -53,19 +57,21 @@ def test_html_of_a_model_or_a_user_shows_as_text(coloured: bool) -> None:
 
 
 def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
-    assert markdown_html("**a** `<b>`") == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
-    assert markdown_html("![x](http://example.org/x.png)") == (
+    assert (
+        markdown_html(said("**a** `<b>`")) == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
+    )
+    assert markdown_html(said("![x](http://example.org/x.png)")) == (
         '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
         "x</a></p>\n"
     )
-    assert "<a" not in markdown_html("[x](javascript:alert(1))")
+    assert "<a" not in markdown_html(said("[x](javascript:alert(1))"))
 
 
 def test_thoughts_are_folded_also_while_they_go_on() -> None:
-    assert markdown_html("<think>\nhm\n</think>\n\nyes") == (
+    assert markdown_html(said("<think>\nhm\n</think>\n\nyes")) == (
         "<details><summary>Thoughts</summary><p>hm</p>\n</details><p>yes</p>\n"
     )
-    assert markdown_html("<think>hm") == (
+    assert markdown_html(said("<think>hm")) == (
         "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
     )
 
@@ -74,16 +80,34 @@ def test_thoughts_are_folded_where_drafts_are_coloured_too() -> None:
     pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
     assert coloured_html(Reply("x", [*pieces, ("yes", True)])) == (
         "<details><summary>Thoughts</summary>"
-        '<span class="drafted" title="3 drafted tokens accepted in one step">\nhm.</span>'
+        '<span class="drafted" title="3 drafted tokens accepted in one step">hm.</span>'
         "</details>"
-        '\n<span class="drafted" title="1 drafted token accepted in one step">yes</span>'
+        '<span class="drafted" title="1 drafted token accepted in one step">yes</span>'
     )
     assert coloured_html(Reply("x", pieces[:2])) == (
         "<details><summary>Thoughts</summary>"
-        '<span class="drafted" title="1 drafted token accepted in one step">\nhm</span></details>'
+        '<span class="drafted" title="1 drafted token accepted in one step">hm</span></details>'
     )
-    html = turn_html(Turn("hi", Reply("x", pieces)), coloured=True, live=False, last=True)
-    assert 'data-source="&lt;think&gt;\nhm.&lt;/think&gt;\n"' in html
+
+
+def test_thoughts_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
+    folded = "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+    assert markdown_html(said("hm", "<think>\n")) == folded
+    assert markdown_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
+    assert coloured_html(said("hm</think>\nyes", "<think>")) == (
+        "<details><summary>Thoughts</summary>hm</details>yes"
+    )
+
+
+def test_a_model_that_did_not_think_has_no_thoughts_to_unfold() -> None:
+    assert markdown_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
+    assert coloured_html(said("<|channel|>final<|message|>yes")) == "yes"
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_copy_takes_the_answer_without_the_thoughts(coloured: bool) -> None:
+    turn = Turn("a", said("<think>hm</think>\n**yes**"))
+    assert 'data-source="**yes**"' in turn_html(turn, coloured=coloured, live=False, last=True)
 
 
 def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
@@ -117,7 +141,7 @@ def test_fields_left_as_they_are_keep_the_defaults() -> None:
             assert component.value == names[name.removeprefix("sampling.")], name
     values = {name: component.value for name, component in fields.components.items()}
     settings = page_fields.read_settings(
-        values | {"system": None, "compare": False}, FakeBackend().methods()
+        values | {"system": None, "compare": False, "thinking": ""}, FakeBackend().methods()
     )
     assert settings.method == "guess:width=8"
     assert settings.max_tokens == 1024
@@ -136,14 +160,15 @@ def test_settings_read_what_was_changed() -> None:
         "max_tokens": 0,
         "system": "s",
         "compare": True,
+        "thinking": "off",
     }
     assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
-        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True
+        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False
     )
 
 
 def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
-    values = {"method": "ar", "max_tokens": 0, "system": "", "compare": False}
+    values = {"method": "ar", "max_tokens": 0, "system": "", "compare": False, "thinking": None}
     for temperature in (0.0, 1.0):
         chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
         drawn = [

@@ -11,7 +11,7 @@ from batching.context import Context, ContextParams
 from batching.model import Model
 from batching.rows import Rows
 from speculation.engine import Engine
-from speculation.prompt import chat_tokens
+from speculation.prompt import chat_prompt
 from speculation.registry import read_registry, resolve
 
 # Of what the model is asked in its card: small talk, copying, facts from the context, a list.
@@ -68,7 +68,7 @@ def test_its_first_choice_is_mostly_what_the_target_says(target: Engine, draft: 
     agreed = total = 0
     with Context(draft, ContextParams(n_threads=1, n_seq_max=1)) as context:
         for question in QUESTIONS:
-            prompt = chat_tokens(target.model, [{"role": "user", "content": question}])
+            prompt = chat_prompt(target.model, [{"role": "user", "content": question}]).tokens
             reply = target.generate(prompt, method="ar", max_tokens=48).run().token_ids
             ids = [*prompt, *reply][:-1]
             context.seq_rm(-1, 0, -1)

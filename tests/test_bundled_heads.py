@@ -12,7 +12,7 @@ from batching.context import ContextParams
 from batching.errors import HeadsError
 from speculation.bench.__main__ import main
 from speculation.engine import Engine
-from speculation.prompt import chat_tokens
+from speculation.prompt import chat_prompt
 from speculation.registry import paired_heads, resolve
 
 QUESTIONS = (
@@ -73,7 +73,7 @@ def test_the_bench_takes_them_by_themselves(
 def test_heads_draft_much_of_what_the_model_says(engine: Engine, method: str, least: float) -> None:
     n_tokens = n_steps = 0
     for question in QUESTIONS:
-        prompt = chat_tokens(engine.model, [{"role": "user", "content": question}])
+        prompt = chat_prompt(engine.model, [{"role": "user", "content": question}]).tokens
         stats = engine.generate(prompt, method=method, max_tokens=40).run().stats
         n_tokens += stats.n_tokens
         n_steps += stats.n_steps

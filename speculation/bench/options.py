@@ -122,6 +122,7 @@ class Options:
     categories: list[str] | None
     n_predict: int
     raw: bool
+    thinking: bool | None
     draft_model: str | None
     heads: list[str]
     ctx: int
@@ -150,7 +151,7 @@ class Options:
     def plan(self) -> Plan:
         sampling = SamplingParams(temperature=self.temperature, seed=self.seed)
         methods = with_baseline(self.methods)
-        return Plan(methods, sampling, self.n_predict, self.repeat, self.raw)
+        return Plan(methods, sampling, self.n_predict, self.repeat, self.raw, self.thinking)
 
     def read_prompts(self) -> list[Prompt]:
         """The prompts asked for. Raises PromptFileError or InvalidParameter."""
@@ -174,6 +175,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
     if values["resume"] and values["json"] is None:
         parser.error("--resume goes on with the file of --json; give --json FILE")
+    if values["raw"] and values["thinking"] is not None:
+        parser.error("--thinking is told by the chat template, and --raw has none; leave one out")
     if values["compare_llama_cpp"] is not None:
         for name in _not_compared(values):
             parser.error(f"--compare-llama-cpp measures without --{name}; leave it out")
@@ -304,6 +307,12 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         default=None,
         help="continue prompts as they are, without chat template",
     )
+    group.add_argument(
+        "--thinking",
+        type=_switch,
+        metavar="on|off",
+        help="tell a model that can be told whether to think before it answers (its own choice)",
+    )
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -392,6 +401,12 @@ def _method(text: str) -> Method:
         return parse_method(text)
     except InvalidParameter as error:  # a ValueError too, whose text argparse would hide
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not right; give on or off")
+    return text == "on"
 
 
 def _positive(text: str) -> int:

@@ -12,7 +12,7 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import BASELINE, Difference, Run, Skipped, first_difference
 from speculation.engine import Engine, Generation
 from speculation.methods import Method, parse_method
-from speculation.prompt import Message, chat_tokens
+from speculation.prompt import Message, chat_prompt
 from speculation.sampling import SamplingParams
 
 WARM_UP_TOKENS = 32
@@ -26,6 +26,7 @@ class Plan:
     n_predict  most tokens a run generates
     repeat     runs of each method on each prompt
     raw        take prompts as they are instead of by the model's chat template
+    thinking   whether the model is to think before it answers, if it can be told; None leaves it
     """
 
     methods: Sequence[Method]
@@ -33,6 +34,7 @@ class Plan:
     n_predict: int
     repeat: int = 1
     raw: bool = False
+    thinking: bool | None = None
 
     def rotated(self, n: int) -> list[Method]:
         """The methods in the order of the ``n``-th round."""
@@ -54,7 +56,7 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
     Raises InvalidParameter when no prompt fits the context.
     """
     for prompt in prompts:
-        tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan.raw)
+        tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
         if _too_long(engine, tokens, plan) is None:
             for method in plan.methods:
                 _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
@@ -83,7 +85,7 @@ def measure(
         conversation: list[Message] = []
         for turn, text in enumerate(prompt.turns, start=1):
             conversation.append(_user(text))
-            tokens = prompt_tokens(engine, conversation, plan.raw)
+            tokens = prompt_tokens(engine, conversation, plan)
             reason = _too_long(engine, tokens, plan)
             if reason is not None:  # and so are the turns that build on it
                 for later in range(turn, len(prompt.turns) + 1):
@@ -118,14 +120,14 @@ def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
     return model.detokenize(text).decode("utf-8", "replace")
 
 
-def prompt_tokens(engine: Engine, conversation: Sequence[Message], raw: bool) -> list[int]:
+def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -> list[int]:
     """Token ids of a conversation whose last message is the user's.
 
-    By the model's chat template, or, if ``raw``, the plain text of its messages, one a line.
+    By the model's chat template, or, if ``plan.raw``, the plain text of its messages, one a line.
     """
-    if raw:
+    if plan.raw:
         return engine.model.tokenize("\n".join(message["content"] for message in conversation))
-    return chat_tokens(engine.model, conversation)
+    return chat_prompt(engine.model, conversation, thinking=plan.thinking).tokens
 
 
 def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Floats:

@@ -21,7 +21,7 @@ from pathlib import Path
 from batching.model import Model
 from speculation.engine import Engine
 from speculation.files import not_utf8, read_text
-from speculation.prompt import ROLES, Message, chat_tokens
+from speculation.prompt import ROLES, Message, chat_prompt
 from speculation.train import TrainError
 
 _BEGINNING = 32  # tokens of a plain text that the target goes on from
@@ -61,7 +61,7 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
         elif isinstance(sample, tuple):
             raise TrainError("the data are prompts without replies; give --generate N as well")
         elif isinstance(sample, list):
-            sample = Piece(chat_tokens(model, sample))
+            sample = Piece(chat_prompt(model, sample).tokens)
         for start in range(0, len(sample.ids), length):
             if skip > 0:
                 skip -= 1
@@ -124,7 +124,7 @@ def _replied(
             continue
         conversation.append(message)
         if message["role"] == "user":
-            prompt = chat_tokens(engine.model, conversation)
+            prompt = chat_prompt(engine.model, conversation).tokens
             if len(prompt) + n_tokens > length:
                 if not ids:
                     too_long.append(len(prompt))

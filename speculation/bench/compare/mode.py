@@ -47,6 +47,7 @@ class Request:
     n_predict: int
     repeat: int = 1
     raw: bool = False
+    thinking: bool | None = None
     gpu_layers: int | None = None
     draft_model: str | None = None
     json: Path | None = None
@@ -71,6 +72,7 @@ def compare(request: Request) -> bool:
             engine.model,
             request.prompts,
             raw=request.raw,
+            thinking=request.thinking,
             n_ctx=context.n_ctx,
             n_predict=request.n_predict,
         )
@@ -234,6 +236,7 @@ def _settings(engine: Engine, request: Request) -> dict[str, Any]:
         "n_predict": request.n_predict,
         "repeat": request.repeat,
         "raw": request.raw,
+        "thinking": request.thinking,
         "n_ctx": context.n_ctx,
         "threads": context.n_threads,
         "gpu_layers": request.gpu_layers,

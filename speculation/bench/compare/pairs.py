@@ -120,12 +120,18 @@ class Task:
 
 
 def tasks(
-    model: Model, prompts: Sequence[Prompt], *, raw: bool, n_ctx: int, n_predict: int
+    model: Model,
+    prompts: Sequence[Prompt],
+    *,
+    raw: bool,
+    n_ctx: int,
+    n_predict: int,
+    thinking: bool | None = None,
 ) -> tuple[list[Task], list[Skipped]]:
     """The first turns of the prompts, and those that leave no room for ``n_predict`` tokens."""
     fit, skipped = [], []
     for prompt in prompts:
-        text = prompt_text(model, prompt.turns[0], raw=raw)
+        text = prompt_text(model, prompt.turns[0], raw=raw, thinking=thinking)
         tokens = model.tokenize(text, add_special=True, parse_special=True)
         needed = len(tokens) + n_predict + HEADROOM
         if needed > n_ctx:
@@ -136,7 +142,7 @@ def tasks(
     return fit, skipped
 
 
-def prompt_text(model: Model, message: str, *, raw: bool) -> str:
+def prompt_text(model: Model, message: str, *, raw: bool, thinking: bool | None = None) -> str:
     """The prompt as raw text, for a program that tokenizes it with its control tokens.
 
     A BOS that the template writes out is cut where the tokenizer adds one of its own, or there
@@ -150,6 +156,7 @@ def prompt_text(model: Model, message: str, *, raw: bool) -> str:
         [{"role": "user", "content": message}],
         bos_token=bos,
         eos_token=eos,
+        thinking=thinking,
     )
     return text.removeprefix(bos) if bos and model.add_bos else text
 
