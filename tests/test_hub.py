@@ -79,6 +79,18 @@ class Bar:
         self.closed = True
 
 
+def test_of_a_model_in_several_files_all_are_fetched_and_the_first_is_opened(
+    hub: HubServer, cache: Path
+) -> None:
+    names = [f"q4/m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for name in names:
+        hub.add("owner/repo", name, name.encode())
+    found = resolve(f"hf:owner/repo/{names[1]}", progress=False)
+    snapshot = cache / "models--owner--repo" / "snapshots" / COMMIT
+    assert found == snapshot / names[0]
+    assert [(snapshot / name).read_text() for name in names] == names
+
+
 def test_a_model_is_fetched_once_and_then_comes_from_the_cache_without_the_hub(
     hub: HubServer, cache: Path
 ) -> None:

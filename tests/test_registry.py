@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from batching.context import ContextParams
 from batching.errors import SpeculationError
+from speculation.engine import Engine
 from speculation.registry import (
     DownloadFailed,
     HubFile,
@@ -21,6 +23,8 @@ from speculation.registry import (
     registry_file,
     resolve,
 )
+from speculation.registry.parts import part_names
+from tests.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[1]
 REGISTRY = {"tiny": ModelEntry("tiny", "hf:owner/repo/model.gguf", None, "")}
@@ -198,3 +202,36 @@ def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPa
     assert paired_heads("big") == ("b", "a")
     with pytest.raises(ModelNotFound, match=r"no drafting heads for 'x'.*models with some: big"):
         paired_heads("x")
+
+
+# Models in several files
+
+
+def test_every_file_of_a_model_names_all_of_them() -> None:
+    assert part_names("q4/m-00002-of-00003.gguf") == [
+        "q4/m-00001-of-00003.gguf",
+        "q4/m-00002-of-00003.gguf",
+        "q4/m-00003-of-00003.gguf",
+    ]
+    for name in ("m.gguf", "m-1-of-3.gguf", "m-00004-of-00003.gguf", "m-00000-of-00003.gguf"):
+        assert part_names(name) == [name]
+
+
+def test_a_model_in_several_files_loads_by_any_of_them(tmp_path: Path) -> None:
+    exact = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off")
+    whole = write_tiny_gguf(tmp_path / "whole.gguf")
+    write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
+    files = sorted(tmp_path.glob("m-*.gguf"))
+    assert [file.name for file in files][:2] == ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf"]
+    texts = []
+    for file in (whole, *files):
+        with Engine.load(file, exact) as engine:
+            texts.append(engine.generate("the cat", max_tokens=8).run().token_ids)
+    assert texts == [texts[0]] * 4
+
+
+def test_a_model_that_lacks_one_of_its_files_says_which(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
+    (tmp_path / "m-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put them"):
+        resolve(tmp_path / "m-00001-of-00003.gguf")

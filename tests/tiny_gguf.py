@@ -38,11 +38,13 @@ def write_tiny_gguf(
     chat_template: str | None = CHAT_TEMPLATE,
     bos: int = 1,
     add_bos: bool = True,
+    tensors_per_file: int = 0,
 ) -> Path:
-    """Write an F32 model of random weights and return its path."""
+    """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
+    the path whose name the files, ``name-00001-of-00003.gguf``, are made from."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary()[0])
-    writer = _writer(path, architecture, n_ctx, n_embd, n_layer, chat_template)
+    writer = _writer(path, architecture, n_ctx, n_embd, n_layer, chat_template, tensors_per_file)
     writer.add_bos_token_id(bos)
     writer.add_add_bos_token(add_bos)
     writer.add_feed_forward_length(2 * n_embd)
@@ -106,10 +108,16 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
 
 
 def _writer(
-    path: Path, architecture: str, n_ctx: int, n_embd: int, n_layer: int, chat_template: str | None
+    path: Path,
+    architecture: str,
+    n_ctx: int,
+    n_embd: int,
+    n_layer: int,
+    chat_template: str | None,
+    tensors_per_file: int = 0,
 ) -> GGUFWriter:
     tokens, scores, types = vocabulary()
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
     writer.add_name("tiny")
     writer.add_file_type(LlamaFileType.ALL_F32)
     writer.add_context_length(n_ctx)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from speculation.registry.entries import (
@@ -23,6 +24,7 @@ from speculation.registry.entries import (
     registry_file,
 )
 from speculation.registry.hub import BarMaker, DownloadFailed, fetch
+from speculation.registry.parts import first_part, part_names
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -58,23 +60,24 @@ def resolve(
     """The GGUF file that a path, a name in models.txt or an ``hf:`` source stands for.
 
     An existing file is returned as it is. What lies on the hub is fetched once; after that no
-    network is used. ``progress`` shows a bar always (True), never (False) or in a terminal (None);
-    ``bar`` makes that bar in place of ``tqdm.tqdm``.
+    network is used. Of a model in several files any one names it, and the first is returned.
+    ``progress`` shows a bar always (True), never (False) or in a terminal (None); ``bar`` makes
+    that bar in place of ``tqdm.tqdm``.
 
     Raises ModelNotFound, RegistryError when models.txt is malformed, DownloadFailed.
     """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     if path.is_file():
-        return path
+        return first_part(path)
     if text.startswith("hf:"):
-        return fetch(parse_hub(text), progress=progress, bar=bar)
+        return _fetch_all(parse_hub(text), progress, bar)
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:
         raise _not_found(text, entries)
     if entry.source.startswith("hf:"):
-        return fetch(parse_hub(entry.source), progress=progress, bar=bar)
+        return _fetch_all(parse_hub(entry.source), progress, bar)
     return _local_file(entry)
 
 
@@ -117,10 +120,17 @@ def heads_for(
     return paired_heads(model) if list(heads) == [PAIRED] else heads
 
 
+def _fetch_all(wanted: HubFile, progress: bool | None, bar: BarMaker | None) -> Path:
+    """The file to open; those that belong to it are fetched too."""
+    parts = [replace(wanted, path=path) for path in part_names(wanted.path)]
+    files = [fetch(part, progress=progress, bar=bar) for part in parts]
+    return files[0]
+
+
 def _local_file(entry: ModelEntry) -> Path:
     if not entry.source.startswith("bundled:"):
         if (path := Path(entry.source)).is_file():
-            return path
+            return first_part(path)
         raise ModelNotFound(
             f"{entry.name!r} in models.txt stands for {path}, and there is no such file; "
             "correct the line or put the file there"
