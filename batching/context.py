@@ -57,7 +57,8 @@ class ContextParams:
 
     n_ctx       cells of the KV cache; 0 = the length the model was trained for, 8192 at most
     n_batch     rows one decode can hold, at least n_seq_max; prompts are decoded in chunks of it
-    n_seq_max   sequences; up to 64 cost nothing, 256 cost 45 µs a decode (measured on 2 cores)
+    n_seq_max   sequences; up to 64 cost nothing, 256 cost 45 µs a decode (measured on 2 cores);
+                a recurrent or hybrid model, which cannot take drafts back, gets one
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
     flash_attn  on, off, or auto = measured when the context is made
@@ -423,7 +424,11 @@ def _decode_seconds(context: Context, n_past: int, n: int) -> float:
         begin = time.perf_counter()
         context.decode(_chain(n_past, n))
         seconds = time.perf_counter() - begin
-        context.seq_rm(-1, n_past, -1)
+        if context.can_rewind:
+            context.seq_rm(-1, n_past, -1)
+        else:  # the text anew
+            context.seq_rm(-1, 0, -1)
+            context.decode(_chain(0, n_past))
     return seconds
 
 
@@ -439,12 +444,14 @@ def _new_context(
     if other is not None:
         native.ctx_other = other._handle
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
+    # A model without drafts needs no branches, and a recurrent state for each would be gigabytes.
+    n_seq_max = params.n_seq_max if model.can_rewind else 1
     # llama.cpp ends the process over a batch, or a context, that has not a row for every sequence.
-    native.n_ctx = max(native.n_ctx, params.n_seq_max)
+    native.n_ctx = max(native.n_ctx, n_seq_max)
     native.n_ctx = -(-native.n_ctx // PADDING) * PADDING
-    native.n_batch = max(min(params.n_batch, native.n_ctx), params.n_seq_max)
+    native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
     native.n_ubatch = native.n_batch
-    native.n_seq_max = params.n_seq_max
+    native.n_seq_max = n_seq_max
     native.kv_unified = True  # rows may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()

@@ -1,14 +1,17 @@
-"""When flash attention is on: as asked, or as it was measured; without a model."""
+"""When flash attention is on: as asked, or as it was measured."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from batching.context import ContextParams, choose_flash_attn
+from speculation.engine import Engine
+from tests.tiny_gguf import write_recurrent_gguf
 
 
 class Opened:
@@ -55,3 +58,10 @@ def test_flash_attention_is_not_measured_where_there_is_nothing_to_choose(
     assert choose_flash_attn(model, ContextParams(kv_type="q8_0"))  # a quantised cache needs it
     monkeypatch.setattr("batching.context.supports_gpu", lambda: True)
     assert choose_flash_attn(model, ContextParams())
+
+
+def test_it_is_measured_with_a_model_that_cannot_drop_rows_too(tmp_path: Path) -> None:
+    path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
+    with Engine.load(path, ContextParams(n_ctx=256)) as engine:
+        assert engine.context.n_seq_max == 1  # a state for each of 64 would be gigabytes
+        assert engine.generate("the cat", max_tokens=4).run().stats.n_tokens == 4
