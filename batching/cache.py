@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from batching.errors import PromptTooLong, TreeTooWide
+from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
 from batching.rows import Rows
 from batching.target import Output, Target
 from batching.tree import Floats
@@ -113,9 +113,8 @@ class SequenceCache:
         n_reused = common_prefix(self.tokens, tokens)
         read_from = len(tokens) if reader is None else reader.begin(tokens)
         n_reused = min(n_reused, read_from)
-        if n_reused < self.n_past and not self.target.can_rewind:
-            n_reused = 0
         self.truncate(n_reused)
+        n_reused = self.n_past
         if progress is not None:
             progress(n_reused, len(tokens))
         reading = False
@@ -183,7 +182,7 @@ class SequenceCache:
                 rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
                 output = self.target.decode(rows)
         except BaseException:
-            self.target.seq_rm(ALL, n_past, END)
+            self.truncate(n_past)
             raise
         self.tokens.extend(chunk)
         return output
@@ -220,11 +219,17 @@ class SequenceCache:
                 target.seq_cp(source, seq_id, first, end)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included."""
+        """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included.
+
+        Where the target cannot take these back, the others go with them.
+        """
         self._drop_held()
         n_tokens = min(n_tokens, self.n_past)
-        if n_tokens < self.n_past or self.target.can_rewind:
+        try:
             self.target.seq_rm(ALL, n_tokens, END)
+        except CannotRewind:
+            self.target.seq_rm(ALL, 0, END)
+            n_tokens = 0
         del self.tokens[n_tokens:]
 
     def _drop_held(self) -> None:

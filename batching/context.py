@@ -34,9 +34,10 @@ from batching.interrupts import held_interrupts
 from batching.model import Model, recent_log
 from batching.rows import Rows
 from batching.target import Output
-from batching.tree import Floats
+from batching.tree import NO_LIMIT, Floats
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+MOST_REWIND = 64
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
 # Function objects of our own for what every step calls. What goes in has C's types already, so that
@@ -59,6 +60,8 @@ class ContextParams:
     n_batch     rows one decode can hold, at least n_seq_max; prompts are decoded in chunks of it
     n_seq_max   sequences; up to 64 cost nothing, 256 cost 45 µs a decode (measured on 2 cores);
                 a recurrent or hybrid model, which cannot take drafts back, gets one
+    n_rewind    drafts that a recurrent or hybrid model can take back, where llama.cpp can do that:
+                it keeps a copy of the state for each
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
     flash_attn  on, off, or auto = measured when the context is made
@@ -67,6 +70,7 @@ class ContextParams:
     n_ctx: int = 0
     n_batch: int = 512
     n_seq_max: int = 64
+    n_rewind: int = 8
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"
@@ -80,6 +84,8 @@ class ContextParams:
             raise InvalidParameter(f"n_batch is {self.n_batch}; give at least 1")
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise InvalidParameter(f"n_seq_max is {self.n_seq_max}; give 1 to {MAX_SEQUENCES}")
+        if not 0 <= self.n_rewind <= MOST_REWIND:
+            raise InvalidParameter(f"n_rewind is {self.n_rewind}; give 0 to {MOST_REWIND}")
         if self.n_threads is not None and self.n_threads < 1:
             raise InvalidParameter(f"n_threads is {self.n_threads}; give at least 1")
         if self.kv_type not in KV_TYPES:
@@ -123,7 +129,10 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self._handle)
         self.n_seq_max: int = C.llama_n_seq_max(self._handle)
         self.n_threads: int = C.llama_n_threads(self._handle)
-        self.can_rewind = model.can_rewind
+        self.n_rewind = NO_LIMIT if model.can_rewind else int(C.llama_n_rs_seq(self._handle))
+        self._n_back = (
+            0  # of the last decode's rows, those that can be taken back: if it is limited
+        )
         self._is_head = model.takes_both
         self._memory = C.llama_get_memory(self._handle)
         self._batch = BatchMemory(
@@ -155,6 +164,7 @@ class Context:
         code = _llama_decode(self._handle, self._batch.struct)
         if code:
             raise _decode_error(code, len(rows), self.n_ctx)
+        self._n_back = min(len(rows) - 1, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
 
@@ -170,6 +180,7 @@ class Context:
         code = _llama_decode(self._handle, batch.struct)
         if code:
             raise _decode_error(code, 1, self.n_ctx)
+        self._n_back = 0
         self._output.renew_row()
         return self._output
 
@@ -218,11 +229,26 @@ class Context:
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
             C.llama_memory_clear(self._memory, False)  # recurrent memory, too, can do this
-        elif not C.llama_memory_seq_rm(self._memory, seq_id, p0, p1):
+        elif self.n_rewind == NO_LIMIT:
+            C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
+        else:
+            self._take_back(p0)
+
+    def _take_back(self, position: int) -> None:
+        """Have a recurrent memory end before ``position``.
+
+        It has copies of its state from before each of the last rows of one decode, however old the
+        others are that llama.cpp would take without a word; and goes back to one of them once.
+        """
+        n = C.llama_memory_seq_pos_max(self._memory, 0) + 1 - position
+        if n <= 0:
+            return
+        if n > self._n_back or not C.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise CannotRewind(
-                f"{self.model.path} ({self.model.description}) cannot remove positions from {p0}: "
-                f"its memory is recurrent, so drafts cannot be taken back; use method ar"
+                f"{self.model.path} ({self.model.description}) cannot take back {n} tokens: its "
+                f"memory is recurrent; use method ar"
             )
+        self._n_back = 0
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)
@@ -424,7 +450,7 @@ def _decode_seconds(context: Context, n_past: int, n: int) -> float:
         begin = time.perf_counter()
         context.decode(_chain(n_past, n))
         seconds = time.perf_counter() - begin
-        if context.can_rewind:
+        if context.n_rewind == NO_LIMIT:
             context.seq_rm(-1, n_past, -1)
         else:  # the text anew
             context.seq_rm(-1, 0, -1)
@@ -452,6 +478,7 @@ def _new_context(
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
     native.n_ubatch = native.n_batch
     native.n_seq_max = n_seq_max
+    native.n_rs_seq = 0 if model.can_rewind else params.n_rewind
     native.kv_unified = True  # rows may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()

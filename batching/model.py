@@ -133,6 +133,7 @@ class Model:
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
         self.n_params: int = C.llama_model_n_params(handle)
         self.n_bytes: int = C.llama_model_size(handle)
+        # Whether its memory is a KV cache and nothing else, of which any part can be removed.
         self.can_rewind = not (
             C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)
         )

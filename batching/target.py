@@ -64,8 +64,13 @@ class Target(Protocol):
         ...
 
     @property
-    def can_rewind(self) -> bool:
-        """Whether part of a sequence can be removed."""
+    def n_rewind(self) -> int:
+        """How many of the rows of one decode can be taken back, once and before the next.
+
+        NO_LIMIT for a KV cache, of which any part can be removed. A recurrent state is all of a
+        text at once: what can be taken back are the last rows of a chain for which the target keeps
+        copies of its state, which may be none. Such a target has one sequence.
+        """
         ...
 
     def decode(self, rows: Rows) -> Output: ...
@@ -90,7 +95,11 @@ class Target(Protocol):
         ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end."""
+        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end.
+
+        Raises CannotRewind, and changes nothing, where these are more than can be taken back; all
+        there is can always be dropped.
+        """
         ...
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:

@@ -32,8 +32,9 @@ class TokenTree:
     sources      node -> name of what drafted it, where a drafter combines several; else empty
     floor        path probability below which a node cannot pay, 0 = not known: what drafters with
                  estimates need not add
-    max_depth    longest path that the text has tokens left for, where its length is limited: what
-                 drafters need not exceed
+    max_depth    longest path that the text has tokens left for, where its length is limited, or the
+                 target can take back: what drafters need not exceed
+    one_path     whether only one path of it will be decoded: the target has one sequence
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
@@ -50,6 +51,7 @@ class TokenTree:
         "max_nodes",
         "n_drafted",
         "n_seq",
+        "one_path",
         "outputs",
         "parents",
         "probs",
@@ -68,6 +70,7 @@ class TokenTree:
         self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
         self.n_seq = 0
+        self.one_path = False
         self.n_drafted = 0
         self.max_nodes = max_nodes
         self.max_depth = max_depth

@@ -20,6 +20,7 @@ from typing import Any
 from batching.context import Context
 from batching.hardware import build_info, devices
 from batching.rows import Rows
+from batching.tree import NO_LIMIT
 from speculation.cost import REGIONS, SIZES, CostCurve, CostModel, middle
 from speculation.user_cache import cache_folder
 
@@ -141,10 +142,14 @@ def measure_cost(
 ) -> CostCurve:
     """``measure_curve`` after ``n_past`` tokens, every row with output, as a tree's rows have.
 
-    The context must be empty and is empty afterwards. Sizes that do not fit it are left out.
+    The context must be empty and is empty afterwards. Sizes that do not fit it are left out, as are
+    those that it cannot take back; one that cannot take back all is measured at its beginning.
     """
-    sizes = [size for size in sizes if size < min(context.n_ctx, context.n_batch + 1)]
+    most = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
+    sizes = [size for size in sizes if size <= most]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
+    if context.n_rewind < NO_LIMIT:
+        n_past = 0
 
     def decode(n: int) -> float:
         begin = perf_counter()
@@ -173,7 +178,7 @@ def measure_regions(
     )
     curves = {0: near}
     n_past = middle(_FAR)
-    if n_past + SIZES[-1] < context.n_ctx:
+    if context.n_rewind == NO_LIMIT and n_past + SIZES[-1] < context.n_ctx:
         seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
         left = budget_seconds - (perf_counter() - start) - seconds
         if left > 0:

@@ -24,6 +24,7 @@ from speculation.drafter import (
     needs_hidden,
     needs_layers,
 )
+from speculation.policy import likeliest_path
 from speculation.stats import Stats
 from speculation.verify import Match, Verifier
 
@@ -154,9 +155,13 @@ class _Loop:
         # 1. Draft: the root is the last token, whose KV entry this step makes.
         target, n_past = cache.target, cache.n_past
         room = min(target.n_ctx - n_past, target.n_batch - cache.n_held)
-        tree = TokenTree(tokens[-1], room, self._most - len(tokens) - 1)
+        n_rewind = target.n_rewind
+        tree = TokenTree(tokens[-1], room, min(self._most - len(tokens) - 1, n_rewind))
+        tree.one_path = n_rewind < NO_LIMIT
         for drafter in self._drafters:
             drafter.draft(tokens, tree)
+        if tree.one_path:
+            tree.keep(likeliest_path(tree)[:n_rewind])
         drafted = perf_counter()
 
         # 2. Build the rows and decode them.
@@ -167,20 +172,20 @@ class _Loop:
         output = target.decode(cache.with_held(rows) if cache.n_held else rows)
         decoded = perf_counter()
 
-        # 3. Verify: an accepted path and one token more.
+        # 3. Verify: an accepted path and one token more, or what of it the text has room for.
         path, bonus = self._verifier.verify(tree, output, self._sampler)
-        verified = perf_counter()
-
-        # 4. Commit the path's KV; let the drafters learn from the step.
-        cache.commit(rows, path)
-        committed = perf_counter()
         step = Step(tree, output, path, bonus, decoded - built)
-        for drafter in self._drafters:
-            drafter.observe(step)
-
         n, reason = self._text.take(step.tokens)
         if reason is None and n_past + len(path) >= target.n_ctx:
             reason = "context"
+        verified = perf_counter()
+
+        # 4. Commit the path's KV, but for the last token's; let the drafters learn from the step.
+        cache.commit(rows, path if n == len(path) else path[:n])
+        committed = perf_counter()
+        for drafter in self._drafters:
+            drafter.observe(step)
+
         emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
         tokens += emitted.tokens
         end = perf_counter()

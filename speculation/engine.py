@@ -20,6 +20,7 @@ from batching.errors import (
 )
 from batching.model import Model
 from batching.sampler import SamplerChain
+from batching.tree import NO_LIMIT
 from batching.vocabulary import check_same_vocabulary
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, save_cost
@@ -67,7 +68,7 @@ class Engine:
         self.cache = SequenceCache(context)
         self.resources = Resources(
             self._measure_cost,
-            can_rewind=context.can_rewind,
+            n_rewind=context.n_rewind,
             draft=draft,
             heads=heads,
             successors=lambda: load_successors(model),
@@ -258,7 +259,7 @@ class Engine:
         drafts: whatever a batch costs there, none will be tried.
         """
         self._require_open()
-        if self.context.can_rewind:
+        if self.context.n_rewind:
             self._preparing = progress
             try:
                 _ = self.resources.cost
@@ -382,7 +383,8 @@ class Generation:
         try:
             start = perf_counter()
             _require_rows(engine, self.method, drafters)
-            engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+            if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
+                engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
             cache = engine.cache
             try:
                 stats.n_reused = cache.prefill(
@@ -436,7 +438,7 @@ def _head_params(context: Context) -> ContextParams:
 
 
 def _require_rewind_of_draft(draft: Context) -> None:
-    if not draft.can_rewind:
+    if draft.n_rewind < NO_LIMIT:
         raise CannotRewind(
             f"{draft.model.path} ({draft.model.description}) is recurrent or hybrid: it cannot "
             f"take its drafts back, so it cannot draft; take another draft model"
@@ -444,10 +446,16 @@ def _require_rewind_of_draft(draft: Context) -> None:
 
 
 def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
-    if drafters and not engine.context.can_rewind:
+    n_rewind = engine.context.n_rewind
+    what = f"{engine.model.path} ({engine.model.description}) is recurrent or hybrid: its memory"
+    if drafters and not n_rewind:
         raise CannotRewind(
-            f"{engine.model.path} ({engine.model.description}) is recurrent or hybrid: its memory "
-            f"cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
+            f"{what} cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
+        )
+    if any(getattr(drafter, "n_rows", 0) > 1 + n_rewind for drafter in drafters):
+        raise CannotRewind(
+            f"{what} holds one path of {n_rewind} drafts at most, and method {method.name} needs "
+            f"branches beside each other; use auto or another method"
         )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from batching.errors import InvalidParameter
+from batching.tree import NO_LIMIT
 from speculation.auto import Auto, AutoParams, Source
 from speculation.confidence import PRIORS as HEAD_PRIORS
 from speculation.cost import CostModel
@@ -129,7 +130,7 @@ def _prompt_lookup(params: PromptLookupParams, resources: Resources) -> list[Dra
 def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
     """The same sources for every text, so that what they learnt is kept; none for a model that
     cannot drop drafts, which is then decoded plainly."""
-    if not resources.can_rewind:
+    if not resources.n_rewind:
         return []
 
     def make() -> Auto:
@@ -155,7 +156,7 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
         if "redrafter" in resources.heads:
             sources["redrafter"] = lambda: _redrafter(ReDrafterParams(), resources, target_seconds)
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
-        window = _window(resources.cost)
+        window = _window(resources.cost) if resources.n_rewind == NO_LIMIT else None
         if window is not None and params.allows("lookahead"):
             lookahead = Lookahead(window)
             chosen.append(Source("lookahead", lookahead, lookahead))

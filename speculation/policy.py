@@ -24,6 +24,16 @@ def path_probs(tree: TokenTree) -> list[float]:
     return found
 
 
+def likeliest_path(tree: TokenTree) -> list[int]:
+    """The path with the most expected tokens, without the root: all that can be decoded of the tree
+    where the target has but one sequence."""
+    expected = [0.0]  # tokens of the path that ends with a node
+    probs = path_probs(tree)
+    for node in range(1, tree.n_drafted + 1):
+        expected.append(expected[tree.parents[node]] + probs[node])
+    return tree.path_to(expected.index(max(expected)))[1:]
+
+
 def choose(
     tree: TokenTree,
     cost: Sequence[float],
@@ -45,14 +55,17 @@ def choose(
     max_nodes         most nodes beside the root
     max_leaves        most ends of branches; where more would pay, the least probable nodes go
 
-    None is deeper than the text has tokens left for.
+    None is deeper than the text has tokens left for. Of a tree that is to be one path they are the
+    beginning of the likeliest.
     """
     n_nodes = len(tree) - 1
     most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
-    if tree.depths[-1] == n_nodes:  # a chain: its path probabilities descend already
-        chain = list(accumulate(tree.probs[1 : min(most, tree.max_depth) + 1], mul))
+    if tree.depths[-1] == n_nodes or tree.one_path:  # path probabilities descend already
+        path = range(1, n_nodes + 1) if tree.depths[-1] == n_nodes else likeliest_path(tree)
+        path = path[: min(most, tree.max_depth)]
+        chain = list(accumulate([tree.probs[node] for node in path], mul))
         n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds, margin)
-        return list(range(1, n + 1))
+        return list(path[:n])
     probs = path_probs(tree)
     nodes: Sequence[int] = range(1, n_nodes + 1)
     if tree.max_depth < n_nodes:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from batching.errors import InvalidParameter
 from batching.levels import LevelDecoder
 from batching.target import Target
+from batching.tree import NO_LIMIT
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
@@ -27,6 +28,7 @@ class Resources:
     Drafters live for one text. What is to outlive it (probabilities counted, tables filled) is
     kept here, in memory only.
 
+    n_rewind  drafts that the target can take back, as in ``Target``
     draft     the draft model's context, or None
     heads     drafting heads, by the method they are for
     sampling  how the tokens of the text at hand are chosen
@@ -36,7 +38,7 @@ class Resources:
         self,
         measure_cost: Callable[[], CostModel] | None = None,
         *,
-        can_rewind: bool = True,
+        n_rewind: int = NO_LIMIT,
         draft: Target | None = None,
         heads: Mapping[str, Any] | None = None,
         successors: Callable[[], SuccessorTable] = SuccessorTable,
@@ -48,7 +50,7 @@ class Resources:
         self._cost: CostModel | None = None
         self._successors = successors
         self._kept: dict[Any, Any] = {}
-        self.can_rewind = can_rewind
+        self.n_rewind = n_rewind
         self.draft = draft
         self.heads = dict(heads or {})
         self.draft_sampler = draft_sampler

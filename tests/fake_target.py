@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from batching.errors import CannotRewind
 from batching.rows import Rows
 from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
@@ -116,15 +117,18 @@ class FakeOutput:
 
 
 class FakeTarget:
-    can_rewind = True
-
     def __init__(
         self,
         n_ctx: int = 512,
         n_batch: int = 256,
         n_seq_max: int = 64,
         logits: Callable[[tuple[int, ...]], Floats] = fake_logits,
+        n_rewind: int = NO_LIMIT,
     ) -> None:
+        if n_rewind < NO_LIMIT:
+            n_seq_max = 1
+        self.n_rewind = n_rewind
+        self._n_back = NO_LIMIT  # that can be taken back now
         self._logits = logits
         self.n_ctx = n_ctx
         self.n_batch = n_batch
@@ -150,6 +154,7 @@ class FakeTarget:
             for seq_id in row.seq_ids:
                 self._held[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
+        self._n_back = min(self.n_rewind, len(rows) - 1)
         outputs = [output or self._has_hidden for output in rows.outputs]
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
         return self._output
@@ -164,6 +169,10 @@ class FakeTarget:
         self._layers = tuple(layers)
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._held[0]) - p0) > 0:
+            if n > self._n_back:
+                raise CannotRewind(f"{n} rows to take back, {self._n_back} can be")
+            self._n_back = 0
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
             held = self._held[s]
             assert p1 == -1 or p1 >= len(held), "a hole in the middle of a sequence"

@@ -13,7 +13,7 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.rows import branch_ends
-from batching.tree import Floats, TokenTree
+from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.cost import CostCurve, CostModel
 from speculation.decode import decode
 from speculation.drafter import Drafter, Step, reader_of, reads_states
@@ -39,8 +39,9 @@ class RandomTrees:
 
     n_branches = 30
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, names_branches: bool = True) -> None:
         self._random = random.Random(seed)
+        self._names_branches = names_branches
 
     def begin(self, prompt: Sequence[int]) -> None:
         pass
@@ -60,7 +61,7 @@ class RandomTrees:
             if len(tree) > before:
                 texts[node] = (*texts[parent], token)
             parent = node
-        if rng.random() < 0.3:
+        if self._names_branches and rng.random() < 0.3:
             tree.branches += (
                 rng.sample(branch_ends(tree.parents, [0]), k=1) if len(tree) > 1 else []
             )
@@ -106,12 +107,13 @@ METHODS = (
 )
 
 
-def resources() -> Resources:
+def resources(n_rewind: int = NO_LIMIT) -> Resources:
     """Rows that are nearly free, so that auto tries everything; a draft model that is right more
     often than not."""
     curve = CostCurve((1, 64), (1.0, 1.2))
     return Resources(
         lambda: CostModel({0: curve}),
+        n_rewind=n_rewind,
         draft=FakeTarget(logits=draft_logits),
         heads={"medusa": FakeHeads(), "eagle": FakeEagleHead(draft_logits)},
     )
@@ -121,16 +123,18 @@ def draft_logits(prefix: tuple[int, ...]) -> Floats:
     return fake_logits(prefix) + 0.5 * fake_logits((*prefix, 0))
 
 
-def drafters_of(method: str, seed: int) -> list[Drafter]:
+def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafter]:
     if method == "random-trees":
         return [RandomTrees(seed)]
+    if method == "unnamed-trees":
+        return [RandomTrees(seed, names_branches=False)]
     if method == "all-in-one-tree":
         return [
             RandomTrees(seed),
             *parse_method("prompt-lookup:branches=3").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
-    return parse_method(method).drafters(resources())
+    return parse_method(method).drafters(resources(n_rewind))
 
 
 def run(
@@ -140,11 +144,12 @@ def run(
     penalty: float = 0.0,
     n_ctx: int = 400,
     n_tokens: int = 32,
+    n_rewind: int = NO_LIMIT,
 ) -> tuple[list[int], Stats, SequenceCache]:
     """The text of ``method`` for the prompt and sampler that ``seed`` stands for."""
     prompt = prompt_of(seed)
-    drafters = drafters_of(method, seed)
-    target = FakeTarget(n_ctx=n_ctx)
+    drafters = drafters_of(method, seed, n_rewind)
+    target = FakeTarget(n_ctx=n_ctx, n_rewind=n_rewind)
     cache = SequenceCache(target)
     reader, hold = reader_of(drafters), not reads_states(drafters)
     cache.prefill(prompt[:-1], reader=reader, hold=hold)
@@ -183,6 +188,26 @@ def test_text_in_a_nearly_full_context_equals_plain_decoding(method: str) -> Non
     for seed in range(30):
         ours, _, _ = run(method, seed, n_ctx=40, n_tokens=100)
         assert ours == plain_text(seed, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+CHAINS = [method for method in METHODS if not method.startswith("lookahead")]
+
+
+@pytest.mark.parametrize("method", [*CHAINS, "unnamed-trees"])
+@pytest.mark.parametrize("n_rewind", [1, 5])
+def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
+    method: str, n_rewind: int
+) -> None:
+    for seed in range(10):
+        assert run(method, seed, n_rewind=n_rewind)[0] == plain_text(seed), f"seed {seed}"
+        ours, _, _ = run(method, seed, temperature=0.8, n_ctx=40, n_tokens=100, n_rewind=n_rewind)
+        assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+def test_a_target_that_takes_back_few_drafts_still_gains_from_them() -> None:
+    for method in ("auto", "draft", "medusa", "eagle-2"):
+        steps = [run(method, seed, n_rewind=4)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > 1.2 * sum(s.n_steps for s in steps), method
 
 
 def test_random_trees_are_often_right() -> None:

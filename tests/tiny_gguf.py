@@ -107,6 +107,47 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
     return _finished(writer, path)
 
 
+def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head: int = 4) -> Path:
+    """Write an LFM2 model of random weights, every third layer attention and the others short
+    convolutions: its memory can take back what it keeps copies for."""
+    rng = np.random.default_rng(0)
+    head, width = n_embd // n_head, 3
+    is_attention = [i % 3 == 2 for i in range(n_layer)]
+    writer = _writer(path, "lfm2", 512, n_embd, n_layer, CHAT_TEMPLATE)
+    writer.add_bos_token_id(1)
+    writer.add_feed_forward_length(2 * n_embd)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv([n_head if attention else 0 for attention in is_attention])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_shortconv_l_cache(width)
+
+    def add(name: str, *shape: int, scale: float = 0.0) -> None:
+        scale = scale or 1.6 / np.sqrt(shape[-1])
+        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
+
+    def add_norm(name: str, n: int = n_embd) -> None:
+        writer.add_tensor(name, np.ones(n, np.float32))
+
+    add("token_embd.weight", len(vocabulary()[0]), n_embd, scale=1.0)
+    add_norm("token_embd_norm.weight")
+    for i in range(n_layer):
+        add_norm(f"blk.{i}.attn_norm.weight")
+        add_norm(f"blk.{i}.ffn_norm.weight")
+        add(f"blk.{i}.ffn_gate.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_up.weight", 2 * n_embd, n_embd)
+        add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
+        if is_attention[i]:
+            for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+                add(f"blk.{i}.{name}.weight", n_embd, n_embd)
+            add_norm(f"blk.{i}.attn_q_norm.weight", head)
+            add_norm(f"blk.{i}.attn_k_norm.weight", head)
+        else:
+            add(f"blk.{i}.shortconv.conv.weight", n_embd, width)
+            add(f"blk.{i}.shortconv.in_proj.weight", 3 * n_embd, n_embd)
+            add(f"blk.{i}.shortconv.out_proj.weight", n_embd, n_embd)
+    return _finished(writer, path)
+
+
 def _writer(
     path: Path,
     architecture: str,
