@@ -1,0 +1,82 @@
+"""What the page keeps when it is loaded again, and when its server is started anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.browser.chat import Chat, served
+
+
+def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
+    chat.choose_method("Lookahead")
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    stats = chat.ask("a <b>cat</b>")
+    text = chat.last(".text")
+    chat.reload()
+    assert chat.wait_for_reply() == stats
+    assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
+    chat.ask("a dog", 2)
+    assert chat.last("code") == "lookahead:window=5"
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.reload()
+    assert chat.page.is_visible(".welcome")
+
+
+def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat) -> None:
+    chat.page.uncheck("#colour input")
+    chat.unfold("System prompt")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
+    chat.reload()
+    chat.unfold("System prompt")
+    chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
+    assert chat.page.input_value("#box textarea") == "half a sent"
+    assert not chat.page.is_checked("#colour input")
+    chat.ask("a cat")
+    assert chat.page.locator(".text.markdown").count() == 1
+
+
+def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    chat.reload()
+    assert "this reply was not finished" in chat.last(".error")
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.page.hover(".turns .reply")
+    chat.page.click("[data-action=retry]")
+    chat.page.wait_for_selector(".stats:has-text('length limit')")
+
+
+def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
+    with served(model) as address:
+        chat = Chat(browser, address)
+        chat.ask("a cat")
+    with served(model, "--port", str(urlsplit(address).port)):
+        chat.ask("a dog", 2)
+        assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    chat.close()
+
+
+def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
+    with served(model) as address:
+        chat = Chat(browser, address)
+        chat.never_end()
+        chat.say("a cat")
+        chat.page.wait_for_selector(".live .text")
+        chat.page.fill("#box textarea", "half")
+        chat.page.wait_for_timeout(300)
+    chat.page.fill("#box textarea", "half a sentence")
+    chat.page.wait_for_timeout(300)
+    with served(model, "--port", str(urlsplit(address).port)):
+        chat.go_to(address)
+        chat.page.wait_for_function(
+            "document.querySelector('#box textarea')?.value === 'half a sentence'"
+        )
+    chat.close()
