@@ -1,4 +1,4 @@
-"""Fixtures: a tiny random model, made once a session."""
+"""Fixtures: a tiny random model, made once a session, and an engine for each module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from speculation.engine import Engine
+from tests.exact import EXACT
 from tests.tiny_gguf import write_tiny_gguf
 
 
@@ -33,3 +35,10 @@ def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of a tiny random GGUF with a chat template and a context of 512."""
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path, tiny_draft: Path) -> Iterator[Engine]:
+    """``tiny_model`` with its draft, in a context of equal floats; a module may have its own."""
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
+        yield engine

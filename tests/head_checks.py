@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from batching.context import ContextParams
 from batching.levels import LevelDecoder
 from batching.model import Model
 from batching.tree import Floats
@@ -22,9 +21,8 @@ from speculation.engine import Engine
 from speculation.heads.load import load_heads
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
+from tests.exact import EXACT, PROMPT
 
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
-PROMPT = "the cat saw a dog and the cat saw a dog and the"
 TEXT = (5, 270, 271, 272, 280)
 SAMPLINGS = {
     "greedy": SamplingParams(),

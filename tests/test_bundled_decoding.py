@@ -20,6 +20,7 @@ from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
+from tests.exact import EXACT
 
 
 def methods(*texts: str) -> list[Method]:
@@ -41,7 +42,6 @@ DRAFTING = methods(
     "eagle-3",
     "auto",
 )
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 
-from batching.context import Context, ContextParams
+from batching.context import Context
 from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.levels import LevelDecoder
 from batching.model import Model
@@ -26,17 +26,11 @@ from speculation.sampling import SamplingParams, make_sampler
 from speculation.successors import load_successors
 from speculation.successors.__main__ import main
 from tests import tiny_gguf
+from tests.exact import EXACT
 from tests.fake_target import FakeTarget, fake_logits, prompt_of
 from tests.tiny_gguf import write_tiny_gguf
 
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 PROMPT = "the cat saw a dog and the"
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Path, tiny_draft: Path) -> Iterator[Engine]:
-    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
-        yield engine
 
 
 def test_the_model_itself_as_a_draft_is_always_right(tiny_model: Path) -> None:

@@ -29,16 +29,9 @@ from speculation.heads.file import HeadsInfo
 from speculation.heads.load import load_heads
 from speculation.heads.tree import parse_choices
 from speculation.methods import parse_method
+from tests.exact import EXACT, PROMPT
 from tests.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
-from tests.head_checks import (
-    EXACT,
-    PROMPT,
-    TEXT,
-    check_a_tree,
-    check_texts,
-    random_weights,
-    started,
-)
+from tests.head_checks import TEXT, check_a_tree, check_texts, random_weights, started
 from tests.reference import layer, rms_norm
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 

@@ -22,7 +22,8 @@ from speculation.heads.file import HeadsInfo
 from speculation.heads.load import load_heads
 from speculation.train.eagle3_file import write_eagle3
 from tests import tiny_gguf
-from tests.head_checks import EXACT, PROMPT, TEXT, check_a_tree, check_texts, started
+from tests.exact import EXACT, PROMPT
+from tests.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.reference import layer, rms_norm
 from tests.tiny_eagle3 import (
     N_FF,

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,9 @@ from batching.model import Model
 from speculation import engine as engine_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
+from tests.exact import EXACT, PROMPT
 from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
-# F32 weights, an F32 cache and no flash attention: batched and single rows give equal floats.
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
-PROMPT = "the cat saw a dog and the cat saw a dog and the"
 METHODS = (
     "auto",
     "auto:sources=draft+recycling+lookahead",
@@ -69,12 +66,6 @@ SAMPLINGS = {
     "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
     "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Path, tiny_draft: Path) -> Iterator[Engine]:
-    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)

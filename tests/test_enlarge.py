@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from batching.context import Context, ContextParams
+from batching.context import Context
 from batching.model import Model
 from batching.rows import Rows
 from speculation.bench.enlarge.__main__ import main
@@ -19,9 +19,9 @@ from speculation.bench.enlarge.shape import EnlargeError, Shape
 from speculation.bench.enlarge.tensors import Kind, grown, new_shape, plans
 from speculation.engine import Engine
 from speculation.registry import resolve
+from tests.exact import EXACT
 from tests.tiny_gguf import write_recurrent_gguf
 
-EXACT = ContextParams(n_threads=1, kv_type="f32", flash_attn="off")
 PROMPT = "the cat saw a dog, a cat and the dog in an inn."
 GROUPED = Shape(width=64, layers=2, hidden=160, heads=8, kv_heads=2, head_dim=8, norm_eps=1e-5)
 

@@ -10,12 +10,11 @@ import pytest
 from gguf import GGUFReader
 
 from batching.cache import SequenceCache
-from batching.context import Context, ContextParams
+from batching.context import Context
 from batching.model import Model
 from batching.rows import Rows, tree_rows
 from batching.tree import Floats, TokenTree
-
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
+from tests.exact import EXACT
 
 
 @pytest.fixture

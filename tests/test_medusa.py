@@ -33,8 +33,9 @@ from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_c
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
+from tests.exact import EXACT, PROMPT
 from tests.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidden, fake_logits
-from tests.head_checks import EXACT, PROMPT, SAMPLINGS
+from tests.head_checks import SAMPLINGS
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
 N_TINY = len(vocabulary()[0])

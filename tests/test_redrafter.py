@@ -31,8 +31,9 @@ from speculation.heads.redrafter import (
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.methods import parse_method
+from tests.exact import EXACT, PROMPT
 from tests.fake_target import FakeOutput, fake_logits
-from tests.head_checks import EXACT, PROMPT, SAMPLINGS
+from tests.head_checks import SAMPLINGS
 from tests.tiny_gguf import vocabulary, write_tiny_gguf
 
 N_TINY = len(vocabulary()[0])

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.context import ContextParams
 from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.engine import Engine
@@ -18,6 +17,7 @@ from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, shape_for, train_eagle
 from speculation.train.pieces import Pieces, batches, drafted
 from speculation.train.texts import Piece
+from tests.exact import EXACT
 from tests.reference import layer, rms_norm
 from tests.test_eagle import SHAPE, random_tensors, reference
 from tests.tiny_eagle3 import eagle3_tensors
@@ -26,7 +26,6 @@ from tests.tiny_gguf import write_tiny_gguf
 torch = pytest.importorskip("torch")
 
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
-EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
 
 
 def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
