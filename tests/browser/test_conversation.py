@@ -125,6 +125,19 @@ def test_a_message_that_is_edited_keeps_its_indentation_and_hides_what_would_dro
     )
 
 
+def test_keys_that_end_a_composition_leave_the_edit_as_it_is(chat: Chat) -> None:
+    chat.ask("one")
+    chat.page.click("[data-action=edit]")
+    area = chat.page.locator(".turn form textarea")
+    area.fill("two")
+    for key in ("Escape", "Enter"):
+        area.dispatch_event("keydown", {"key": key, "isComposing": True})
+    assert area.input_value() == "two"
+    area.press("Escape")
+    assert area.count() == 0
+    assert chat.page.locator(".said").all_inner_texts() == ["one"]
+
+
 def test_a_reply_that_reached_its_length_goes_on(chat: Chat) -> None:
     chat.ask("a cat")
     begun = chat.last(".text")

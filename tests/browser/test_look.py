@@ -1,18 +1,23 @@
-"""How the page looks and feels: colours, focus, scrolling, selection, a phone."""
+"""How the page looks and feels: colours, focus, scrolling, selection, names, a phone, paper."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.browser.chat import Chat
 
 
-def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat) -> None:
+def ask_for_drafts(chat: Chat) -> None:
     chat.choose_method("Prompt lookup")  # auto may find drafts not worth it here
     chat.unfold("Sampling")
     chat.unfold("More")
     chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
     chat.ask("hi")
+
+
+def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat) -> None:
+    ask_for_drafts(chat)
     assert chat.last(".text") == "the cat saw the cat saw the cat saw **the** cat"
     drafted = chat.page.locator(".turn .drafted")
     assert drafted.count() > 0
@@ -27,6 +32,57 @@ def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat
     assert drafted.count() == 0
     chat.page.check("#colour input")
     chat.page.wait_for_selector(".turn .drafted")
+
+
+def test_drafted_tokens_are_underlined_where_colours_are_the_systems(chat: Chat) -> None:
+    ask_for_drafts(chat)
+    line = "getComputedStyle(document.querySelector('.turn .drafted')).textDecorationLine"
+    assert chat.page.evaluate(line) == "none"
+    chat.page.emulate_media(forced_colors="active")
+    assert chat.page.evaluate(line) == "underline"
+
+
+def test_the_caret_does_not_blink_for_who_wants_less_motion(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_selector(".live .text")
+    blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
+    assert chat.page.evaluate(blinks) == "caret"
+    chat.page.emulate_media(reduced_motion="reduce")
+    assert chat.page.evaluate(blinks) == "none"
+
+
+def test_on_paper_the_whole_conversation_stands_and_nothing_else(
+    browser: Any, address: str
+) -> None:
+    chat = Chat(browser, address, viewport={"width": 1280, "height": 300})
+    for n, text in enumerate(("one", "two", "three"), 1):
+        chat.ask(text, n)
+    chat.page.emulate_media(media="print")
+    for hidden in ("#settings", "#box", "#new", "#export", "[data-action=copy]"):
+        assert chat.page.locator(hidden).first.is_hidden(), hidden
+    top = chat.page.locator("#header").bounding_box()
+    first = chat.page.locator(".said").first.bounding_box()
+    last = chat.page.locator(".stats").last.bounding_box()
+    height = chat.page.evaluate("document.documentElement.scrollHeight")
+    assert 0 <= top["y"] < first["y"] < 300 < last["y"] + last["height"] <= height
+    chat.close()
+
+
+def test_everything_that_can_be_pressed_or_filled_in_has_a_name(chat: Chat) -> None:
+    chat.choose_method("Lookahead")
+    for folded in ("Parameters", "Model", "System prompt", "Sampling", "More"):
+        chat.unfold(folded)
+    chat.ask("a cat")
+    chat.page.click("[data-action=edit]")
+    fields = chat.page.locator("input:visible, textarea:visible, button:visible").all()
+    assert len(fields) > 50
+    names = [re.search(r'(?<=^- )\w+ "[^"]+', field.aria_snapshot()) for field in fields]
+    nameless = [field for field, name in zip(fields, names, strict=True) if name is None]
+    assert [field.evaluate("field => field.outerHTML") for field in nameless] == []
+    shown = " / ".join(name[0] for name in names if name)
+    for unseen in ("Message", "Your message", "System prompt"):  # which have no label to be seen
+        assert f'textbox "{unseen}' in shown
 
 
 def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> None:
