@@ -41,7 +41,11 @@ class Chat:
         self.page.set_default_timeout(TIMEOUT)
         self.asked: list[str] = []
         self.errors: list[str] = []
+        self.n_streams = 0
         self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("request", lambda request: self.count_streams(request, 1))
+        self.page.on("requestfinished", lambda request: self.count_streams(request, -1))
+        self.page.on("requestfailed", lambda request: self.count_streams(request, -1))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(address)
         self.wait_for_page()
@@ -49,6 +53,18 @@ class Chat:
     def wait_for_page(self) -> None:
         self.page.wait_for_selector("#transcript .welcome", state="attached")
         self.page.wait_for_selector("#header b")
+
+    def count_streams(self, request: Any, change: int) -> None:
+        if "/queue/data" in request.url:
+            self.n_streams += change
+
+    def wait_for_streams(self) -> None:
+        """Until all are closed. A page that sees one break off soon loads itself again."""
+        for _ in range(TIMEOUT // 50):
+            self.page.wait_for_timeout(50)
+            if not self.n_streams:
+                return
+        raise AssertionError(f"{self.n_streams} streams are still open")
 
     def reload(self) -> None:
         self.page.reload()

@@ -58,6 +58,7 @@ def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, mode
     with served(model) as address:
         chat = Chat(browser, address)
         chat.ask("a cat")
+        chat.wait_for_streams()
     with served(model, "--port", str(urlsplit(address).port)):
         chat.ask("a dog", 2)
         assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
