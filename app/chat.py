@@ -6,8 +6,10 @@ Knows the backend's messages, and nothing of Gradio or of HTML.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -17,6 +19,7 @@ from speculation.thoughts import Thoughts, answer_of, find_thoughts
 
 INTERVAL = 0.06  # seconds between two updates of the display
 PLAIN = "ar"
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 LEAST_TIMED = 8  # tokens; the speed of fewer is chance
 
 
@@ -60,6 +63,12 @@ class Reply:
     @property
     def text(self) -> str:
         return "".join(text for text, _ in self.pieces)
+
+    @property
+    def model_name(self) -> str:
+        """The name, or the file's, of the model that made it; nothing before it is done."""
+        model = self.done.model if self.done is not None else None
+        return Path(model.spec.model).name if model is not None else ""
 
     @property
     def thoughts(self) -> Thoughts | None:
@@ -284,7 +293,7 @@ def markdown(conversation: Conversation) -> str:
         parts.append(f"## You\n\n{turn.user}\n")
         reply = turn.shown
         if reply is not None:
-            line = " · ".join(filter(None, (reply.method, stats_line(reply))))
+            line = " · ".join(filter(None, (reply.model_name, reply.method, stats_line(reply))))
             text = "\n\n".join(filter(None, (_folded(reply), reply.error)))
             parts.append(f"## Model\n\n{text}\n\n<sub>{line}</sub>\n")
     return "\n".join(parts)
@@ -292,12 +301,27 @@ def markdown(conversation: Conversation) -> str:
 
 def _folded(reply: Reply) -> str:
     """The text, with the thoughts before the answer to be unfolded."""
-    found, text = reply.thoughts, reply.text
+    text = reply.text + _end_of_code(reply.text)
+    found = reply.thoughts
     if found is None:
         return text
     thoughts = text[found.start : found.end].strip()
     fold = f"<details><summary>Thoughts</summary>\n\n{thoughts}\n\n</details>" if thoughts else ""
     return "\n\n".join(filter(None, (fold, text[found.answer :])))
+
+
+def _end_of_code(text: str) -> str:
+    """What ends a block of code that the text was cut short in; nothing if it was not."""
+    fence = ""
+    for line in text.splitlines():
+        found = _FENCE.match(line)
+        if found is None:
+            continue
+        if not fence:
+            fence = found[1]
+        elif found[1].startswith(fence) and not found[2].strip():
+            fence = ""
+    return f"\n{fence}" if fence else ""
 
 
 def _key(request: ChatRequest, done: Done) -> str:

@@ -16,6 +16,7 @@ from app.chat import PLAIN, Settings
 from app.events import QUICK
 from app.messages import MethodInfo, Parameter
 
+MAX_TOKENS = 1024
 RANDOM = -1  # the seed that stands for another one each time
 N_SEEDS = 2**32 - 1
 
@@ -95,11 +96,15 @@ def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) ->
     return Settings(
         method=f"{name}:{','.join(changed)}" if changed else name,
         sampling=sampling,
-        max_tokens=int(values["max_tokens"] or 0) or None,
+        max_tokens=_whole(values["max_tokens"], MAX_TOKENS) or None,
         system=values["system"] or "",
         compare=values["compare"],
         thinking={"on": True, "off": False}.get(values["thinking"]),
     )
+
+
+def _whole(value: Any, default: int) -> int:
+    return default if value is None else int(value)
 
 
 def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
@@ -166,7 +171,7 @@ def sampling_fields(fields: Fields) -> None:
     slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
     fields.add(
         "max_tokens",
-        gr.Number(1024, label="Max tokens", info="0: to the end of the context", precision=0),
+        gr.Number(MAX_TOKENS, label="Max tokens", info="0: to the end of the context", precision=0),
     )
     number("top_k", 0, "Top k", "0: off")
     slider("top_p", 1.0, "Top p", info="1: off")

@@ -17,7 +17,7 @@ from app.messages import Done, LoadedModel, ModelSpec
 
 log = logging.getLogger(__name__)
 
-LEFT = "this reply was not finished: the page was left, or the server ended; retry it"
+LEFT = "this reply was not finished: the page was left, or the server ended"
 
 
 def to_text(conversation: Conversation) -> str:

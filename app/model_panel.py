@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import gradio as gr
@@ -17,6 +17,8 @@ from app.events import QUICK, SLOW
 from app.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
 from app.render import error_html, notice_html
 from speculation.registry import PAIRED
+
+UPDATE_SECONDS = 0.3  # between two updates of what a load has come to
 
 
 class ModelPanel:
@@ -126,16 +128,20 @@ class ModelPanel:
         # Each says all: of the first, the client may put some together and lose one.
         hidden, seen = gr.update(visible=False), gr.update(visible=True)
         yield hidden, seen, "", self.status_html()
-        note = ""
+        note, due = "", 0.0
         for event in self._backend.load(wanted, _load_id(request)):
             if isinstance(event, Waiting):
                 note = notice_html(waiting_notice(event))
             elif isinstance(event, Loading):
+                if monotonic() < due:  # the browser would fall behind
+                    continue
                 note = notice_html(loading_notice(event))
+                due = monotonic() + UPDATE_SECONDS
             else:
                 note = error_html(event.message) if isinstance(event, Failed) else ""
             yield hidden, seen, note, self.status_html()
-        yield seen, hidden, note, self.status_html()
+        for status in self._watch():  # another tab's load may have begun
+            yield seen, hidden, note, status
 
     def status_html(self) -> str:
         return status_html(self._backend.status())
@@ -158,7 +164,7 @@ class ModelPanel:
         """The status, followed for as long as a model is being loaded."""
         while self._backend.status().loading is not None:
             yield self.status_html()
-            sleep(0.3)
+            sleep(UPDATE_SECONDS)
         yield self.status_html()
 
 

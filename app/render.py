@@ -6,14 +6,18 @@ Markdown, in which HTML stays text and images become links, so that no reply can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline
 
 from app.chat import Reply, Turn, stats_line
+
+_MATH = re.compile(r"\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$", re.DOTALL)
 
 _markdown = MarkdownIt("commonmark", {"html": False, "breaks": True})
 _markdown.enable(["table", "strikethrough"]).disable("image")
@@ -26,13 +30,39 @@ def _link_open(self: Any, tokens: Any, index: int, options: Any, env: Any) -> st
     return str(self.renderToken(tokens, index, options, env))
 
 
+def _fence(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+    """A block of code, with a button that copies it."""
+    code = f"<pre><code>{escape(tokens[index].content)}</code></pre>"
+    button = '<button type="button" data-action="copy-code">Copy</button>'
+    return f'<div class="code">{code}<span class="actions">{button}</span></div>'
+
+
+def _math(state: StateInline, silent: bool) -> bool:
+    """TeX stays as it is written, backslashes and all."""
+    found = _MATH.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.push("text", "", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
 _markdown.add_render_rule("link_open", _link_open)
+_markdown.add_render_rule("fence", _fence)
+_markdown.inline.ruler.before("escape", "math", _math)
 
 
-def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
-    """One turn; ``live`` while its reply is in the making, ``last`` where it can be undone."""
+def turn_html(
+    turn: Turn, *, coloured: bool, live: bool, last: bool, with_model: bool = False
+) -> str:
+    """One turn; ``live`` while its reply is in the making, ``last`` where it can be undone.
+
+    ``with_model`` names the model of the reply, in a conversation with several.
+    """
     edit = "" if live else _actions("edit")
-    parts = [f'<div class="user"><div class="said">{escape(turn.user)}</div>{edit}</div>']
+    said = f'<div class="said" dir="auto">{escape(turn.user)}</div>'
+    parts = [f'<div class="user" role="group" aria-label="You">{said}{edit}</div>']
     reply = turn.shown
     if reply is not None:
         actions = [
@@ -41,9 +71,10 @@ def turn_html(turn: Turn, *, coloured: bool, live: bool, last: bool) -> str:
             "retry",
             *(["undo"] if last else []),
         ]
-        foot = _foot(reply) + ("" if live else _actions(*actions))
+        foot = _foot(reply, with_model) + ("" if live else _actions(*actions))
         parts.append(
-            f'<div class="reply">{_body(reply, coloured)}<div class="foot">{foot}</div></div>'
+            f'<div class="reply" role="group" aria-label="Model">{_body(reply, coloured)}'
+            f'<div class="foot">{foot}</div></div>'
         )
     return f'<article class="turn{" live" if live else ""}">{"".join(parts)}</article>'
 
@@ -111,14 +142,16 @@ def _body(reply: Reply, coloured: bool) -> str:
         kind = "plain" if coloured else "markdown"
         html = coloured_html(reply) if coloured else markdown_html(reply)
         source = escape(reply.answer)  # what Copy takes
-        parts.append(f'<div class="text {kind}" data-source="{source}">{html}</div>')
+        parts.append(f'<div class="text {kind}" dir="auto" data-source="{source}">{html}</div>')
     return "".join(parts) + notice_html(reply.notice) + error_html(reply.error)
 
 
-def _foot(reply: Reply) -> str:
+def _foot(reply: Reply, with_model: bool) -> str:
     # Lines break between the parts of the stats, never within one.
     parts = (f"<span>{escape(part)}</span>" for part in stats_line(reply).split(" · "))
     method = f"<code>{escape(reply.method)}</code>" if reply.method else ""
+    if with_model and reply.model_name:
+        method = f"<code>{escape(reply.model_name)}</code>{method}"
     return f'{method}<span class="stats">{" · ".join(parts)}</span>'
 
 

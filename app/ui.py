@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import gradio as gr
@@ -22,7 +23,8 @@ from app.model_panel import ModelPanel
 from app.render import turn_html
 from speculation.engine import DEFAULT_METHOD
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("transcript.js", "turns.js", "box.js", "settings.js", "window.js")
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
@@ -31,6 +33,9 @@ POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
 WELCOME = """
 <div class="turns" role="region" aria-label="Conversation"></div>
+<div class="unseen" role="status"></div>
+<div class="unkept error" role="alert" hidden>This conversation is too long for the browser to
+keep: if the page is loaded again, its end is gone. Export saves it.</div>
 <div class="welcome">
   <h1>See what speculation does</h1>
   <p>Say something. A method guesses several tokens ahead, the model checks the guesses in one step,
@@ -40,6 +45,7 @@ WELCOME = """
 </div>
 """
 
+KEEP_SECONDS = 3.0  # after so long the browser gets what there is of a reply, to keep it
 REFUSED = "this reply could not begin: a value in the sidebar was refused; set it right and retry"
 
 # What is kept lives as long as its tab: a page that is loaded again finds it there.
@@ -47,7 +53,11 @@ KEEP = """(text) => {
   try {
     if (text) sessionStorage.setItem("conversation", text);
     else sessionStorage.removeItem("conversation");
-  } catch (error) { console.warn(error); }
+    document.querySelector("#transcript .unkept").hidden = true;
+  } catch (error) {
+    console.warn(error);
+    document.querySelector("#transcript .unkept").hidden = false;
+  }
 }"""
 KEEP_VALUES = """(...values) => {
   try {
@@ -58,7 +68,10 @@ KEEP_VALUES = """(...values) => {
 # ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
 # is away. The box is the last field.
 KEPT = """() => {
-  const values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
+  let values = [];
+  try {
+    values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
+  } catch (error) { console.warn(error); }
   const typed = sessionStorage.getItem("typed");
   if (values.length && typed !== null) values[values.length - 1] = typed;
   return [sessionStorage.getItem("conversation") ?? "", JSON.stringify(values), null];
@@ -67,7 +80,7 @@ KEPT = """() => {
 # Gradio handles calls side by side: which came first, only the page knows.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
-# The message is what the box held when it was sent (page.js notes it): what was typed since, while
+# The message is what the box held when it was sent (box.js notes it): what was typed since, while
 # Gradio made up its call, is no part of it …
 SAID = """(text, ...inputs) => {
   const said = document.querySelector("#box textarea")?.dataset.said ?? text;
@@ -104,13 +117,17 @@ class Session:
     stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
-    _finished: list[tuple[Reply | None, tuple[str, bool, bool], str]] = field(default_factory=list)
+    _finished: list[tuple[Reply | None, tuple[str, bool, bool, bool], str]] = field(
+        default_factory=list
+    )
 
     def html(self) -> list[str]:
         """The turns; those that are finished are rendered once, as a long chat has many."""
         turns = self.conversation.turns
         del self._finished[len(turns) :]
-        return [self._turn_html(index, turn) for index, turn in enumerate(turns)]
+        names = {turn.reply.model_name for turn in turns if turn.reply is not None}
+        with_model = len(names - {""}) > 1
+        return [self._turn_html(index, turn, with_model) for index, turn in enumerate(turns)]
 
     def kept(self) -> str:
         """What the browser is to keep."""
@@ -138,17 +155,17 @@ class Session:
         self.knows, self.busy, self.ends = True, False, False
         self.conversation.clear()
 
-    def _turn_html(self, index: int, turn: Turn) -> str:
+    def _turn_html(self, index: int, turn: Turn, with_model: bool) -> str:
         last = index == len(self.conversation.turns) - 1
         if self.busy and last:
             del self._finished[index:]
             return turn_html(turn, coloured=self.coloured, live=True, last=True)
-        key = (turn.user, self.coloured, last)
+        key = (turn.user, self.coloured, last, with_model)
         if index < len(self._finished):
             reply, known, html = self._finished[index]
             if reply is turn.reply and known == key:
                 return html
-        html = turn_html(turn, coloured=self.coloured, live=False, last=last)
+        html = turn_html(turn, coloured=self.coloured, live=False, last=last, with_model=with_model)
         self._finished[index : index + 1] = [(turn.reply, key, html)]
         return html
 
@@ -214,7 +231,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         transcript = gr.HTML(
             value=[],
             html_template=WELCOME,
-            js_on_load=(HERE / "page.js").read_text(encoding="utf-8"),
+            js_on_load="\n".join(_text(name) for name in SCRIPTS),
             apply_default_css=False,
             elem_id="transcript",
         )
@@ -280,12 +297,17 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             return
         try:
             settings = read_settings(fields.read(values), backend.methods())
+            due = monotonic() + KEEP_SECONDS
             for _ in tab.conversation.answer(backend, settings, _tab_id(request)):
                 if tab.ends:
                     break
                 if tab.stops:  # asked for, maybe before there was anything to stop
                     backend.stop(_tab_id(request))
-                yield {transcript: tab.html()}
+                update: dict[Any, Any] = {transcript: tab.html()}
+                if monotonic() >= due:
+                    update[kept] = tab.kept()
+                    due = monotonic() + KEEP_SECONDS
+                yield update
         finally:
             tab.busy = False
             if tab.ends:
@@ -398,7 +420,7 @@ def launch(page: gr.Blocks, **options: Any) -> str:
     )
     _, url, _ = page.launch(
         theme=theme,
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
+        css=_text("page.css"),
         footer_links=[],
         share=False,
         show_error=True,
@@ -411,6 +433,10 @@ def launch(page: gr.Blocks, **options: Any) -> str:
         **options,
     )
     return str(url)
+
+
+def _text(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
 
 
 def _tab_id(request: gr.Request) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from app.chat import Conversation, PlainRun, Reply, Settings, Turn, follow, markdown, stats_line
-from app.messages import Done, Event, Failed, Prefill, Text, Waiting
+from app.messages import Done, Event, Failed, Opening, Prefill, Text, Waiting
 from tests.fake_backend import DONE, FakeBackend, run, talk
 
 
@@ -182,7 +182,43 @@ def test_the_stats_line_says_what_a_reply_cost() -> None:
 
 def test_a_conversation_can_be_exported() -> None:
     assert markdown(talk("one")) == (
-        "## You\n\none\n\n## Model\n\nre: one\n\n<sub>prompt-lookup · 80 tok/s · "
+        "## You\n\none\n\n## Model\n\nre: one\n\n<sub>m.gguf · prompt-lookup · 80 tok/s · "
         "2.1 tokens per step · 41 % accepted · first token 0.25 s · "
         "context 312 / 2048</sub>\n"
     )
+
+
+def test_an_exported_reply_ends_its_code_and_folds_its_thoughts() -> None:
+    conversation = talk("one")
+    for text, exported in (
+        ("```py\nx = 1", "```py\nx = 1\n```"),
+        ("~~~~\n```\n~~~~", "~~~~\n```\n~~~~"),
+        ("```\na\n```\n```b", "```\na\n```\n```b\n```"),
+        (
+            "<think>hm</think>\n\nyes",
+            "<details><summary>Thoughts</summary>\n\nhm\n\n</details>\n\nyes",
+        ),
+    ):
+        conversation.turns[0].reply = Reply("ar", [(text, False)])
+        assert f"## Model\n\n{exported}\n\n<sub>ar" in markdown(conversation)
+
+
+def test_thoughts_are_left_out_of_what_the_model_reads_next() -> None:
+    conversation = talk("one", "two")
+    for turn, opening in zip(conversation.turns, ("", "<think>\n"), strict=True):
+        text = "hm</think>yes" if opening else "<think>hm</think>yes"
+        turn.reply = Reply("ar", [(text, False)], opening=opening)
+    conversation.ask("three")
+    said = [message["content"] for message in conversation.messages()]
+    assert said == ["one", "yes", "two", "yes", "three"]
+
+
+def test_what_the_prompt_opened_is_known_to_the_reply_and_to_one_that_goes_on() -> None:
+    conversation = Conversation()
+    conversation.ask("one")
+    cut = dataclasses.replace(DONE, finish_reason="length")
+    reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
+    assert reply.thoughts == (0, 2, 2)
+    conversation.go_on()
+    rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
+    assert rest.answer == "yes"

@@ -15,7 +15,7 @@ from app.messages import ModelInfo, ModelSpec, Parameter, Text
 from app.render import coloured_html, markdown_html, turn_html
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
-from tests.fake_backend import DONE, FakeBackend, run, talk
+from tests.fake_backend import DONE, MODEL, FakeBackend, run, talk
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -97,6 +97,38 @@ def test_thoughts_that_the_prompt_opened_are_folded_from_their_first_token() -> 
     assert coloured_html(said("hm</think>\nyes", "<think>")) == (
         "<details><summary>Thoughts</summary>hm</details>yes"
     )
+
+
+def test_code_can_be_copied_by_itself_and_tex_stays_as_it_is_written() -> None:
+    assert markdown_html(said("```py\na < b\n```")) == (
+        '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
+        '<button type="button" data-action="copy-code">Copy</button></span></div>'
+    )
+    text = r"so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, *not*"
+    assert markdown_html(said(text)) == (
+        r"<p>so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, <em>not</em></p>" + "\n"
+    )
+
+
+def test_replies_name_their_model_where_there_are_several() -> None:
+    tab = ui.Session(talk("one", "two"))
+    assert not any("m.gguf" in html for html in tab.html())
+    other = dataclasses.replace(MODEL, spec=ModelSpec("models/other.gguf"))
+    reply = tab.conversation.turns[1].reply
+    assert reply is not None
+    reply.done = dataclasses.replace(DONE, model=other)
+    first, second = tab.html()
+    assert "<code>m.gguf</code>" in first
+    assert "<code>other.gguf</code>" in second
+
+
+def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
+    values = {"method": "ar", "system": "", "compare": False, "thinking": ""}
+    for given, expected in ((None, 1024), (0, None), (7.0, 7)):
+        settings = page_fields.read_settings(
+            values | {"max_tokens": given}, FakeBackend().methods()
+        )
+        assert settings.max_tokens == expected
 
 
 def test_a_model_that_did_not_think_has_no_thoughts_to_unfold() -> None:

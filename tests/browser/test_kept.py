@@ -54,6 +54,39 @@ def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     chat.page.wait_for_selector(".stats:has-text('length limit')")
 
 
+def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with(
+    chat: Chat,
+) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_function("sessionStorage.getItem('conversation')?.includes('pieces\": [[')")
+    kept = chat.page.evaluate(
+        "JSON.parse(sessionStorage.getItem('conversation'))[0].reply.pieces.map(p => p[0]).join('')"
+    )
+    assert kept
+    chat.reload()
+    assert chat.last(".text").startswith(kept)
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", "")
+    length = len(chat.last(".text"))
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_selector(".stats:has-text('length limit')")
+    assert len(chat.last(".text")) > length
+
+
+def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
+    chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
+    chat.ask("a cat" + " and a dog" * 6000)
+    assert chat.page.is_visible("#transcript .unkept")
+    chat.page.evaluate("sessionStorage.removeItem('other')")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.ask("a dog")
+    assert not chat.page.is_visible("#transcript .unkept")
+
+
 def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
     with served(model) as address:
         chat = Chat(browser, address)

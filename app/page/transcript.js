@@ -1,0 +1,79 @@
+// The transcript: shows the turns it is given, one HTML string each, and renews only those that
+// changed. The files of this folder run together, as js_on_load of the HTML component.
+
+const shown = [];
+let follows = true; // the text as it grows, until the user scrolls up
+let scrolled = 0; // how far, when it was looked at last
+
+function noticeScroll(box) {
+  if (box.scrollTop < scrolled) follows = false;
+  const below = box.scrollHeight - box.scrollTop - box.clientHeight;
+  if (below < (box.scrollTop > scrolled ? 60 : 2)) follows = true;
+  scrolled = box.scrollTop;
+}
+
+function show() {
+  const box = element.querySelector(".turns");
+  if (!box) return;
+  const turns = props.value || [];
+  noticeScroll(box);
+  const grew = turns.length > box.children.length;
+  if (box.children.length < shown.length) shown.length = box.children.length;
+  while (box.children.length > turns.length) {
+    box.lastElementChild.remove();
+    shown.pop();
+  }
+  turns.forEach((html, index) => {
+    const before = box.children[index];
+    if (shown[index] === html || before?.querySelector("form")) return;
+    const turn = document.createElement("div");
+    turn.innerHTML = html;
+    turn.dataset.index = index;
+    if (before) become(before, turn);
+    else box.append(turn);
+    shown[index] = html;
+  });
+  element.querySelector(".welcome")?.toggleAttribute("hidden", turns.length > 0);
+  announce(box.querySelector(".live") !== null);
+  if (follows || grew) box.scrollTop = box.scrollHeight;
+  scrolled = box.scrollTop;
+}
+
+// A screen reader is told when a reply begins and when it is there, not of every word in between.
+let wasBusy = false;
+function announce(busy) {
+  if (busy === wasBusy) return;
+  wasBusy = busy;
+  const status = element.querySelector("[role=status].unseen");
+  if (status) status.textContent = busy ? "The model is replying" : "The reply is there";
+}
+
+// Let a node become like another by as few changes as need be: what is selected, unfolded, pressed or
+// has the focus in it stays so.
+function become(node, other) {
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (other.data.startsWith(node.data)) node.appendData(other.data.slice(node.data.length));
+    else node.data = other.data;
+    return;
+  }
+  for (const { name, value } of other.attributes) {
+    if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+  for (const { name } of [...node.attributes]) {
+    if (!other.hasAttribute(name) && name !== "open") node.removeAttribute(name);
+  }
+  const parts = [...other.childNodes];
+  parts.forEach((part, i) => {
+    const before = node.childNodes[i];
+    if (!before) node.append(part);
+    else if (before.nodeName === part.nodeName) become(before, part);
+    else before.replaceWith(part);
+  });
+  while (node.childNodes.length > parts.length) node.lastChild.remove();
+}
+
+element.addEventListener(
+  "scroll",
+  (event) => event.target.classList.contains("turns") && noticeScroll(event.target),
+  true, // scrolling does not bubble
+);

@@ -1,0 +1,96 @@
+// What can be done with a turn: edit, copy, retry, continue, undo.
+
+function edit(turn) {
+  const said = turn.querySelector(".said");
+  const user = said.parentElement;
+  const form = document.createElement("form");
+  form.innerHTML =
+    '<textarea aria-label="Your message" dir="auto"></textarea>' +
+    '<div class="actions"><button type="submit">Send</button>' +
+    '<button type="button" data-action="cancel">Cancel</button></div>';
+  const area = form.querySelector("textarea");
+  area.value = said.textContent;
+  user.classList.add("editing");
+  user.append(form);
+  area.style.height = Math.min(area.scrollHeight + 4, 300) + "px";
+  area.focus();
+  const close = () => {
+    user.classList.remove("editing");
+    form.remove();
+    show();
+  };
+  const cancel = () => {
+    close();
+    element.querySelector(`[data-index="${turn.dataset.index}"] [data-action=edit]`)?.focus();
+  };
+  form.querySelector("[data-action=cancel]").addEventListener("click", cancel);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = area.value.replace(/^\n+|\n+$/g, "");
+    if (!text.trim() || isBusy() || !mayDrop(turn)) return;
+    trigger("edit", { index: Number(turn.dataset.index), text });
+    close();
+    focusBox();
+  });
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.isComposing) cancel();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+}
+
+function isBusy() {
+  return element.querySelector(".live") !== null;
+}
+
+// Saying something else, or having it said again, drops what came after.
+function mayDrop(turn) {
+  const after = element.querySelectorAll(".turns > *").length - 1 - Number(turn.dataset.index);
+  if (!after) return true;
+  return confirm(after === 1 ? "The turn after this one goes." : `The ${after} turns after go.`);
+}
+
+// Without a clipboard of its own (a page that did not come from this machine) the old way.
+async function write(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+async function copy(text, button) {
+  await write(text);
+  button.focus();
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), 1200);
+}
+
+element.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-action]");
+  const turn = event.target.closest("[data-index]");
+  if (!button || !turn) return;
+  const index = Number(turn.dataset.index);
+  const text = turn.querySelector(".text");
+  if (button.dataset.action === "copy" && text) copy(text.dataset.source ?? text.textContent, button);
+  if (button.dataset.action === "copy-code") {
+    copy(button.parentElement.querySelector("code").textContent, button);
+  }
+  if (button.dataset.action === "edit") edit(turn);
+  if (button.dataset.action === "retry" && mayDrop(turn)) {
+    trigger("retry", { index });
+    focusBox();
+  }
+  if (button.dataset.action === "continue") {
+    trigger("go_on");
+    focusBox();
+  }
+  if (button.dataset.action === "undo") {
+    trigger("undo", { index });
+    focusBox();
+  }
+});
