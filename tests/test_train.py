@@ -196,6 +196,15 @@ def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
         states.begin(tmp_path, {"ctx": 512})
 
 
+@pytest.mark.parametrize("name", ["samples.jsonl", "run.json", "tokens.npy"])
+def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
+    mine = lines(tmp_path / name, {"prompt": "the cat"})
+    with pytest.raises(TrainError, match=r"has files and is no folder of collected states; give a"):
+        states.begin(tmp_path, {"target": "x"})
+    assert list(tmp_path.iterdir()) == [mine]
+    assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
+
+
 def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     file.write_bytes(b"abc")

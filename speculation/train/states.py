@@ -65,21 +65,30 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
     """Make the folder for a collection, or check that it holds the beginning of this one.
 
     A folder whose samples have no tokens holds nothing, and is begun anew. Raises TrainError naming
-    what differs.
+    what differs, and for a folder with files of something else: none of them is touched.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "run.json"
+    if file.exists():
+        try:
+            earlier = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise TrainError(
+                f"{file} does not say what was collected ({error}); give another --work, or remove "
+                f"that folder"
+            ) from None
+        is_ours = not earlier.keys().isdisjoint(run)
+    else:
+        is_ours = not any(folder.iterdir())
+    if not is_ours:
+        raise TrainError(
+            f"{folder} has files and is no folder of collected states; give a --work that is empty "
+            f"or not there yet"
+        )
     if not file.exists() or not _has_tokens(folder):
         (folder / "samples.jsonl").unlink(missing_ok=True)
         file.write_text(json.dumps(run, indent=1), encoding="utf-8")
         return
-    try:
-        earlier = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise TrainError(
-            f"{file} does not say what was collected ({error}); give another --work, or remove "
-            f"that folder"
-        ) from None
     for key in (*run, *earlier):
         if run.get(key) != earlier.get(key):
             raise TrainError(
