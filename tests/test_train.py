@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import sys
@@ -203,6 +204,30 @@ def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, nam
         states.begin(tmp_path, {"target": "x"})
     assert list(tmp_path.iterdir()) == [mine]
     assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])
+def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write = Path.write_bytes
+
+    def filled_up(path: Path, content: bytes) -> int:
+        if path.name.startswith(name):
+            write(path, b"")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    pieces = [Piece([5, 270]), Piece([6])]
+    states.begin(tmp_path, {"target": "x"})
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", filled_up)
+        with pytest.raises(OSError, match="No space left"):
+            states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+    states.begin(tmp_path, {"target": "x"})
+    assert states.n_samples(tmp_path) == 2
+    states.write_samples(tmp_path, [], 8, lambda done, total: None)
+    assert np.load(tmp_path / "ends.npy").tolist() == [2, 3]
 
 
 def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ A folder holds one collection. It can be stopped at any time and goes on where i
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +80,7 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
             ) from None
         is_ours = not earlier.keys().isdisjoint(run)
     else:
-        is_ours = not any(folder.iterdir())
+        is_ours = all(path.suffix == ".partial" for path in folder.iterdir())
     if not is_ours:
         raise TrainError(
             f"{folder} has files and is no folder of collected states; give a --work that is empty "
@@ -87,7 +88,7 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
         )
     if not file.exists() or not _has_tokens(folder):
         (folder / "samples.jsonl").unlink(missing_ok=True)
-        file.write_text(json.dumps(run, indent=1), encoding="utf-8")
+        _put(file, json.dumps(run, indent=1).encode())
         return
     for key in (*run, *earlier):
         if run.get(key) != earlier.get(key):
@@ -143,9 +144,12 @@ def write_samples(
         raise TrainError("there is no text in the data; give files that have some")
     pieces = list(_read_samples(file))
     ends = np.cumsum([len(piece.ids) for piece in pieces], dtype=np.int64)
-    np.save(folder / "tokens.npy", np.concatenate([piece.ids for piece in pieces]).astype(np.int32))
-    np.save(folder / "until.npy", _until(pieces))
-    np.save(folder / "ends.npy", ends)
+    tokens = np.concatenate([piece.ids for piece in pieces]).astype(np.int32)
+    # The last one says that all are there.
+    for name, values in (("tokens", tokens), ("until", _until(pieces)), ("ends", ends)):
+        content = io.BytesIO()
+        np.save(content, values)
+        _put(folder / f"{name}.npy", content.getvalue())
 
 
 def _until(pieces: Sequence[Piece]) -> npt.NDArray[np.int64]:
@@ -190,7 +194,7 @@ def collect(
         choices.flush()
         if inner is not None:
             inner.flush()
-        done_file.write_text(str(n_pieces))
+        _put(done_file, str(n_pieces).encode())
 
     context.want_hidden(True)
     context.want_layers(layers)
@@ -222,6 +226,13 @@ def chain(tokens: Sequence[int], position: int) -> Rows:
     """The rows of ``tokens`` in sequence 0 from ``position`` on, all with output."""
     n = len(tokens)
     return Rows(tokens, range(position, position + n), [range(1)] * n, [True] * n)
+
+
+def _put(file: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 def _read_samples(file: Path) -> Iterable[Piece]:
