@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,6 +206,25 @@ def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, nam
         states.begin(tmp_path, {"target": "x"})
     assert list(tmp_path.iterdir()) == [mine]
     assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
+
+
+def test_room_is_looked_for_again_when_reading_goes_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.begin(tmp_path, {"target": "x"})
+    pieces = [Piece([5, 270]), Piece([6, 280, 7])]
+    states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+    (tmp_path / "done").write_text("1")
+    with Model(tiny_model) as model, Context(model, EXACT) as context:
+        n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second piece takes
+        for free, is_enough in ((n_bytes - 1, False), (n_bytes, True)):
+            usage = SimpleNamespace(free=free)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+            if is_enough:
+                states.collect(tmp_path, context, lambda done, total: None)
+            else:
+                with pytest.raises(TrainError, match="the states take .* are free in"):
+                    states.collect(tmp_path, context, lambda done, total: None)
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])

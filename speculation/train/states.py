@@ -180,8 +180,8 @@ def collect(
     done_file = folder / "done"
     done = int(done_file.read_text()) if done_file.exists() else 0
     n_embd = context.model.n_embd_out
-    if done == 0:
-        _check_room(folder, len(tokens) * (2 * n_embd * (1 + len(layers)) + 4))
+    n_left = len(tokens) - (int(ends[done - 1]) if done else 0)
+    _check_room(folder, n_left * (2 * n_embd * (1 + len(layers)) + 4))  # no room would be SIGBUS
     hidden = _mapped(folder / "hidden.npy", np.float16, (len(tokens), n_embd))
     choices = _mapped(folder / "choices.npy", np.int32, (len(tokens),))
     width = len(layers) * context.model.n_embd
