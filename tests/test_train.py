@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining
 from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replayed
 from speculation.train.redrafter import ReDrafterTraining
+from speculation.train.schedule import held_out_from
 from speculation.train.texts import Piece, own_replies, read_texts
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
@@ -272,6 +274,36 @@ def test_heads_learn_from_what_the_target_wrote(tmp_path: Path) -> None:
     assert cut[2:5].tolist() == [[0, medusa._NOT_DRAFTED], [medusa._NOT_DRAFTED, 1], [1, none]]
 
 
+def test_pieces_without_anything_to_learn_are_not_held_out(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    states.begin(folder, {})
+    reply = Piece([5, 6, 7, 8], [(2, 4)])
+    # Prompts alone, a reply of one token, and prompts that had no room for a reply.
+    nothing = [Piece([5, 6, 7], []), Piece([5, 6], [(1, 2)]), Piece([], [])]
+    pieces = [reply, *nothing, reply, *nothing, reply, *nothing]
+    states.write_samples(folder, pieces, 100, lambda done, total: None)
+    np.save(folder / "hidden.npy", np.zeros((27, 4), np.float16))
+    np.save(folder / "choices.npy", np.zeros(27, np.int32))
+    found = states.States(folder)
+    assert held_out_from(found, 0.05) == 18
+    assert held_out_from(found, 0.5) == 9
+
+
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+def test_heads_are_judged_where_the_last_prompts_had_no_room(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    pytest.importorskip("torch")
+    prompts = ["the cat", "a dog", "the cat saw " * 40]
+    data = lines(tmp_path / "p.jsonl", *[{"prompt": prompt} for prompt in prompts])
+    command = [kind, "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
+    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1"]
+    assert main([*command, "--generate", "12", "--ctx", "64"]) == 0
+    judged = re.search(r"measured on (\d+) states that were held out", capsys.readouterr().out)
+    assert judged is not None
+    assert int(judged[1]) > 0
+
+
 def fake_states(folder: Path) -> states.States:
     """Ten tokens in two pieces; the target wrote tokens 3 to 6 of the first."""
     np.save(folder / "tokens.npy", np.arange(10, dtype=np.int32))
@@ -462,6 +494,9 @@ def test_what_is_missing_is_said_in_one_line(
     assert main(["tree", "--heads", str(tiny_model)]) == 2
     assert "holds no drafting heads" in capsys.readouterr().err
     assert main(command) == 2
+    assert "no token of the data can be learnt from" in capsys.readouterr().err
+    data.write_text("the cat saw a dog", encoding="utf-8")
+    assert main([*command, "--work", str(tmp_path / "other")]) == 2
     assert "some must be held out; give more" in capsys.readouterr().err
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from speculation.train import TrainError
 from speculation.train.states import States
@@ -25,15 +28,21 @@ def rate_at(step: int, n_steps: int) -> float:
 def held_out_from(states: States, share: float) -> int:
     """The first token of the pieces that are held out: the last ones, one at least.
 
-    Raises TrainError when nothing would be left.
+    Only pieces count that have something to learn, so that heads are judged by some: a prompt
+    without room for a reply has none. Raises TrainError when nothing would be left.
     """
-    n_pieces = len(states.ends)
-    n_held_out = max(1, round(share * n_pieces))
-    if n_pieces - n_held_out < 1:
+    # Heads learn from the state before a token what the target says after it.
+    is_some = np.append(states.until[1:], 0) > np.arange(len(states)) + 2
+    bounds = itertools.pairwise([0, *states.ends])
+    some = [start for start, end in bounds if is_some[start:end].any()]
+    if not some:
+        raise TrainError("no token of the data can be learnt from; give longer texts")
+    n_held_out = max(1, round(share * len(some)))
+    if len(some) - n_held_out < 1:
         raise TrainError(
-            f"the data make {n_pieces} piece of text, and some must be held out; give more"
+            f"the data make {len(some)} piece of text, and some must be held out; give more"
         )
-    return int(states.ends[n_pieces - n_held_out - 1])
+    return int(some[-n_held_out])
 
 
 class Descent:
