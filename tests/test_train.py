@@ -67,12 +67,48 @@ def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path
     assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == pieces[2:]
 
 
-@pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": ["x"]}', "[1]"])
+@pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": 5}', "[1]"])
 def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*give an object with text"):
         list(read_texts(engine.model, [file], 4))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"ids": [1, -3]}', "-3 is no token; give whole numbers from 0"),
+        ('{"ids": [1, 1099511627777]}', "1099511627777 is no token"),
+        ('{"ids": [1, 1e400]}', "inf is no token"),
+        ('{"ids": [1, 2.5]}', "2.5 is no token"),
+        ('{"ids": [1, 2], "spans": [[0, 3]]}', r"the span \[0, 3\] is no part of 2 tokens; give"),
+        ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is no part of 2 tokens"),
+        ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is no part of 2 tokens"),
+        ('{"ids": "12"}', "give an object with text"),
+        ('{"ids": [1, 2], "spans": 1}', "give an object with text"),
+        ('{"ids": [1, 2], "spans": [[1]]}', "give an object with text"),
+    ],
+)
+def test_what_are_no_tokens_or_no_spans_of_them_is_named(
+    engine: Engine, tmp_path: Path, line: str, reason: str
+) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(TrainError, match=rf"ids\.jsonl, line 2.*{reason}"):
+        list(read_texts(engine.model, [file], 4))
+
+
+def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "ids.jsonl", {"ids": [1, engine.model.n_vocab]})
+    with pytest.raises(TrainError, match=f"have token {engine.model.n_vocab}; this model has 0 to"):
+        list(read_texts(engine.model, [file], 4))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert list(read_texts(engine.model, [file], 4)) == [Piece([1, 2])]
 
 
 def test_prompts_without_replies_ask_for_them(engine: Engine, tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
             raise TrainError("the data are prompts without replies; give --generate N as well")
         elif isinstance(sample, list):
             sample = Piece(chat_prompt(model, sample).tokens)
+        elif sample.ids and max(sample.ids) >= model.n_vocab:
+            raise TrainError(
+                f"the data have token {max(sample.ids)}; this model has 0 to {model.n_vocab - 1}: "
+                f"give tokens of this very model"
+            )
         for start in range(0, len(sample.ids), length):
             if skip > 0:
                 skip -= 1
@@ -166,7 +171,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """
     open_text = gzip.open if file.suffix == ".gz" else open
     try:
-        with open_text(file, "rt", encoding="utf-8") as lines:
+        with open_text(file, "rt", encoding="utf-8-sig") as lines:
             yield from enumerate(lines, 1)
     except UnicodeDecodeError as error:
         raise not_utf8(file, error) from None
@@ -184,9 +189,7 @@ def _sample(line: str, where: str) -> Sample:
         if isinstance(found.get("prompt"), str):
             return (found["prompt"],)
         if "ids" in found:
-            spans = found.get("spans")
-            ids = [int(token) for token in found["ids"]]
-            return Piece(ids, None if spans is None else [(int(a), int(b)) for a, b in spans])
+            return _tokens(found["ids"], found.get("spans"), where)
         for key, kind in (("turns", str), ("messages", dict)):
             items = found.get(key)
             if isinstance(items, list) and all(isinstance(item, kind) for item in items):
@@ -197,6 +200,27 @@ def _sample(line: str, where: str) -> Sample:
         f"{where} is {line.strip()[:60]!r}; give an object with text, messages, prompt, turns or "
         f"ids on each line"
     )
+
+
+def _tokens(ids: object, spans: object, where: str) -> Piece:
+    """Raises TrainError for what is no token, ValueError or TypeError for another form."""
+    if not isinstance(ids, list):
+        raise TypeError
+    for token in ids:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise TrainError(f"{where}: {token!r} is no token; give whole numbers from 0")
+    if spans is None:
+        return Piece(ids)
+    if not isinstance(spans, list):
+        raise TypeError
+    parts = [(start, end) for start, end in spans]
+    for start, end in parts:
+        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(ids):
+            raise TrainError(
+                f"{where}: the span [{start!r}, {end!r}] is no part of {len(ids)} tokens; give its "
+                f"first token, from 0, and the one after its last"
+            )
+    return Piece(ids, parts)
 
 
 def _chat(messages: list[Message], where: str) -> list[Message]:
