@@ -211,6 +211,31 @@ def test_a_head_for_eagle_3_learns_from_three_layers(
         assert ours.stats.tokens_per_step > 1.4
 
 
+@pytest.mark.parametrize(
+    ("architecture", "flags", "reason"),
+    [
+        ("llama", ["--layers", "0", "1", "1"], "--layers are those that EAGLE-3 reads; give --ea"),
+        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2; the model has 2 lay"),
+        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1; the model has 2"),
+        ("qwen2", ["--eagle3"], "is of the architecture qwen2, of which llama.cpp does not give"),
+    ],
+)
+def test_layers_that_cannot_be_read_are_refused_before_the_target_writes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    architecture: str,
+    flags: list[str],
+    reason: str,
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", architecture=architecture)
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
+    command = ["eagle", *flags, "--model", str(target), "--data", str(data), "--threads", "1"]
+    assert main([*command, "--generate", "8", "--out", str(tmp_path / "head.gguf")]) == 2
+    assert reason in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [data, target]
+
+
 def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     states.begin(folder, {})

@@ -15,6 +15,8 @@ import numpy as np
 from batching.context import ContextParams
 from batching.errors import InvalidParameter, SpeculationError
 from batching.gguf_file import GGUFFile, fingerprint
+from batching.internals import check_taps
+from batching.model import Model
 from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
 from speculation.files import digest, require_other, require_writable
@@ -231,6 +233,8 @@ def _redrafter(args: argparse.Namespace) -> None:
 
 
 def _eagle(args: argparse.Namespace) -> None:
+    if args.layers and not args.eagle3:
+        raise InvalidParameter("--layers are those that EAGLE-3 reads; give --eagle3 as well")
     params = _params(args, EagleTraining)
     with _load(args) as engine:
         path = engine.model.path
@@ -242,6 +246,7 @@ def _eagle(args: argparse.Namespace) -> None:
         layers: Sequence[int] = ()
         if args.eagle3:
             layers = args.layers or default_layers(engine.model)
+            _check_layers(engine.model, layers)
         collected = _collect(args, engine, path, layers)
     device = _device(args)
     print(f"training a head on {len(collected):,} states ({device})", flush=True)
@@ -264,6 +269,17 @@ def _eagle(args: argparse.Namespace) -> None:
         write_eagle(args.out, info, shape, trained.tensors, tokens=tokens, kind=params.kind)
     _show_chain(trained.accuracy, trained.n_held_out)
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
+
+
+def _check_layers(model: Model, layers: Sequence[int]) -> None:
+    """Find out whether they can be read before the target writes replies for hours."""
+    for layer in layers:
+        if not 0 <= layer < model.n_layer:
+            raise InvalidParameter(
+                f"--layers has {layer}; the model has {model.n_layer} layers, give numbers from 0 "
+                f"to {model.n_layer - 1}"
+            )
+    check_taps(model, layers)
 
 
 def _collect(
