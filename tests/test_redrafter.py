@@ -404,7 +404,9 @@ def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Pat
     head = ReDrafterHead(model.weights(None), lambda tokens: embeddings[list(tokens)])
     batch = Pieces(found, found.hidden, embeddings, "cpu").batch([0, 1])
     with torch.inference_mode():
-        chains = [(p.tolist(), logits.numpy()) for p, logits in model.chains(batch, 3)]
+        chains = [
+            (p.tolist(), (ours @ model.output.T).numpy()) for p, ours in model.chains(batch, 3)
+        ]
     # Learnt places: the tokens 3 to 6 and 8 to 11 come from the states at 1 … 4 and at 7 … 9 by
     # way of the token between. Chains of three end where the piece does.
     starts = [1, 2, 3, 4, 7, 8, 9]

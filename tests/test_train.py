@@ -591,6 +591,26 @@ def test_what_was_forgotten_can_be_given_in_the_same_folder(
     assert "run.json does not say what was collected" in capsys.readouterr().err
 
 
+def test_too_little_memory_is_said_with_the_way_out(
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
+    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
+    command += ["--out", str(tmp_path / "h.gguf"), "--generate", "8", "--ctx", "128"]
+
+    def train(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99")
+
+    monkeypatch.setattr("speculation.train.__main__.train", train)
+    assert main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: there is not memory enough for a step; lower --batch, or give")
+
+
 def test_a_context_as_small_as_its_batch_is_read_in_its_batches(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
-from speculation.train import TrainError, states
+from speculation.train import TrainError, loss, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, shape_for, train_eagle
 from speculation.train.pieces import Pieces, batches, drafted
@@ -135,6 +135,32 @@ def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Pat
     tokens = drafted(found, 3, 12)
     assert tokens is not None
     assert len(tokens) == 3
+
+
+def test_a_loss_in_parts_is_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(7, 4, generator=generator)
+    matrix = torch.randn(9, 4, generator=generator)
+    made: list[int] = []  # states of each matrix of logits
+    softmax = torch.Tensor.softmax
+
+    def counted(logits: torch.Tensor, dim: int) -> torch.Tensor:
+        made.append(len(logits))
+        return softmax(logits, dim)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", counted)
+    found = []
+    for most in (2**26, 2 * 9):
+        monkeypatch.setattr(loss, "MOST_LOGITS", most)
+        ours = (states + 0.5).requires_grad_()
+        output = (matrix * 0.5).requires_grad_()
+        value = loss.distribution_loss(ours, output, states, matrix)
+        value.backward()
+        found.append((value, ours.grad, output.grad))
+    assert made[0] == 7
+    assert max(made[1:]) == 2
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(whole, parts)
 
 
 def test_batches_are_of_equal_length_and_leave_nothing_out() -> None:

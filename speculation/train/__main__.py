@@ -65,6 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SpeculationError, OSError, UnicodeDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except (MemoryError, RuntimeError) as error:  # of these PyTorch makes its own
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        print(
+            "error: there is not memory enough for a step; lower --batch, or give --vocab: the "
+            "same command goes on with what was collected",
+            file=sys.stderr,
+        )
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with what was collected", file=sys.stderr)
         return INTERRUPTED

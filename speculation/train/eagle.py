@@ -24,6 +24,7 @@ from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
+from speculation.train.loss import distribution_loss
 from speculation.train.pieces import Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import Descent
@@ -186,10 +187,7 @@ def train_eagle(
             some = batch.learnt.clone()
             some[:, :s] = False
             wanted, ours = batch.after[some], model.read(guess[some])
-            says = torch.nn.functional.cross_entropy(
-                ours @ matrix.T, (wanted @ matrix.T).softmax(dim=1)
-            )
-            loss = loss + _FURTHER**s * says
+            loss = loss + _FURTHER**s * distribution_loss(ours, matrix, wanted, matrix)
             if weight:
                 close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
                 loss = loss + _FURTHER**s * weight * close

@@ -20,6 +20,7 @@ from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
+from speculation.train.loss import MOST_LOGITS
 from speculation.train.pieces import drafted
 from speculation.train.ranks import N_RANKS, accuracy_of, replayed
 from speculation.train.schedule import Descent, held_out_from
@@ -212,9 +213,10 @@ def _ranks(model: Any, states: States, first: int, labels: Ints, device: str, to
     N_RANKS stands for all from there on and for tokens that are not drafted; -1 for no label.
     """
     found = []
+    n = max(1, min(1024, MOST_LOGITS // (labels.shape[1] * model.output.shape[-2])))
     with torch.inference_mode():
-        for start in range(first, len(states), 1024):
-            rows = np.arange(start, min(start + 1024, len(states)))
+        for start in range(first, len(states), n):
+            rows = np.arange(start, min(start + n, len(states)))
             logits = model(_states(states, rows, device, torch))
             wanted = torch.from_numpy(labels[rows]).to(device)
             right = logits.gather(2, wanted.clamp(min=0).unsqueeze(2))

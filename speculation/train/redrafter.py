@@ -19,6 +19,7 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 from speculation.heads.redrafter import ReDrafterWeights
 from speculation.ranges import check_ranges
+from speculation.train.loss import distribution_loss
 from speculation.train.pieces import Batch, Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import Descent
@@ -111,10 +112,10 @@ def train_redrafter(
     lengths = np.diff(states.ends, prepend=0).tolist()
     for pieces in batches(learnt, lengths, params.batch, n_steps, params.seed):
         batch = data.batch(pieces)
-        says = (batch.after[batch.learnt] @ matrix.T).softmax(dim=1)
+        wanted = batch.after[batch.learnt]
         loss: Any = 0.0
-        for i, (places, logits) in enumerate(model.chains(batch, params.length)):
-            found = torch.nn.functional.cross_entropy(logits, says[places])
+        for i, (places, ours) in enumerate(model.chains(batch, params.length)):
+            found = distribution_loss(ours, model.output, wanted[places], matrix)
             loss = loss + _FURTHER**i * found
         descent.step(loss)
     ranks = _ranks(model, data, judged[:_N_JUDGED], tokens, torch)
@@ -145,7 +146,7 @@ def _Head(  # noqa: N802 - makes a class
 
         def chains(self, batch: Batch, length: int) -> Any:
             """For each token of a chain below every learnt place: which of these the token is at,
-            and its logits, (n, n_drafted).
+            and what the output matrix turns into logits, (n, n_embd).
 
             Chains end where what follows is not learnt from.
             """
@@ -165,7 +166,7 @@ def _Head(  # noqa: N802 - makes a class
                 u = nn.functional.silu(mixed)
                 for block in self.blocks:
                     u = u + nn.functional.silu(block(u))
-                yield places, (hidden + self.projection(u)) @ self.output.T
+                yield places, hidden + self.projection(u)
                 last = (where[places] + 1) % time == 0
                 further = torch.where(last, -1, row[(where[places] + 1).clamp(max=len(row) - 1)])
                 on = further >= 0
@@ -213,8 +214,8 @@ def _ranks(
             batch = data.batch([piece])
             choices = batch.choices[batch.learnt].cpu().numpy()
             ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
-            for depth, (places, logits) in enumerate(model.chains(batch, N_DEPTHS)):
+            for depth, (places, ours) in enumerate(model.chains(batch, N_DEPTHS)):
                 at = places.cpu().numpy()
-                ranks[at - depth, depth] = ranks_of(logits, choices[at], tokens)
+                ranks[at - depth, depth] = ranks_of(ours @ model.output.T, choices[at], tokens)
             found.append(ranks)
     return np.concatenate(found)
