@@ -167,6 +167,7 @@ def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
     [
         ({"width": 32}, "--width is 32 and the model has 64; give 64 or more"),
         ({"layers": 1}, "--layers is 1 and the model has 2; give 2 or more"),
+        ({"layers": 513}, "--layers is 513 and llama.cpp runs 512 at most; give fewer"),
         ({"hidden": 96}, "--hidden is 96 and the model has 160; give 160 or more"),
         (
             {"width": 100},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from batching.errors import SpeculationError
 
 BLOCK = 32  # weights that share a scale in the quantised types
+MAX_LAYERS = 512  # of llama.cpp, which ends the process for more
 
 
 class EnlargeError(SpeculationError):
@@ -61,6 +62,10 @@ class Shape:
         ):
             if new < old:
                 raise EnlargeError(f"--{name} is {new} and the model has {old}; give {old} or more")
+        if layers > MAX_LAYERS:
+            raise EnlargeError(
+                f"--layers is {layers} and llama.cpp runs {MAX_LAYERS} at most; give fewer"
+            )
         group = self.heads // self.kv_heads
         step = self.head_dim * group
         if width % step:
