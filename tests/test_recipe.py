@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from models.recipe.grow import deepen  # noqa: E402
 from models.recipe.model import Decoder, Shape  # noqa: E402
-from models.recipe.train import Schedule  # noqa: E402
+from models.recipe.train import CHECKPOINT, Run, Schedule, start, take_up  # noqa: E402
 
 
 def trained() -> Decoder:
@@ -36,6 +38,42 @@ def test_the_new_blocks_of_a_deeper_decoder_learn_from_the_first_step() -> None:
     for block in deeper.blocks[1::2]:
         assert block.feed_forward.down.weight.grad.abs().max() > 0
         assert block.attention.out.weight.grad.abs().max() > 0
+
+
+def begun() -> Run:
+    shape = Shape(vocab=64, dim=64, layers=2, heads=2, hidden=64, context=32)
+    return start(shape, Schedule(), "cpu")
+
+
+def test_a_checkpoint_is_not_written_over_by_another_run(tmp_path: Path) -> None:
+    run = begun()
+    take_up(run, tmp_path, resume=False)
+    run.step = 7
+    run.save(tmp_path / CHECKPOINT)
+    with pytest.raises(ValueError, match="would be written over; give --resume"):
+        take_up(begun(), tmp_path, resume=False)
+    resumed = begun()
+    take_up(resumed, tmp_path, resume=True)
+    assert resumed.step == 7
+
+
+def test_a_decay_that_would_never_begin_is_refused(tmp_path: Path) -> None:
+    run = begun()
+    run.step, run.decay_from = 1750, 1400
+    run.save(tmp_path / CHECKPOINT)
+    take_up(begun(), tmp_path, resume=True, decay_at=1400)  # it has begun
+    take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1750)
+    with pytest.raises(ValueError, match="--decay-at is 1400 and the run stands at step 1750"):
+        take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1400)
+
+
+def test_an_extended_run_does_not_end_with_the_decay_of_the_one_before(tmp_path: Path) -> None:
+    begun().save(tmp_path / CHECKPOINT)
+    (tmp_path / "decay").touch()
+    take_up(begun(), tmp_path, resume=True)
+    assert (tmp_path / "decay").exists()
+    take_up(begun(), tmp_path, resume=False, extend=True)
+    assert not (tmp_path / "decay").exists()
 
 
 def test_the_learning_rate_falls_to_zero_over_its_share_of_the_run() -> None:

@@ -36,7 +36,7 @@ from models.recipe.model import Decoder, Shape
 from models.recipe.replies import Replied
 from models.recipe.rows import Ids, Mix, RowSource
 from models.recipe.tokenizer import END, Tokenizer
-from models.recipe.train import CHECKPOINT, Schedule, log, start, train_step
+from models.recipe.train import CHECKPOINT, Schedule, log, start, take_up, train_step
 
 SHAPE = Shape(dim=128, layers=2, heads=2, hidden=384)
 SIZES = ("layers", "dim", "heads", "head", "hidden")
@@ -194,8 +194,7 @@ def distil(args: argparse.Namespace) -> None:
     teacher = Teacher(load_decoder(args.teacher), args.device, args.bf16)
     shape = Shape(**{size: getattr(args, size) for size in SIZES})
     run = start(shape, schedule, args.device)
-    if args.resume:
-        run.load(out / CHECKPOINT)
+    take_up(run, out, resume=args.resume)
     run.decay_from = round(args.steps * (1 - args.decay_share))
     loss_of = Loss(run.model, teacher.embedding, args.hard)
     compiled = torch.compile(loss_of, dynamic=True) if args.compile else loss_of

@@ -104,6 +104,30 @@ class Run:
         self.warm_from, self.decay_from = self.step, None
 
 
+def take_up(
+    run: Run, out: Path, *, resume: bool, extend: bool = False, decay_at: int | None = None
+) -> None:
+    """Make `run` what the checkpoint in `out` holds, if that is asked for.
+
+    Raises ValueError where the checkpoint of another run would be lost, and for a decay that would
+    never begin.
+    """
+    checkpoint = out / CHECKPOINT
+    if resume or extend:
+        run.load(checkpoint)
+    elif checkpoint.exists():
+        raise ValueError(
+            f"{checkpoint} would be written over; give --resume to go on with it, or another --out"
+        )
+    if extend:
+        run.extend()
+        (out / "decay").unlink(missing_ok=True)  # it was for the run before
+    if run.decay_from is None and decay_at is not None and decay_at < run.step:
+        raise ValueError(
+            f"--decay-at is {decay_at} and the run stands at step {run.step}; give that or a later"
+        )
+
+
 def start(shape: Shape, schedule: Schedule, device: str) -> Run:
     """A fresh model with its two optimizers: Muon for the blocks' matrices, AdamW for the rest."""
     model = Decoder(shape)
@@ -170,10 +194,7 @@ def train(args: argparse.Namespace) -> None:
     source, measure = RowSource(training, tokenizer, mix, args.seed), Measure(held_out, tokenizer)
     shape = Shape(vocab=tokenizer.model.vocab_size(), layers=args.layers)
     run = start(shape, schedule, args.device)
-    if args.resume or args.extend:
-        run.load(out / CHECKPOINT)
-    if args.extend:
-        run.extend()
+    take_up(run, out, resume=args.resume, extend=args.extend, decay_at=args.decay_at)
     loss_of = torch.compile(run.model.loss, dynamic=False) if args.compile else run.model.loss
     log(out, {"start": run.step, "bf16": args.bf16, "shape": asdict(shape), "mix": asdict(mix),
               "schedule": asdict(schedule)})  # fmt: skip
