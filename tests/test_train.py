@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from batching.context import Context, ContextParams
-from batching.errors import InvalidParameter
+from batching.errors import HeadsError, InvalidParameter
 from batching.model import Model
 from speculation.engine import Engine
 from speculation.files import digest, require_writable
@@ -410,6 +410,21 @@ def test_a_file_that_was_begun_is_removed_when_it_fails(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), gguf_writer(tmp_path / "h.gguf", "some"):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("65536 requested and 61120 written"), OSError(errno.ENOSPC, "No space left")]
+)
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path, error: OSError) -> None:
+    pytest.importorskip("gguf")
+    file = tmp_path / "h.gguf"
+    with pytest.raises(HeadsError) as caught, gguf_writer(file, "some"):
+        raise error
+    assert str(caught.value) == (
+        f"cannot write {file}: the disk is full, or its quota used up ({error}); make room, or "
+        f"give a file on another disk"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def heads(path: Path, accuracy: float) -> Path:

@@ -5,6 +5,7 @@ docs/heads.md lists metadata and tensors. What is common to every kind of heads 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -181,7 +182,10 @@ def _add_tensor(writer: Any, name: str, values: npt.NDArray[Any], kind: str) -> 
 
 @contextmanager
 def gguf_writer(path: Path, architecture: str) -> Iterator[Any]:
-    """A gguf.GGUFWriter to fill; its file appears when it is whole, and nothing is left else."""
+    """A gguf.GGUFWriter to fill; its file appears when it is whole, and nothing is left else.
+
+    Raises HeadsError where the disk is full.
+    """
     import gguf
 
     partial = path.with_name(f"{path.name}.partial")
@@ -193,10 +197,16 @@ def gguf_writer(path: Path, architecture: str) -> Iterator[Any]:
         writer.write_tensors_to_file()
         writer.close()
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             writer.close()
         partial.unlink(missing_ok=True)
+        # NumPy, which writes the tensors, says how much it wrote and not why it was not all.
+        if isinstance(error, OSError) and error.errno in (None, errno.ENOSPC, errno.EDQUOT):
+            raise HeadsError(
+                f"cannot write {path}: the disk is full, or its quota used up ({error}); make "
+                f"room, or give a file on another disk"
+            ) from error
         raise
 
 
