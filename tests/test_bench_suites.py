@@ -57,6 +57,9 @@ def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Re
         (["--suite", "lookup", "--methods", "ar"], "--suite lookup has its own methods"),
         (["--suite", "context", "--limit", "1"], "--suite context has its own limit"),
         (["--suite", "cost", "--prompt", "Hi"], "--suite cost has its own prompt"),
+        (["--suite", "cost", "--repeat", "3"], "--suite cost generates nothing; leave --repeat"),
+        (["--suite", "cost", "--n-predict", "5"], "leave --n-predict out"),
+        (["--suite", "cost", "--temperature", "1"], "leave --temperature out"),
         (["--suite", "cots"], "invalid choice: 'cots'"),
     ],
 )

@@ -173,6 +173,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     values["heads"] = [PAIRED] if values["heads"] == [] else values["heads"] or []
     for name in _not_for(suite, values):
         parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
+    if suite.no_runs:
+        for name in _of_runs(values):
+            parser.error(f"--suite {suite.name} generates nothing; leave --{name} out")
     if values["resume"] and values["json"] is None:
         parser.error("--resume goes on with the file of --json; give --json FILE")
     if values["raw"] and values["thinking"] is not None:
@@ -196,6 +199,13 @@ def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
     if suite.own_prompts:
         names += ["prompts", "prompt", "limit", "categories"]
     return [name for name in names if values[name] not in (None, BUILTIN)]
+
+
+def _of_runs(values: dict[str, Any]) -> list[str]:
+    """Flags that were given and that say how runs are made."""
+    unless_given = {"n_predict": None, "repeat": 1, "temperature": 0, "seed": 0, "raw": None}
+    given = [name for name, value in unless_given.items() if values[name] != value]
+    return [name.replace("_", "-") for name in given]
 
 
 def _not_compared(values: dict[str, Any]) -> list[str]:

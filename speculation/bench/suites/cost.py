@@ -58,6 +58,7 @@ class Cost(Suite):
     name = "cost"
     title = "the time of decoding 1 to 64 rows at several lengths of context"
     own_prompts = True
+    no_runs = True
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return []

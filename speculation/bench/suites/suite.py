@@ -28,6 +28,7 @@ class Suite:
     defaults        flags whose default is another one here, by their names in Options
     own_methods     ``--methods`` does not apply
     own_prompts     ``--prompts``, ``--prompt``, ``--limit`` and ``--categories`` do not apply
+    no_runs         nothing is generated: ``--n-predict``, ``--repeat`` and the like do not apply
     """
 
     name = ""
@@ -36,6 +37,7 @@ class Suite:
     defaults: dict[str, Any] = {}  # noqa: RUF012 - constant of a subclass
     own_methods = True
     own_prompts = False
+    no_runs = False
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         """The prompts to measure; ``given`` are those that the flags ask for."""
