@@ -24,6 +24,7 @@ from speculation.heads.file import HeadsFile, HeadsInfo, gguf_writer
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
+from speculation.registry import resolve
 from speculation.train import TrainError, medusa, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining
@@ -483,6 +484,25 @@ def test_a_tree_that_cannot_be_written_leaves_no_file(
     assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
     assert f"cannot write {folder}: it is a folder" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
+
+
+def test_two_trees_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    file = heads(tmp_path / "h.gguf", 0.5)
+    before = file.read_bytes()
+    assert main(["tree", "--heads", str(file), "--nodes", "1", "--choices", "0.0"]) == 2
+    assert "--choices is a tree, and so is --nodes; give one" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["redrafter", "eagle", "eagle3"])
+def test_heads_that_grow_their_own_tree_get_none(
+    capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file = resolve(f"bundled-{kind}")
+    assert main(["tree", "--heads", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file} holds heads for {kind.replace('eagle3', 'eagle-3')}, which grow their" in error
 
 
 @pytest.mark.parametrize("training", [medusa.MedusaTraining, ReDrafterTraining, EagleTraining])

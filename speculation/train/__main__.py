@@ -20,6 +20,7 @@ from batching.model import Model
 from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
 from speculation.files import digest, require_other, require_writable
+from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa_file import (
@@ -321,22 +322,23 @@ def _collect(
 
 def _tree(args: argparse.Namespace) -> None:
     shows = args.choices is None and args.nodes is None
+    if args.choices is not None and args.nodes is not None:
+        raise InvalidParameter("--choices is a tree, and so is --nodes; give one of the two")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise InvalidParameter(f"--nodes is {args.nodes}; give 1 to {MAX_NODES}")
     if shows and args.out is not None:
         raise InvalidParameter(
             f"nothing would be written to {args.out} without a tree; give --nodes or --choices"
         )
+    if GGUFFile(args.heads).metadata.get("general.architecture") == EAGLE3:
+        raise _without_tree(args.heads, "eagle-3")
     file = HeadsFile(args.heads)
     out = args.out or args.heads
     if not shows:
         require_gguf()
         require_writable(out)
     if file.info.method != "medusa":
-        raise TrainError(
-            f"{args.heads} holds heads for {file.info.method}, which grow their tree as they "
-            f"draft; give a file of Medusa heads"
-        )
+        raise _without_tree(args.heads, file.info.method)
     weights = read_weights(file)
     _show_accuracy(weights.accuracy)
     if shows:
@@ -355,6 +357,13 @@ def _tree(args: argparse.Namespace) -> None:
     _show_tree(weights.accuracy, tree)
     write_medusa(out, file.info, dataclasses.replace(weights, tree=tree))
     print(f"written to {out}")
+
+
+def _without_tree(heads: Path, method: str) -> TrainError:
+    return TrainError(
+        f"{heads} holds heads for {method}, which grow their tree as they draft; give a file of "
+        f"Medusa heads"
+    )
 
 
 def _show_accuracy(accuracy: Floats, name: str = "head") -> None:
