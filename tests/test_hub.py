@@ -125,6 +125,12 @@ def test_a_dropped_connection_goes_on_where_it_stopped(hub: HubServer) -> None:
     assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
 
 
+def test_tries_are_counted_anew_after_every_byte_that_arrives(hub: HubServer) -> None:
+    hub.drop_after = [0, 0, 1_000_000, 0, 1_000_000, 0]
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert len(hub.byte_requests()) == 7
+
+
 def test_an_interrupted_download_resumes_in_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, 0, 0]
     message = failure()

@@ -189,3 +189,13 @@ def test_ctrl_c_ends_with_its_exit_code_and_writes_nothing(
     assert main(["--model", str(model_file), "--text", str(text), "--out", str(out)]) == 130
     assert capsys.readouterr().err == "interrupted; nothing was written\n"
     assert not out.exists()
+
+
+def test_tokens_are_counted_over_all_texts(model_file: Path) -> None:
+    with Model(model_file) as model:
+        texts = ["the cat saw a dog"] * 3
+        one = model.tokenize(texts[0], parse_special=True)
+        assert len(one) > 4
+        assert list(tool._pieces(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
+            one[:-2], one[-2:], one[:-2], one[-2:-1]
+        ]  # fmt: skip

@@ -32,6 +32,7 @@ from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_
 from speculation.train.redrafter import ReDrafterTraining
 from speculation.train.schedule import held_out_from
 from speculation.train.texts import Piece, own_replies, read_texts
+from tests.tiny_gguf import write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
@@ -133,6 +134,20 @@ def test_own_replies_are_plain_decodings_and_know_where_they_stand(
     assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
 
 
+def test_a_reply_that_the_next_turn_shows_otherwise_is_not_learnt_from(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>"
+        "{% if m.role == 'assistant' %}a{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    path = write_tiny_gguf(tmp_path / "m.gguf", chat_template=template)
+    file = lines(tmp_path / "p.jsonl", {"turns": ["the cat", "a dog"]}, {"prompt": "the cat"})
+    with Engine.load(path, EXACT) as engine:
+        two, one = own_replies(engine, [file], 128, 6)
+    assert len(one.spans or []) == 1
+    assert two.spans == [(len(two.ids) - 6, len(two.ids))]
+
+
 @pytest.mark.parametrize(
     "message", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": "user"}]
 )
@@ -214,6 +229,33 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
                 at = first + position
                 np.testing.assert_allclose(found.hidden[at], output.hidden(0), atol=2e-3)
                 assert found.choices[at] == output.argmax(0)
+
+
+def test_reading_goes_on_behind_the_last_piece_that_is_safe(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "_KEEP_EVERY", 2)
+    pieces = [Piece([5, 270]), Piece([6, 280, 281]), Piece([7, 8]), Piece([9, 10]), Piece([11, 12])]
+    ends: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    found = []
+    for name in ("at once", "stopped"):
+        folder = tmp_path / name
+        states.begin(folder, {"target": "x"})
+        states.write_samples(folder, pieces, 100, lambda done, total: None)
+        with Model(tiny_model) as model, Context(model, EXACT) as context:
+            if name == "stopped":
+                with pytest.raises(KeyboardInterrupt):
+                    states.collect(folder, context, stop)
+                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = 1  # what is read again
+            found.append(states.collect(folder, context, lambda done, _: ends.append(done)))
+    assert ends == [2, 5, 7, 9, 11, 7, 9, 11]
+    np.testing.assert_array_equal(found[0].hidden, found[1].hidden)
+    np.testing.assert_array_equal(found[0].choices, found[1].choices)
 
 
 def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
