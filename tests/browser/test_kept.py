@@ -74,7 +74,7 @@ def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('first token')")
     assert chat.last(".text").startswith(begun)
-    assert chat.page.locator(".error").count() == 0
+    assert chat.page.locator(".turn .error").count() == 0
 
 
 def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
