@@ -12,12 +12,14 @@ from typing import Protocol
 from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
 from batching.rows import Rows
 from batching.target import Output, Target
-from batching.tree import Floats
+from batching.tree import NO_LIMIT, Floats
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
 
 
+TAIL = 8  # tokens of a prompt behind a saved state: its last may be others in the next prompt
+MOST_SAVED = 3
 STATE_ROWS = 64  # rows of a decode that gives states: each has a row of logits as well
 
 
@@ -49,6 +51,9 @@ class SequenceCache:
 
     n_held  so many of the last tokens are not decoded yet: they go into one batch with the rows of
             the next tree, by ``with_held``, so that a prompt and the first token are one decode
+
+    Of a target that cannot take back all of a text the state is saved shortly before the end of
+    each prompt: the next turn of a chat, or another reply to the same, begins there.
     """
 
     def __init__(self, target: Target) -> None:
@@ -56,6 +61,7 @@ class SequenceCache:
         self.tokens: list[int] = []
         self.n_seq = 1
         self.n_held = 0
+        self._saved: list[tuple[int, object]] = []  # after so many tokens, the state; ascending
 
     @property
     def n_past(self) -> int:
@@ -118,22 +124,26 @@ class SequenceCache:
         if progress is not None:
             progress(n_reused, len(tokens))
         reading = False
+        save_at = len(tokens) - TAIL if self.target.n_rewind < NO_LIMIT else 0
         try:
             while self.n_past < len(tokens):
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 first = self.n_past
-                if hold and len(tokens) - first < self.target.n_batch:
+                if first == save_at:
+                    self._save()
+                most = min(self.target.n_batch, save_at - first if first < save_at else NO_LIMIT)
+                if hold and len(tokens) - first < self.target.n_batch and first >= save_at:
                     self.n_held = len(tokens) - first
                     self.tokens += tokens[first:]
                     break
                 if reader is None or first < read_from:
-                    self._append(tokens[first : min(first + self.target.n_batch, read_from)])
+                    self._append(tokens[first : min(first + most, read_from)])
                 else:
                     if not reading:
                         reader.switch(self.target, True)
                         reading = True
-                    n = min(STATE_ROWS, self.target.n_batch, len(tokens) - first)
+                    n = min(STATE_ROWS, most, len(tokens) - first)
                     reader.read(first, n, self._append(tokens[first : first + n]))
                 if progress is not None:
                     progress(self.n_past, len(tokens))
@@ -221,16 +231,31 @@ class SequenceCache:
     def truncate(self, n_tokens: int) -> None:
         """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included.
 
-        Where the target cannot take these back, the others go with them.
+        Where the target cannot take these back, those since the state was saved last go as well,
+        or all.
         """
         self._drop_held()
         n_tokens = min(n_tokens, self.n_past)
+        saved = self._saved
+        while saved and saved[-1][0] > n_tokens:
+            saved.pop()
         try:
             self.target.seq_rm(ALL, n_tokens, END)
         except CannotRewind:
-            self.target.seq_rm(ALL, 0, END)
-            n_tokens = 0
+            if saved:
+                n_tokens, state = saved[-1]
+                self.target.restore(state, n_tokens)
+            else:
+                self.target.seq_rm(ALL, 0, END)
+                n_tokens = 0
         del self.tokens[n_tokens:]
+
+    def _save(self) -> None:
+        """Save the target's state, unless it was saved here before."""
+        saved = self._saved
+        if self.n_past and (not saved or saved[-1][0] < self.n_past):
+            saved.append((self.n_past, self.target.save()))
+            del saved[:-MOST_SAVED]
 
     def _drop_held(self) -> None:
         """Forget tokens that were held back and never decoded."""

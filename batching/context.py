@@ -45,6 +45,7 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scal
 _llama_decode: Any = C._lib["llama_decode"]
 _logits_address: Any = C._lib["llama_get_logits"]
 _logits_address.restype = ctypes.c_void_p
+_PARTIAL = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # without the KV cache, which can be cut
 _ONE = (True,)  # the outputs of a single row
 MOST_CELLS = 2**31 - 256
 PADDING = 256  # cells: llama.cpp makes the context a multiple of it
@@ -249,6 +250,21 @@ class Context:
                 f"memory is recurrent; use method ar"
             )
         self._n_back = 0
+
+    def save(self) -> object:
+        """What of the memory is recurrent, as it is: megabytes, in main memory."""
+        size = C.llama_state_seq_get_size_ext(self._handle, 0, _PARTIAL)
+        state = (ctypes.c_uint8 * size)()
+        if C.llama_state_seq_get_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
+            raise ContextError(f"llama.cpp could not save the state of {self.model.path}")
+        return state
+
+    def restore(self, state: Any, n_tokens: int) -> None:
+        size = len(state)
+        if C.llama_state_seq_set_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
+            raise ContextError(f"llama.cpp could not restore the state of {self.model.path}")
+        self._n_back = 0
+        C.llama_memory_seq_rm(self._memory, 0, n_tokens, -1)  # what of it is a KV cache
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)

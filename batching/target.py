@@ -102,6 +102,14 @@ class Target(Protocol):
         """
         ...
 
+    def save(self) -> object:
+        """The state as it is, for ``restore``. Only where ``n_rewind`` is limited."""
+        ...
+
+    def restore(self, state: object, n_tokens: int) -> None:
+        """Go back to a state that was saved after ``n_tokens`` tokens, which it still holds."""
+        ...
+
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         """Let ``dest`` share the cells of ``source`` at positions ``[p0, p1)``."""
         ...

@@ -178,6 +178,15 @@ class FakeTarget:
             assert p1 == -1 or p1 >= len(held), "a hole in the middle of a sequence"
             self._held[s] = held[:p0]
 
+    def save(self) -> object:
+        return self._held[0]
+
+    def restore(self, state: object, n_tokens: int) -> None:
+        assert isinstance(state, tuple)
+        assert state == self._held[0][:n_tokens] and len(state) == n_tokens, "of another text"
+        self._held[0] = state
+        self._n_back = 0
+
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         self.copies += 1
         assert len(self._held[dest]) == p0, "a copy leaves a gap or overlaps"

@@ -411,3 +411,18 @@ def test_a_model_is_called_by_the_parameters_that_it_has() -> None:
     sizes = (980, 260_032, 950_912, 13_902_080, 494_032_768, 6_738_415_616, 46_702_792_704)
     named = [size_name(n) for n in sizes]
     assert named == ["980", "260K", "951K", "14M", "494M", "6.7B", "47B"]
+
+
+def test_a_target_that_cannot_take_back_a_text_goes_back_to_where_its_state_was_saved() -> None:
+    target = FakeTarget(n_rewind=2)
+    cache = SequenceCache(target)
+    cache.prefill(list(range(1, 12)))  # saved after 3 tokens
+    assert cache.prefill([*range(1, 7), 9, 9, 9]) == 3
+    assert cache.prefill([1, 2, 9, 9]) == 0  # nothing was saved before these
+    assert target.held(0) == cache.tokens == [1, 2, 9, 9]
+    long = [token % 12 for token in range(100)]
+    for end in (40, 60, 80, 100):
+        assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)
+    assert cache.prefill([*long[:75], 9]) == 72
+    assert cache.prefill([*long[:60], 9]) == 52
+    assert cache.prefill([*long[:45], 9]) == 0  # only the last three are kept

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batching.cache import TAIL
 from batching.context import Context, ContextParams
 from batching.errors import CannotRewind, InvalidParameter
 from batching.model import Model
@@ -88,6 +89,7 @@ def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) 
 def test_prompts_that_go_on_or_differ_find_a_clean_state(hybrid: Path, engine: Engine) -> None:
     rng = random.Random(1)
     base = [rng.randrange(260, 290) for _ in range(200)]
+    n_reused = []
     with Engine.load(hybrid, EXACT) as fresh:
         for _ in range(12):
             held = engine.cache.tokens
@@ -97,7 +99,26 @@ def test_prompts_that_go_on_or_differ_find_a_clean_state(hybrid: Path, engine: E
             fresh.cache.truncate(0)
             expected = fresh.generate(prompt, method="ar", max_tokens=20).run()
             assert given.token_ids == expected.token_ids
-            assert (given.stats.n_reused > 0) == goes_on
+            assert not goes_on or given.stats.n_reused == len(prompt) - 1
+            n_reused.append(given.stats.n_reused if not goes_on else 0)
+    assert max(n_reused) > 0  # from states that were saved
+
+
+def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_prompt(
+    engine: Engine,
+) -> None:
+    chat = [{"role": "user", "content": "the cat saw a dog " * 6}]
+    first = engine.chat(chat, max_tokens=20).run()
+    again = engine.chat(chat, max_tokens=20).run()
+    assert again.token_ids == first.token_ids
+    begun = first.stats.n_prompt - 1 - TAIL
+    assert again.stats.n_reused == begun
+    # The template has the reply otherwise, as without its thoughts.
+    chat += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a cat"}]
+    third = engine.chat(chat, max_tokens=20).run()
+    assert third.stats.n_reused == begun
+    engine.cache.truncate(0)
+    assert engine.chat(chat, max_tokens=20).run().token_ids == third.token_ids
 
 
 def test_what_needs_branches_beside_each_other_is_refused(engine: Engine) -> None:
