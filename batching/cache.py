@@ -131,7 +131,7 @@ class SequenceCache:
                     raise Cancelled
                 first = self.n_past
                 if first == save_at:
-                    self._save()
+                    self.save()
                 most = min(self.target.n_batch, save_at - first if first < save_at else NO_LIMIT)
                 if hold and len(tokens) - first < self.target.n_batch and first >= save_at:
                     self.n_held = len(tokens) - first
@@ -250,8 +250,8 @@ class SequenceCache:
                 n_tokens = 0
         del self.tokens[n_tokens:]
 
-    def _save(self) -> None:
-        """Save the target's state, unless it was saved here before."""
+    def save(self) -> None:
+        """Save the target's state for ``truncate`` to go back to, unless that is done."""
         saved = self._saved
         if self.n_past and (not saved or saved[-1][0] < self.n_past):
             saved.append((self.n_past, self.target.save()))

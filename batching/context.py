@@ -470,7 +470,8 @@ def _decode_seconds(context: Context, n_past: int, n: int) -> float:
             context.seq_rm(-1, n_past, -1)
         else:  # the text anew
             context.seq_rm(-1, 0, -1)
-            context.decode(_chain(0, n_past))
+            if n_past:
+                context.decode(_chain(0, n_past))
     return seconds
 
 

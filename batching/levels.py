@@ -4,19 +4,19 @@ What draft models and autoregressive draft heads need: the tokens of a level com
 of the level before. Every node that may get children lives in a sequence of its own, which holds
 the committed text and the path down to it; a node's first child goes on in its parent's sequence,
 the others get copies. Nothing of a grown tree stays, but where it is a chain, what the text then
-took of it need not be decoded again. Rows may carry embeddings, which a head computes from more
-than a token; what was guessed of them is always decoded again once it is known. Pure bookkeeping
-over ``Target``.
+took of it need not be decoded again. A target that cannot take it back goes back to its state from
+before the tree. Rows may carry embeddings, which a head computes from more than a token; what was
+guessed of them is always decoded again once it is known. Pure bookkeeping over ``Target``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batching.cache import ALL, END, SequenceCache, common_prefix
+from batching.cache import END, SequenceCache, common_prefix
 from batching.rows import Rows
 from batching.target import Output, Target
-from batching.tree import Floats
+from batching.tree import NO_LIMIT, Floats
 
 
 class LevelDecoder:
@@ -65,11 +65,13 @@ class LevelDecoder:
     def extend(self, fresh: Sequence[int], embeddings: Floats | None = None) -> Output:
         """The same with the tokens that are new alone, and with embeddings, (n, n_embd)."""
         kept = 0
+        is_limited = self.target.n_rewind < NO_LIMIT
+        text = [*self._cache.tokens, *fresh] if is_limited else []
         if embeddings is None and not self._forked and self._chain:
             kept = min(common_prefix(self._chain, fresh), len(fresh) - 1)
             self._cache.tokens.extend(self._chain[:kept])
         self._drop_tree(kept)
-        rest = list(fresh[kept:])
+        rest = text[self._cache.n_past :] if is_limited else list(fresh[kept:])
         self.root_row = len(rest) - 1
         self._seq_of = [0]
         n_batch = self.target.n_batch
@@ -78,6 +80,8 @@ class LevelDecoder:
             some = None if embeddings is None else embeddings[start : start + n_batch]
             output = self._cache.extend(chunk, some)
             self.root_row = len(chunk) - 1
+        if is_limited:  # what is drafted now cannot be taken back
+            self._cache.save()
         return output
 
     def level(
@@ -134,7 +138,7 @@ class LevelDecoder:
     def _drop_tree(self, kept: int) -> None:
         """Remove the tree but for the first ``kept`` tokens of its chain, now committed."""
         if self._depth:
-            self.target.seq_rm(ALL, self._cache.n_past, END)
+            self._cache.truncate(self._cache.n_past)
             if kept:
                 end = self._cache.n_past
                 for seq in range(1, self.n_leaves):

@@ -61,7 +61,6 @@ class Engine:
         """
         if draft is not None:
             check_same_vocabulary(model, draft.model)
-            _require_rewind_of_draft(draft)
         self.model = model
         self.context = context
         self.draft = draft
@@ -435,14 +434,6 @@ def _head_params(context: Context) -> ContextParams:
     """Heads with a context of their own hold the text as well, and compute as the target does."""
     flash_attn = "on" if context.flash_attn else "off"
     return replace(_draft_params(context), flash_attn=flash_attn)
-
-
-def _require_rewind_of_draft(draft: Context) -> None:
-    if draft.n_rewind < NO_LIMIT:
-        raise CannotRewind(
-            f"{draft.model.path} ({draft.model.description}) is recurrent or hybrid: it cannot "
-            f"take its drafts back, so it cannot draft; take another draft model"
-        )
 
 
 def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from batching.cache import TAIL
 from batching.context import Context, ContextParams
-from batching.errors import CannotRewind, InvalidParameter
+from batching.errors import CannotRewind, InvalidParameter, TreeTooWide
 from batching.model import Model
 from batching.rows import Rows
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
-from tests.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf
+from tests.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
 METHODS = ("auto", "prompt-lookup:branches=3", "jacobi", "recycling:nodes=12")
@@ -124,6 +124,22 @@ def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_pro
 def test_what_needs_branches_beside_each_other_is_refused(engine: Engine) -> None:
     with pytest.raises(CannotRewind, match="one path of 8 drafts at most.*use auto"):
         engine.generate(PROMPT, method="lookahead").run()
+
+
+def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
+    plain_kv = write_tiny_gguf(tmp_path / "tiny.gguf")
+    for target in (hybrid, plain_kv):
+        with Engine.load(target, EXACT, draft_model=hybrid) as engine:
+            endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
+            given = {"sampling": endless, "max_tokens": 40}
+            plain = engine.generate(PROMPT, method="ar", **given).run()  # type: ignore[arg-type]
+            for method in ("draft:p_min=0,draft_max=4", "auto"):
+                drafted = engine.generate(PROMPT, method=method, **given).run()  # type: ignore[arg-type]
+                assert drafted.token_ids == plain.token_ids
+                if target == hybrid and method.startswith("draft"):
+                    assert drafted.stats.acceptance_rate == 1.0
+            with pytest.raises(TreeTooWide):
+                engine.generate(PROMPT, method="draft:width=3").run()
 
 
 def test_where_no_state_is_kept_only_plain_decoding_runs(hybrid: Path, tmp_path: Path) -> None:

@@ -107,14 +107,14 @@ METHODS = (
 )
 
 
-def resources(n_rewind: int = NO_LIMIT) -> Resources:
+def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resources:
     """Rows that are nearly free, so that auto tries everything; a draft model that is right more
     often than not."""
     curve = CostCurve((1, 64), (1.0, 1.2))
     return Resources(
         lambda: CostModel({0: curve}),
         n_rewind=n_rewind,
-        draft=FakeTarget(logits=draft_logits),
+        draft=FakeTarget(logits=draft_logits, n_rewind=draft_rewind),
         heads={"medusa": FakeHeads(), "eagle": FakeEagleHead(draft_logits)},
     )
 
@@ -126,6 +126,8 @@ def draft_logits(prefix: tuple[int, ...]) -> Floats:
 def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafter]:
     if method == "random-trees":
         return [RandomTrees(seed)]
+    if method.endswith(" by a recurrent model"):
+        return parse_method(method.split()[0]).drafters(resources(n_rewind, draft_rewind=0))
     if method == "unnamed-trees":
         return [RandomTrees(seed, names_branches=False)]
     if method == "all-in-one-tree":
@@ -202,6 +204,19 @@ def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
         assert run(method, seed, n_rewind=n_rewind)[0] == plain_text(seed), f"seed {seed}"
         ours, _, _ = run(method, seed, temperature=0.8, n_ctx=40, n_tokens=100, n_rewind=n_rewind)
         assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", ["draft:p_min=0,draft_max=4", "auto:sources=draft"])
+@pytest.mark.parametrize("n_rewind", [3, NO_LIMIT])
+def test_a_draft_model_that_takes_nothing_back_drafts_as_another_does(
+    method: str, n_rewind: int
+) -> None:
+    for seed in range(20):
+        text, stats, _ = run(f"{method} by a recurrent model", seed, n_rewind=n_rewind)
+        assert text == plain_text(seed), f"seed {seed}"
+        other = run(method, seed, n_rewind=n_rewind)[1]
+        if method.startswith("draft"):  # auto goes by the clock
+            assert (stats.n_steps, stats.n_accepted) == (other.n_steps, other.n_accepted)
 
 
 def test_a_target_that_takes_back_few_drafts_still_gains_from_them() -> None:
