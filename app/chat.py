@@ -50,6 +50,7 @@ class Reply:
     pieces   for each token its characters, and whether it was a draft
     notice   what is going on while there is nothing else to see
     opening  the mark before its thoughts, where that is not part of it
+    thinking whether the model was told to think
     """
 
     method: str
@@ -59,6 +60,7 @@ class Reply:
     error: str = ""
     plain: PlainRun | None = None
     opening: str = ""
+    thinking: bool | None = None
 
     @property
     def text(self) -> str:
@@ -96,7 +98,8 @@ class Reply:
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
         elif isinstance(event, Opening):
-            self.opening = event.mark
+            if not self.pieces:  # what goes on has its own
+                self.opening = event.mark
         elif isinstance(event, Done):
             self.notice = ""
             self.done = event
@@ -180,6 +183,8 @@ class Conversation:
     ) -> Iterator[None]:
         """Let the last turn be replied to; yields whenever there is something new to show."""
         turn = self.turns[-1]
+        if turn.before is not None:  # it is told what it was told before
+            settings = replace(settings, thinking=turn.before.thinking)
         request = ChatRequest(
             request_id,
             self.messages(settings.system),
@@ -191,6 +196,7 @@ class Conversation:
         before = turn.before or Reply("")
         begun = list(before.pieces)
         reply = Reply(settings.method, list(begun), opening=before.opening)
+        reply.thinking = settings.thinking
         turn.reply, turn.before = reply, None
         yield
         yield from follow(backend.reply(request), reply.apply, clock)
@@ -301,17 +307,16 @@ def markdown(conversation: Conversation) -> str:
 
 def _folded(reply: Reply) -> str:
     """The text, with the thoughts before the answer to be unfolded."""
-    text = reply.text + _end_of_code(reply.text)
-    found = reply.thoughts
+    text, found = reply.text, reply.thoughts
     if found is None:
-        return text
-    thoughts = text[found.start : found.end].strip()
+        return _with_code_ended(text)
+    thoughts = _with_code_ended(text[found.start : found.end].strip())
     fold = f"<details><summary>Thoughts</summary>\n\n{thoughts}\n\n</details>" if thoughts else ""
-    return "\n\n".join(filter(None, (fold, text[found.answer :])))
+    return "\n\n".join(filter(None, (fold, _with_code_ended(text[found.answer :]))))
 
 
-def _end_of_code(text: str) -> str:
-    """What ends a block of code that the text was cut short in; nothing if it was not."""
+def _with_code_ended(text: str) -> str:
+    """The text, with an end to a block of code that it was cut short in."""
     fence = ""
     for line in text.splitlines():
         found = _FENCE.match(line)
@@ -321,7 +326,7 @@ def _end_of_code(text: str) -> str:
             fence = found[1]
         elif found[1].startswith(fence) and not found[2].strip():
             fence = ""
-    return f"\n{fence}" if fence else ""
+    return f"{text}\n{fence}" if fence else text
 
 
 def _key(request: ChatRequest, done: Done) -> str:

@@ -54,7 +54,11 @@ def _reply(data: Mapping[str, Any]) -> Reply:
     done = _done(data["done"]) if data["done"] else None
     plain = PlainRun(**data["plain"]) if data["plain"] else None
     opening = str(data.get("opening", ""))
-    return Reply(str(data["method"]), pieces, "", done, str(data["error"]), plain, opening)
+    told = data.get("thinking")
+    thinking = None if told is None else bool(told)
+    return Reply(
+        str(data["method"]), pieces, "", done, str(data["error"]), plain, opening, thinking
+    )
 
 
 def _done(data: Mapping[str, Any]) -> Done:

@@ -15,6 +15,7 @@ from batching.model import check_file
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.registry.parts import part_names
 
 TINY_BYTES = 64 * 2**20  # a model whose step takes a few milliseconds at most
 
@@ -53,7 +54,8 @@ class ModelSlot:
                 is_paired = spec.draft_model == PAIRED
                 self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
             if params.n_threads is None:
-                n_threads = threads_beside_browser(path.stat().st_size, physical_cores())
+                size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
+                n_threads = threads_beside_browser(size, physical_cores())
                 params = replace(params, n_threads=n_threads)
             loaded = self._swap(job, spec, params, may_stop=True)
         except _Stopped:

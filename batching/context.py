@@ -37,7 +37,7 @@ from batching.target import Output
 from batching.tree import NO_LIMIT, Floats
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
-MOST_REWIND = 64
+MOST_REWIND = 16  # with more, llama.cpp ends the process over graphs of LFM2 models of usual size
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
 # Function objects of our own for what every step calls. What goes in has C's types already, so that
@@ -255,7 +255,8 @@ class Context:
         """What of the memory is recurrent, as it is: megabytes, in main memory."""
         size = C.llama_state_seq_get_size_ext(self._handle, 0, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
-        if C.llama_state_seq_get_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
+        found = C.llama_state_seq_get_data_ext(self._handle, state, size, 0, _PARTIAL)
+        if not size or found != size:
             raise ContextError(f"llama.cpp could not save the state of {self.model.path}")
         return state
 
@@ -493,6 +494,8 @@ def _new_context(
     native.n_ctx = max(native.n_ctx, n_seq_max)
     native.n_ctx = -(-native.n_ctx // PADDING) * PADDING
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
+    if not model.can_rewind:  # it also ends it over a batch that the copies and their row fill
+        native.n_batch = max(native.n_batch, params.n_rewind + 2)
     native.n_ubatch = native.n_batch
     native.n_seq_max = n_seq_max
     native.n_rs_seq = 0 if model.can_rewind else params.n_rewind

@@ -262,5 +262,6 @@ def _key(context: Context) -> str:
         context.params.kv_type,
         context.flash_attn,
         model.n_gpu_layers,
+        context.n_rewind,
     )
     return hashlib.sha256(repr(what).encode()).hexdigest()[:24]

@@ -443,7 +443,7 @@ def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter])
         raise CannotRewind(
             f"{what} cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
         )
-    if any(getattr(drafter, "n_rows", 0) > 1 + n_rewind for drafter in drafters):
+    if n_rewind < NO_LIMIT and any(hasattr(drafter, "n_rows") for drafter in drafters):
         raise CannotRewind(
             f"{what} holds one path of {n_rewind} drafts at most, and method {method.name} needs "
             f"branches beside each other; use auto or another method"

@@ -26,7 +26,16 @@ def path_probs(tree: TokenTree) -> list[float]:
 
 def likeliest_path(tree: TokenTree) -> list[int]:
     """The path with the most expected tokens, without the root: all that can be decoded of the tree
-    where the target has but one sequence."""
+    where the target has but one sequence.
+
+    Of drafts that were drawn it is the one drawn first at each node: a path that is taken for what
+    was drawn would be no sample.
+    """
+    if tree.draft_probs:
+        path, end = [0], tree.n_drafted + 1
+        while path[-1] in tree.parents[path[-1] + 1 : end]:
+            path.append(tree.parents.index(path[-1], path[-1] + 1, end))
+        return path[1:]
     expected = [0.0]  # tokens of the path that ends with a node
     probs = path_probs(tree)
     for node in range(1, tree.n_drafted + 1):

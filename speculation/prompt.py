@@ -34,7 +34,7 @@ class ChatPrompt(NamedTuple):
     """A conversation as the model reads it.
 
     tokens   up to where the assistant speaks, or as far as it has spoken
-    opening  the mark before thoughts, where the template ends with it: the reply begins with them
+    opening  the mark before thoughts that what the assistant says from here on begins within
     """
 
     tokens: list[int]
@@ -160,11 +160,12 @@ def chat_prompt(
     if opening:
         said = _answers(said, opening)
         text = render(said)
+    rest = _opening_of_rest(begun, opening)
     has_bos = bool(bos) and text.startswith(bos)
     contents = [begun, *(message["content"] for message in said)]
     if not any(_holds_control_tokens(model, content) for content in contents):
         tokens = model.tokenize(text + begun, add_special=not has_bos, parse_special=True)
-        return ChatPrompt(tokens, opening)
+        return ChatPrompt(tokens, rest)
 
     # Render with a mark for each content, and tokenize contents and template apart.
     marked = [{**message, "content": _mark(i)} for i, message in enumerate(said)]
@@ -179,7 +180,7 @@ def chat_prompt(
     # Of what the assistant has begun to say, the marks of thoughts are no plain text.
     for i, part in enumerate(_split_at_marks(begun, opening)):
         tokens += model.tokenize(part, add_special=False, parse_special=i % 2 == 0)
-    return ChatPrompt(tokens, opening)
+    return ChatPrompt(tokens, rest)
 
 
 def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
@@ -190,6 +191,14 @@ def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def _opening_of_rest(begun: str, opening: str) -> str:
+    """The mark of the thoughts that ``begun`` ends within, if it does."""
+    found = find_thoughts(begun, opening)
+    if found is None or found.end < len(begun):
+        return ""
+    return opening or begun[: found.start]
 
 
 def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:

@@ -222,3 +222,22 @@ def test_what_the_prompt_opened_is_known_to_the_reply_and_to_one_that_goes_on() 
     conversation.go_on()
     rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
     assert rest.answer == "yes"
+
+
+def test_code_that_is_open_in_thoughts_or_in_the_answer_ends_there() -> None:
+    conversation = talk("one")
+    reply = Reply("ar", [("```\na</think>\n```\nb", False)], opening="<think>")
+    conversation.turns[0].reply = reply
+    assert "\n\n```\na\n```\n\n</details>\n\n```\nb\n```\n\n<sub>" in markdown(conversation)
+
+
+def test_a_reply_that_goes_on_is_told_to_think_or_not_as_before() -> None:
+    conversation = Conversation()
+    conversation.ask("one")
+    cut = dataclasses.replace(DONE, finish_reason="length")
+    run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]), thinking=True)
+    conversation.go_on()
+    backend = FakeBackend([Opening("<think>\n"), Text((("</think>yes", False),)), DONE])
+    rest = run(conversation, backend, thinking=False)
+    assert backend.requests[0].thinking is True
+    assert (rest.opening, rest.answer) == ("<think>", "yes")

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 
 from batching.tree import TokenTree
@@ -14,7 +15,7 @@ from speculation.cost import CostCurve, CostModel
 from speculation.drafter import Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.estimates import Estimates
-from speculation.policy import ample_rows, choose, path_probs
+from speculation.policy import ample_rows, choose, likeliest_path, path_probs
 
 FLAT = [0.0] + [1.0] * 64
 LINEAR = [float(n) for n in range(65)]
@@ -75,6 +76,21 @@ def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None
     assert choose(tree, LINEAR) == []
     nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
     assert choose(tree, nearly) == [1, 2]
+
+
+def test_of_one_path_the_likeliest_is_decoded_and_of_drawn_drafts_the_first() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 2, prob=0.3)
+    second = tree.add(0, 3, prob=0.5)
+    tree.add(first, 4, prob=0.9)
+    below = tree.add(second, 5, prob=0.9)
+    tree.add(second, 6, prob=0.1)
+    assert likeliest_path(tree) == [second, below]  # 0.5 + 0.45 against 0.3 + 0.27
+    tree.one_path = True
+    assert choose(tree, [0.0, *[1.0] * 10]) == [second, below]
+    # Which of two drafts is likelier depends on what was drawn: to go by it would bend the sample.
+    tree.draft_probs = {node: np.full(8, 0.125, np.float32) for node in range(1, 6)}
+    assert likeliest_path(tree) == [first, first + 2]
 
 
 def test_a_change_of_batch_shape_has_to_pay_for_itself() -> None:

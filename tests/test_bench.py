@@ -341,3 +341,7 @@ def test_parameter_docs_come_from_the_docstring_in_both_its_forms() -> None:
         "guesses": "tokens guessed (m)",
         "silent": "",
     }
+
+
+def test_auto_is_among_the_methods_that_are_measured_unless_others_are_named() -> None:
+    assert [method.name for method in parse_options([]).methods] == ["ar", "auto", "prompt-lookup"]

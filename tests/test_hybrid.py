@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,8 +123,9 @@ def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_pro
 
 
 def test_what_needs_branches_beside_each_other_is_refused(engine: Engine) -> None:
-    with pytest.raises(CannotRewind, match="one path of 8 drafts at most.*use auto"):
-        engine.generate(PROMPT, method="lookahead").run()
+    for method in ("lookahead", "lookahead:window=2,ngram=3,guesses=1"):
+        with pytest.raises(CannotRewind, match="one path of 8 drafts at most.*use auto"):
+            engine.generate(PROMPT, method=method).run()
 
 
 def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
@@ -153,6 +155,12 @@ def test_where_no_state_is_kept_only_plain_decoding_runs(hybrid: Path, tmp_path:
                 engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_more_copies_than_a_batch_has_rows_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="n_rewind is 65; give 0 to 64"):
-        ContextParams(n_rewind=65)
+def test_a_batch_has_room_for_more_than_the_copies(hybrid: Path) -> None:
+    with Engine.load(hybrid, replace(EXACT, n_batch=4)) as engine:
+        assert engine.context.n_batch == 10
+        assert engine.generate(PROMPT, max_tokens=5).run().stats.n_tokens > 0
+
+
+def test_more_copies_than_llama_cpp_can_make_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
+        ContextParams(n_rewind=17)

@@ -115,6 +115,19 @@ def test_a_reply_that_is_gone_on_with_keeps_its_thoughts(engines: dict[str, Engi
     assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
 
 
+def test_what_has_begun_says_whether_the_rest_begins_with_thoughts(
+    engines: dict[str, Engine],
+) -> None:
+    for name, begun, opening in (
+        ("opens", "hm", "<think>\n"),
+        ("opens", "hm</think>yes", ""),
+        ("thinks", "<think>\nhm", "<think>\n"),
+        ("thinks", "yes", ""),
+    ):
+        said = [SAID[0], {"role": "assistant", "content": begun}]
+        assert chat_prompt(engines[name].model, said).opening == opening
+
+
 def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
     engine = engines["thinks"]
     assert engine.can_be_told_to_think

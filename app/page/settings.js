@@ -32,6 +32,7 @@ document.addEventListener("focusin", (event) => {
 // pointer.
 document.addEventListener("pointerdown", (event) => {
   event.target.closest("#load")?.setPointerCapture(event.pointerId);
+  hadFocus = event.target.closest("#load, #cancel") !== null;
 });
 
 // They are made after the transcript; on a phone, where they cover the page, they start closed, and

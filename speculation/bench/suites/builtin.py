@@ -25,7 +25,7 @@ class Builtin(Suite):
 
     name = "builtin"
     title = "methods side by side on the prompts"
-    methods = ("ar", "prompt-lookup", "jacobi", "lookahead")
+    methods = ("ar", "auto", "prompt-lookup")
     own_methods = False
 
     def text(self, results: Results) -> str:
