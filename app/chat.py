@@ -47,10 +47,10 @@ class PlainRun:
 class Reply:
     """A reply in the making or made.
 
-    pieces   for each token its characters, and whether it was a draft
-    notice   what is going on while there is nothing else to see
-    opening  the mark before its thoughts, where that is not part of it
-    thinking whether the model was told to think
+    pieces    for each token its characters, and whether it was a draft
+    notice    what is going on while there is nothing else to see
+    opening   the mark before its thoughts, where that is not part of it
+    thinking  whether the model was told to think
     """
 
     method: str
@@ -195,8 +195,9 @@ class Conversation:
         )
         before = turn.before or Reply("")
         begun = list(before.pieces)
-        reply = Reply(settings.method, list(begun), opening=before.opening)
-        reply.thinking = settings.thinking
+        reply = Reply(
+            settings.method, list(begun), opening=before.opening, thinking=settings.thinking
+        )
         turn.reply, turn.before = reply, None
         yield
         yield from follow(backend.reply(request), reply.apply, clock)

@@ -32,6 +32,7 @@ from batching.hardware import available_memory, physical_cores, supports_gpu
 from batching.internals import check_taps, internal
 from batching.interrupts import held_interrupts
 from batching.model import Model, recent_log
+from batching.output import DecodeOutput
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import NO_LIMIT, Floats
@@ -40,11 +41,9 @@ MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MOST_REWIND = 16  # with more, llama.cpp ends the process over graphs of LFM2 models of usual size
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
-# Function objects of our own for what every step calls. What goes in has C's types already, so that
-# there is nothing to convert, and the address comes out as an int.
+# A function object of our own for what every step calls: what goes in has C's types already, and
+# nothing is converted.
 _llama_decode: Any = C._lib["llama_decode"]
-_logits_address: Any = C._lib["llama_get_logits"]
-_logits_address.restype = ctypes.c_void_p
 _PARTIAL = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # without the KV cache, which can be cut
 _ONE = (True,)  # the outputs of a single row
 MOST_CELLS = 2**31 - 256
@@ -139,7 +138,7 @@ class Context:
         self._batch = BatchMemory(
             self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
         )
-        self._output = _Output(self._handle, self.n_vocab, model)
+        self._output = DecodeOutput(self._handle, self.n_vocab, model)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self._row_seq = 0  # sequences of the last decode's row, where that was a plain step's
         self.trace_path = trace
@@ -306,102 +305,6 @@ def _open_trace(path: Path) -> IO[str]:
             f"batches cannot be traced to {path}: {error.strerror}; give a file in a folder that "
             f"exists and can be written"
         ) from None
-
-
-class _Output:
-    """Logits and hidden states of the last decode, as views of llama.cpp's own buffer.
-
-    has_hidden  whether decodes give hidden states, and so every row has output
-    layers      those whose inputs decodes give, of every row
-    """
-
-    def __init__(self, handle: Any, n_vocab: int, model: Model) -> None:
-        self._handle = handle
-        self._n_vocab = n_vocab
-        self._n_embd = model.n_embd_out
-        self._n_embd_inner = model.n_embd
-        self._is_fed = model.takes_both
-        self.has_hidden = False
-        self.layers: tuple[int, ...] = ()
-        self._inputs: list[Floats] = []
-        self._hidden: Floats | None = None
-        self._address = 0
-        self._logits: Floats = np.zeros((0, n_vocab), np.float32)
-        self._views: list[Floats] = []  # of the first rows of logits
-        self._outputs: Sequence[bool] = ()
-        self._n_before = 0
-        self._all = False  # every row has output: a row's logits are where the row is
-
-    def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
-        self._hidden = None
-        if self._inputs:
-            self._inputs = []
-        if self.has_hidden:
-            outputs = [True] * len(outputs)
-        n_outputs = sum(outputs)
-        address = _logits_address(self._handle)  # it also waits for the decode to end
-        if n_outputs and (address != self._address or n_outputs > len(self._logits)):
-            self._address = address
-            buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
-            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
-            self._views = list(self._logits)
-        self._outputs = outputs
-        self._n_before = n_before
-        self._all = n_outputs == len(outputs) and not n_before
-
-    def renew_row(self) -> None:
-        """``renew`` after another single row."""
-        address = _logits_address(self._handle)  # it also waits for the decode to end
-        if address != self._address or self._hidden is not None or self._inputs:
-            self.renew(self._outputs)
-
-    def _row(self, row: int) -> int:
-        if self._all:
-            return row
-        place = self._n_before + row
-        if self._outputs[place]:
-            return sum(self._outputs[:place])
-        raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
-
-    def logits(self, row: int) -> Floats:
-        return self._views[self._row(row)]
-
-    def argmax(self, row: int) -> int:
-        return int(self._views[row if self._all else self._row(row)].argmax())
-
-    def argmaxes(self, first: int, n: int) -> list[int]:
-        if not n:
-            return []
-        start, end = self._row(first), self._row(first + n - 1) + 1
-        if end - start != n:
-            raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")
-        found: list[int] = self._logits[start:end].argmax(axis=1).tolist()
-        return found
-
-    def hidden(self, row: int) -> Floats:
-        if self._hidden is None:
-            if not self.has_hidden:
-                raise RuntimeError("hidden states were not asked for before this decode")
-            # They lie behind the logits, wherever this batch's number of rows puts them.
-            if self._is_fed:
-                pointer = internal("llama_get_embeddings_nextn")(self._handle)
-            else:
-                pointer = C.llama_get_embeddings(self._handle)
-            shape = (len(self._outputs), self._n_embd)
-            self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
-        hidden: Floats = self._hidden[self._n_before + row]
-        return hidden
-
-    def layer_inputs(self, row: int) -> Floats:
-        if not self._inputs:
-            if not self.layers:
-                raise RuntimeError("inputs of layers were not asked for before this decode")
-            get = internal("llama_get_embeddings_layer_inp")
-            shape = (len(self._outputs), self._n_embd_inner)
-            pointers = [get(self._handle, layer) for layer in self.layers]
-            self._inputs = [np.ctypeslib.as_array(pointer, shape) for pointer in pointers]
-        row += self._n_before
-        return np.concatenate([inputs[row] for inputs in self._inputs])
 
 
 def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:

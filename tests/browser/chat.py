@@ -117,5 +117,16 @@ class Chat:
         self.unfold("More")
         self.set("Grammar (GBNF)", ENDLESS)
 
+    def begin_endless(self, text: str) -> None:
+        """Have a reply in the making that goes on for long."""
+        self.never_end()
+        self.say(text)
+        self.page.wait_for_selector(".live .text")
+
+    def choose(self, field: str, value: str) -> None:
+        """Write what no list has into a field of the model panel."""
+        self.page.fill(f"#{field} input", value)
+        self.page.press(f"#{field} input", "Enter")
+
     def close(self) -> None:
         self.context.close()

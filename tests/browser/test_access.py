@@ -160,8 +160,7 @@ def test_thinking_can_be_chosen_where_the_model_can_be_told(
     chat.unfold("Model")
     before = chat.page.input_value("#model input")
     for name, is_seen in ((str(model), True), (before, False)):
-        chat.page.fill("#model input", name)
-        chat.page.press("#model input", "Enter")
+        chat.choose("model", name)
         chat.page.click("#load")
         chat.page.wait_for_selector(f"#header:has-text('{Path(name).name}')")
         chat.page.wait_for_selector("#thinking", state="visible" if is_seen else "hidden")

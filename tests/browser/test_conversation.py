@@ -41,9 +41,7 @@ def test_what_looks_like_html_or_a_template_shows_as_text(chat: Chat) -> None:
 
 
 def test_stop_ends_the_reply_and_the_next_one_comes(chat: Chat) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_selector(".live .text")
+    chat.begin_endless("a cat")
     chat.page.click("#box .stop-button")
     assert chat.wait_for_reply().endswith(" · stopped")
     chat.set("Max tokens", "5")
@@ -173,9 +171,7 @@ def test_a_reply_can_be_copied_and_a_conversation_exported_and_ended(chat: Chat)
 
 
 def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_selector(".live .text")
+    chat.begin_endless("a cat")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
     assert chat.page.locator(".turn").count() == 0

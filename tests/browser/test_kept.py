@@ -42,9 +42,7 @@ def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat)
 
 
 def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_selector(".live .text")
+    chat.begin_endless("a cat")
     chat.reload()
     assert "this reply was not finished" in chat.last(".error")
     chat.unfold("Sampling")

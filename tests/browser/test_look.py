@@ -43,9 +43,7 @@ def test_drafted_tokens_are_underlined_where_colours_are_the_systems(chat: Chat)
 
 
 def test_the_caret_does_not_blink_for_who_wants_less_motion(chat: Chat) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_selector(".live .text")
+    chat.begin_endless("a cat")
     blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
     assert chat.page.evaluate(blinks) == "caret"
     chat.page.emulate_media(reduced_motion="reduce")

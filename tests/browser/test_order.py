@@ -78,9 +78,7 @@ def test_a_message_that_arrives_after_the_new_chat_that_followed_it_is_not_taken
 
 
 def test_a_second_tab_waits_its_turn_and_is_told_so(chat: Chat, browser: Any, address: str) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_selector(".live .text")
+    chat.begin_endless("a cat")
     second = Chat(browser, address)
     second.say("a dog")
     second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply before yours')")

@@ -44,13 +44,11 @@ def test_a_value_that_gradio_refuses_ends_the_reply_and_not_the_chat(chat: Chat)
 
 def test_a_model_that_does_not_load_leaves_the_old_one(chat: Chat, model: Path) -> None:
     chat.unfold("Model")
-    chat.page.fill("#model input", "/nowhere/x.gguf")
-    chat.page.press("#model input", "Enter")
+    chat.choose("model", "/nowhere/x.gguf")
     chat.page.click("#load")
     chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/x.gguf')")
     chat.ask("a cat")
-    chat.page.fill("#model input", str(model))
-    chat.page.press("#model input", "Enter")
+    chat.choose("model", str(model))
     chat.page.fill("#ctx input", "1024")
     chat.page.click("#load")
     chat.page.wait_for_selector("#header:has-text('context 1024')")
@@ -67,8 +65,7 @@ def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
     chat.unfold("Parameters")
     chat.set("p min", "0")  # a model of random weights is never sure
     chat.unfold("Model")
-    chat.page.fill("#draft-model input", str(model))
-    chat.page.press("#draft-model input", "Enter")
+    chat.choose("draft-model", str(model))
     chat.page.click("#load")
     chat.page.wait_for_selector(f"#header:has-text('draft {model.name}')")
     assert "% accepted" in chat.ask("a dog", 2)
@@ -77,13 +74,11 @@ def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
     chat.page.wait_for_function(
         "document.querySelector('#draft-model input')?.value.endsWith('.gguf')"
     )
-    chat.page.fill("#draft-model input", "/nowhere/y.gguf")
-    chat.page.press("#draft-model input", "Enter")
+    chat.choose("draft-model", "/nowhere/y.gguf")
     chat.page.click("#load")
     chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/y.gguf')")
     assert "% accepted" in chat.ask("a cow", 3)
-    chat.page.fill("#draft-model input", "None")
-    chat.page.press("#draft-model input", "Enter")
+    chat.choose("draft-model", "None")
     chat.page.click("#load")
     chat.page.wait_for_selector("#header:not(:has-text('draft'))")
 
