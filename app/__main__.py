@@ -40,6 +40,11 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "with nothing after it, those that models.txt names",
     )
     add(
+        "--no-mtp",
+        action="store_true",
+        help="leave the model's own layers for multi-token prediction, if any, out of memory",
+    )
+    add(
         "--method",
         default=DEFAULT_METHOD,
         help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be (%(default)s)",
@@ -80,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         flash_attn=flags.flash_attn,
         draft_model=flags.draft_model,
         heads=tuple(flags.heads),
+        mtp=not flags.no_mtp,
     )
     backend = LocalBackend(trace_batches=flags.trace_batches)
     # The page opens at once and follows the load; a load that fails is shown there.

@@ -12,10 +12,10 @@ from app.messages import Failed, Loaded, LoadedModel, Loading, ModelSpec, Status
 from batching.context import ContextParams
 from batching.hardware import physical_cores
 from batching.model import check_file
+from batching.parts import part_names
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
-from speculation.registry.parts import part_names
 
 TINY_BYTES = 64 * 2**20  # a model whose step takes a few milliseconds at most
 
@@ -101,6 +101,7 @@ class ModelSlot:
             params,
             draft_model=spec.draft_model,
             heads=spec.heads,
+            mtp=spec.mtp,
             n_gpu_layers=spec.n_gpu_layers,
             trace_batches=self._trace_batches,
             progress=progress,
@@ -122,6 +123,7 @@ class ModelSlot:
             engine.model.chat_template is not None,
             self._n_loads,
             engine.can_be_told_to_think,
+            engine.model.n_mtp > 0,
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:

@@ -55,6 +55,7 @@ class ModelSpec:
     flash_attn: str = "auto"
     draft_model: str | None = None
     heads: tuple[str, ...] = ()
+    mtp: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class LoadedModel:
     """The model in memory. ``load`` counts loads: speeds of different loads do not compare.
 
     can_be_told_to_think  whether a request's ``thinking`` means anything to it
+    has_mtp               whether it has layers of its own for multi-token prediction
     """
 
     spec: ModelSpec
@@ -70,6 +72,7 @@ class LoadedModel:
     has_chat_template: bool
     load: int
     can_be_told_to_think: bool = False
+    has_mtp: bool = False
 
 
 @dataclass(frozen=True)

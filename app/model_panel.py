@@ -197,6 +197,8 @@ def _details(model: LoadedModel) -> str:
         parts.append("with its draft model" if draft == PAIRED else f"draft {Path(draft).name}")
     if model.spec.heads:
         parts.append("with drafting heads")
+    if model.has_mtp:
+        parts.append("predicts several tokens by itself (MTP)")
     if not model.has_chat_template:
         parts.append("no chat template: a plain transcript is continued")
     return " · ".join(parts)

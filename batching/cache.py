@@ -20,21 +20,27 @@ ALL = -1  # llama.cpp's "any sequence"
 
 TAIL = 8  # tokens of a prompt behind a saved state: its last may be others in the next prompt
 MOST_SAVED = 3
-STATE_ROWS = 64  # rows of a decode that gives states: each has a row of logits as well
+STATE_ROWS = 64  # rows of a decode that gives hidden states: each has a row of logits as well
 
 
 class StateReader(Protocol):
     """Reads the target's states of a prompt, for drafters whose heads are fed with them."""
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether it reads ``Output.hidden``."""
+        ...
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        """Of which layers it reads ``Output.layer_inputs``."""
+        ...
 
     def begin(self, tokens: Sequence[int]) -> int:
         """A prompt is about to be prefilled: the first token whose state is wanted.
 
         ``len(tokens)`` where none is.
         """
-        ...
-
-    def switch(self, target: Target, wanted: bool) -> None:
-        """Have the target give the states from here on, or no longer."""
         ...
 
     def read(self, first: int, n: int, output: Output) -> None:
@@ -102,9 +108,9 @@ class SequenceCache:
 
         Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
         ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
-        Tokens whose states ``reader`` wants are decoded in smaller chunks, also where they were
-        held already. With ``hold`` the last chunk is left to the decode of the next tree, if it
-        leaves room for a row; ``progress`` does not see it.
+        Tokens whose states ``reader`` wants are decoded also where they were held already, and in
+        smaller chunks where these are hidden states. With ``hold`` the last chunk is left to the
+        decode of the next tree, if it leaves room for a row; ``progress`` does not see it.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
         """
@@ -141,15 +147,19 @@ class SequenceCache:
                     self._append(tokens[first : min(first + most, read_from)])
                 else:
                     if not reading:
-                        reader.switch(self.target, True)
+                        self.target.want_hidden(reader.needs_hidden)
+                        self.target.want_layers(reader.needs_layers)
                         reading = True
-                    n = min(STATE_ROWS, most, len(tokens) - first)
+                    if reader.needs_hidden:
+                        most = min(most, STATE_ROWS)
+                    n = min(most, len(tokens) - first)
                     reader.read(first, n, self._append(tokens[first : first + n]))
                 if progress is not None:
                     progress(self.n_past, len(tokens))
         finally:
-            if reader is not None and reading:
-                reader.switch(self.target, False)
+            if reading:
+                self.target.want_hidden(False)
+                self.target.want_layers(())
         return n_reused
 
     def with_held(self, rows: Rows) -> Rows:

@@ -27,6 +27,7 @@ from batching.errors import (
     DecodeFailed,
     InvalidParameter,
     OutOfMemory,
+    UnsupportedModel,
 )
 from batching.hardware import available_memory, physical_cores, supports_gpu
 from batching.internals import check_taps, internal
@@ -112,33 +113,40 @@ class Context:
         params: ContextParams | None = None,
         *,
         trace: str | Path | None = None,
+        mtp: bool = False,
         other: Context | None = None,
     ) -> None:
         """Make a context for ``model``; ``trace`` names a file that gets one JSON line a decode.
 
-        ``other`` is a context, to be closed later, of the model whose embeddings and output matrix
-        this one shares, if it has none.
+        With ``mtp`` it is one for the first of the layers that predict further tokens: its rows
+        take a token and a state. ``other`` is a context, to be closed later, of the model whose
+        embeddings and output matrix this one shares, if it has none.
         """
         params = params or ContextParams()
         self.model = model
+        if model.is_mtp_alone and not mtp:
+            raise UnsupportedModel(
+                f"{model.path} holds a model's layers for multi-token prediction and not the model"
+            )
         self.flash_attn = choose_flash_attn(model, params)
-        self._handle: Any = _new_context(model, params, self.flash_attn, other)
+        self._is_head = mtp or model.takes_both
+        self._handle: Any = _new_context(model, params, self.flash_attn, mtp=mtp, other=other)
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = C.llama_n_ctx(self._handle)
         self.n_batch: int = C.llama_n_batch(self._handle)
         self.n_seq_max: int = C.llama_n_seq_max(self._handle)
         self.n_threads: int = C.llama_n_threads(self._handle)
-        self.n_rewind = NO_LIMIT if model.can_rewind else int(C.llama_n_rs_seq(self._handle))
+        self.n_rewind = NO_LIMIT
+        if not (mtp or model.can_rewind):
+            self.n_rewind = int(C.llama_n_rs_seq(self._handle))
         self._n_back = (
             0  # of the last decode's rows, those that can be taken back: if it is limited
         )
-        self._is_head = model.takes_both
         self._memory = C.llama_get_memory(self._handle)
-        self._batch = BatchMemory(
-            self.n_batch, self.n_seq_max, model.n_embd, takes_both=model.takes_both
-        )
-        self._output = DecodeOutput(self._handle, self.n_vocab, model)
+        width = model.n_embd_out if mtp else model.n_embd
+        self._batch = BatchMemory(self.n_batch, self.n_seq_max, width, takes_both=self._is_head)
+        self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self._row_seq = 0  # sequences of the last decode's row, where that was a plain step's
         self.trace_path = trace
@@ -187,7 +195,7 @@ class Context:
     def want_hidden(self, wanted: bool) -> None:
         # A change makes llama.cpp build another compute graph, so it is told of changes only.
         if wanted != self._output.has_hidden:
-            if self.model.takes_both:
+            if self._is_head:
                 internal("llama_set_embeddings_nextn")(self._handle, wanted, True)
             else:
                 C.llama_set_embeddings(self._handle, wanted)
@@ -198,9 +206,12 @@ class Context:
         if tuple(layers) == self._output.layers:
             return
         check_taps(self.model, layers)
-        switch = internal("llama_set_embeddings_layer_inp")
-        for layer in {*self._output.layers, *layers}:
-            switch(self._handle, layer, layer in layers)
+        for layer in {*self._output.layers} ^ {*layers}:
+            if layer == self.model.n_layer:
+                internal("llama_set_embeddings_nextn")(self._handle, layer in layers, False)
+            else:
+                switch = internal("llama_set_embeddings_layer_inp")
+                switch(self._handle, layer, layer in layers)
         self._output.layers = tuple(layers)
 
     def encode(self, features: Floats) -> Floats:
@@ -385,30 +396,39 @@ def _chain(position: int, n: int) -> Rows:
 
 
 def _new_context(
-    model: Model, params: ContextParams, flash_attn: bool, other: Context | None = None
+    model: Model,
+    params: ContextParams,
+    flash_attn: bool,
+    *,
+    mtp: bool = False,
+    other: Context | None = None,
 ) -> Any:
     native = C.llama_context_default_params()
+    can_rewind = mtp or model.can_rewind
+    if mtp:
+        native.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     if other is not None:
         native.ctx_other = other._handle
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
     # A model without drafts needs no branches, and a recurrent state for each would be gigabytes.
-    n_seq_max = params.n_seq_max if model.can_rewind else 1
+    n_seq_max = params.n_seq_max if can_rewind else 1
     # llama.cpp ends the process over a batch, or a context, that has not a row for every sequence.
     native.n_ctx = max(native.n_ctx, n_seq_max)
     native.n_ctx = -(-native.n_ctx // PADDING) * PADDING
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
-    if not model.can_rewind:  # it also ends it over a batch that the copies and their row fill
+    if not can_rewind:  # it also ends it over a batch that the copies and their row fill
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
     native.n_ubatch = native.n_batch
     native.n_seq_max = n_seq_max
-    native.n_rs_seq = 0 if model.can_rewind else params.n_rewind
+    native.n_rs_seq = 0 if can_rewind else params.n_rewind
     native.kv_unified = True  # rows may belong to several sequences
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()
     native.type_k = native.type_v = KV_TYPES[params.kv_type]
     native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]
     native.no_perf = True
-    _check_memory(model, native.n_ctx, params.kv_type)
+    n_layer = 1 if mtp else model.n_layer
+    _check_memory(n_layer * model.kv_values_per_layer, native.n_ctx, params.kv_type)
     handle = None
     try:
         with held_interrupts():
@@ -430,11 +450,11 @@ def _new_context(
     return ctypes.c_void_p(handle)
 
 
-def _check_memory(model: Model, n_ctx: int, kv_type: str) -> None:
+def _check_memory(n_values: int, n_ctx: int, kv_type: str) -> None:
     """Refuse a cache that main memory cannot hold: llama.cpp would end the process over it."""
     if supports_gpu():
         return
-    needed = n_ctx * (model.kv_values_per_token * KV_BYTES[kv_type] + 64)
+    needed = n_ctx * (n_values * KV_BYTES[kv_type] + 64)
     available = available_memory()
     if available is not None and needed > available:
         raise OutOfMemory(

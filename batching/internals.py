@@ -78,6 +78,11 @@ def internal(name: str) -> Callable[..., Any]:
 
 def check_taps(model: Model, layers: Sequence[int]) -> None:
     """Raise UnsupportedModel where the inputs of these layers cannot be had."""
+    if model.gives_mtp_state and model.n_layer in layers:
+        internal("llama_set_embeddings_nextn")
+        layers = [layer for layer in layers if layer != model.n_layer]
+    if not layers:
+        return
     architecture = model.metadata("general.architecture")
     if architecture not in TAPPED:
         raise UnsupportedModel(

@@ -24,6 +24,8 @@ from batching.errors import (
     UnsupportedModel,
 )
 from batching.interrupts import held_interrupts
+from batching.mtp_layers import ARCHITECTURES as MTP_ARCHITECTURES
+from batching.mtp_layers import MtpLayers, find_mtp_layers
 
 ALL_LAYERS = 999
 TAKE_BOTH = ("eagle3",)  # architectures whose rows hold a token and an embedding
@@ -83,10 +85,12 @@ class Model:
         path: str | Path,
         *,
         n_gpu_layers: int | None = None,
+        mtp: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load ``path``; ``n_gpu_layers`` None offloads every layer where there is a GPU.
 
+        ``mtp`` loads the layers that predict further tokens as well, where the model has some.
         ``progress`` is called with the share of the weights that is loaded, 0 to 1; what it raises
         ends the load.
         """
@@ -96,6 +100,7 @@ class Model:
         forget_log()
         params = C.llama_model_default_params()
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
+        params.load_mtp = mtp
 
         stopped: list[BaseException] = []
 
@@ -128,8 +133,17 @@ class Model:
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
-        self.takes_both = self.metadata("general.architecture") in TAKE_BOTH
+        architecture = self.metadata("general.architecture")
+        self.takes_both = architecture in TAKE_BOTH
         self.n_layer: int = C.llama_model_n_layer(handle)
+        # Whether it hands out the state that layers for multi-token prediction begin with; how
+        # many of these were loaded; whether there is nothing else.
+        self.gives_mtp_state = architecture in MTP_ARCHITECTURES
+        found = MtpLayers(0, alone=False)
+        if self.gives_mtp_state and C.llama_model_n_layer_nextn(handle):
+            found = find_mtp_layers(self.path)
+        self.n_mtp = found.n_layers if mtp else 0
+        self.is_mtp_alone = found.alone
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
         self.n_params: int = C.llama_model_n_params(handle)
         self.n_bytes: int = C.llama_model_size(handle)
@@ -175,14 +189,14 @@ class Model:
         return source.decode("utf-8") if source else None
 
     @property
-    def kv_values_per_token(self) -> int:
-        """Numbers that one token keeps in the KV cache, keys and values of all layers."""
+    def kv_values_per_layer(self) -> int:
+        """Numbers that one token keeps in the KV cache, keys and values of a layer."""
         architecture = self.metadata("general.architecture")
         n_head = C.llama_model_n_head(self.handle)
         head_dim = int(
             self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
         )
-        return 2 * self.n_layer * int(C.llama_model_n_head_kv(self.handle)) * head_dim
+        return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
 
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as text, or None."""

@@ -25,18 +25,18 @@ class DecodeOutput:
     layers      those whose inputs decodes give, of every row
     """
 
-    def __init__(self, handle: Any, n_vocab: int, model: Model) -> None:
+    def __init__(self, handle: Any, model: Model, *, is_head: bool) -> None:
+        """``is_head``: hidden states are what the next row takes, not what gives logits."""
         self._handle = handle
-        self._n_vocab = n_vocab
-        self._n_embd = model.n_embd_out
-        self._n_embd_inner = model.n_embd
-        self._is_fed = model.takes_both
+        self._model = model
+        self._n_vocab = model.n_vocab
+        self._is_head = is_head
         self.has_hidden = False
         self.layers: tuple[int, ...] = ()
-        self._inputs: list[Floats] = []
+        self._inputs: dict[int, Floats] = {}  # of a layer, as far as they were asked for
         self._hidden: Floats | None = None
         self._address = 0
-        self._logits: Floats = np.zeros((0, n_vocab), np.float32)
+        self._logits: Floats = np.zeros((0, model.n_vocab), np.float32)
         self._views: list[Floats] = []  # of the first rows of logits
         self._outputs: Sequence[bool] = ()
         self._n_before = 0
@@ -45,7 +45,7 @@ class DecodeOutput:
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
         self._hidden = None
         if self._inputs:
-            self._inputs = []
+            self._inputs = {}
         if self.has_hidden:
             outputs = [True] * len(outputs)
         n_outputs = sum(outputs)
@@ -93,22 +93,35 @@ class DecodeOutput:
             if not self.has_hidden:
                 raise RuntimeError("hidden states were not asked for before this decode")
             # They lie behind the logits, wherever this batch's number of rows puts them.
-            if self._is_fed:
+            if self._is_head:
                 pointer = internal("llama_get_embeddings_nextn")(self._handle)
             else:
                 pointer = C.llama_get_embeddings(self._handle)
-            shape = (len(self._outputs), self._n_embd)
+            shape = (len(self._outputs), self._model.n_embd_out)
             self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
         hidden: Floats = self._hidden[self._n_before + row]
         return hidden
 
-    def layer_inputs(self, row: int) -> Floats:
-        if not self._inputs:
-            if not self.layers:
-                raise RuntimeError("inputs of layers were not asked for before this decode")
-            get = internal("llama_get_embeddings_layer_inp")
-            shape = (len(self._outputs), self._n_embd_inner)
-            pointers = [get(self._handle, layer) for layer in self.layers]
-            self._inputs = [np.ctypeslib.as_array(pointer, shape) for pointer in pointers]
+    def layer_inputs(self, row: int, layers: Sequence[int]) -> Floats:
+        found = self._inputs
         row += self._n_before
-        return np.concatenate([inputs[row] for inputs in self._inputs])
+        for layer in layers:
+            if layer not in found:
+                found[layer] = self._inputs_of(layer)
+        if len(layers) == 1:
+            only: Floats = found[layers[0]][row]
+            return only
+        return np.concatenate([found[layer][row] for layer in layers])
+
+    def _inputs_of(self, layer: int) -> Floats:
+        """What went into a layer, (n_rows, n_embd)."""
+        model = self._model
+        if layer not in self.layers:
+            raise RuntimeError(f"inputs of layer {layer} were not asked for before this decode")
+        if layer == model.n_layer:
+            pointer, width = internal("llama_get_embeddings_nextn")(self._handle), model.n_embd_out
+        else:
+            pointer = internal("llama_get_embeddings_layer_inp")(self._handle, layer)
+            width = model.n_embd
+        found: Floats = np.ctypeslib.as_array(pointer, (len(self._outputs), width))
+        return found

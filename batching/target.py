@@ -37,10 +37,10 @@ class Output(Protocol):
         """
         ...
 
-    def layer_inputs(self, row: int) -> Floats:
-        """What went into some layers, one after the other, ``(n_layers * n_embd,)``; of any row.
+    def layer_inputs(self, row: int, layers: Sequence[int]) -> Floats:
+        """What went into ``layers``, one after the other, ``(len(layers) * n_embd,)``; of any row.
 
-        Only after ``Target.want_layers``; raises RuntimeError otherwise.
+        Only of those in ``Target.want_layers``; raises RuntimeError otherwise.
         """
         ...
 
@@ -90,7 +90,9 @@ class Target(Protocol):
     def want_layers(self, layers: Sequence[int]) -> None:
         """Of which layers decodes from here on also give the inputs; empty = of none.
 
-        That makes no row have output that would not have it.
+        Of a model with layers that predict further tokens the first of these, whose number is that
+        of the layers before it, is one too: its input is the state that it begins with. That makes
+        no row have output that would not have it.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from batching.cache import StateReader
-from batching.target import Output, Target
+from batching.target import Output
 from batching.tree import TokenTree
 
 
@@ -127,13 +127,11 @@ class _Readers:
 
     def __init__(self, readers: Sequence[StateReader]) -> None:
         self._readers = readers
+        self.needs_hidden = any(reader.needs_hidden for reader in readers)
+        self.needs_layers = _all_layers(reader.needs_layers for reader in readers)
 
     def begin(self, tokens: Sequence[int]) -> int:
         return min([reader.begin(tokens) for reader in self._readers])
-
-    def switch(self, target: Target, wanted: bool) -> None:
-        for reader in self._readers:
-            reader.switch(target, wanted)
 
     def read(self, first: int, n: int, output: Output) -> None:
         for reader in self._readers:
@@ -141,12 +139,12 @@ class _Readers:
 
 
 def needs_layers(drafters: Iterable[Drafter]) -> tuple[int, ...]:
-    """The layers whose inputs are read; of several drafters that read some, all read the same."""
-    for drafter in drafters:
-        layers: tuple[int, ...] = getattr(drafter, "needs_layers", ())
-        if layers:
-            return layers
-    return ()
+    """The layers whose inputs are read, by whichever of the drafters."""
+    return _all_layers(getattr(drafter, "needs_layers", ()) for drafter in drafters)
+
+
+def _all_layers(some: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(sorted({layer for layers in some for layer in layers}))
 
 
 def needs_hidden(drafter: Drafter) -> bool:

@@ -87,6 +87,7 @@ class Engine:
         *,
         draft_model: str | Path | None = None,
         heads: str | Path | Sequence[str | Path] = (),
+        mtp: bool = True,
         n_gpu_layers: int | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
@@ -96,7 +97,7 @@ class Engine:
         ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
         ``"paired"`` takes the one that models.txt names for the model.
         ``heads`` are files of heads trained on this very model, one a method (docs/heads.md), or
-        ``"paired"`` again.
+        ``"paired"`` again. ``mtp`` loads what a model has of layers for multi-token prediction.
         ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
         names a file that gets one JSON line for each decode; ``progress`` sees the share of the
         model that is loaded, then that of the draft model, and what it raises ends the load.
@@ -104,7 +105,7 @@ class Engine:
         loading = resolve(model)
         opened: list[Model | Context | HeadInContext] = []
         try:
-            loaded = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
+            loaded = Model(loading, n_gpu_layers=n_gpu_layers, mtp=mtp, progress=progress)
             opened.append(loaded)
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)

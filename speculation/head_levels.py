@@ -19,7 +19,7 @@ import numpy as np
 
 from batching.cache import common_prefix
 from batching.levels import LevelDecoder
-from batching.target import Output, Target
+from batching.target import Output
 from batching.tree import Floats
 from speculation.growth import likeliest, named
 from speculation.heads.eagle import DraftHead
@@ -67,8 +67,13 @@ class HeadLevels:
             return len(tokens)
         return max(0, len(tokens) - self.window, n_common - 1)
 
-    def switch(self, target: Target, wanted: bool) -> None:
-        self.head.switch(target, wanted)
+    @property
+    def needs_hidden(self) -> bool:
+        return self.head.needs_hidden
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        return self.head.layers
 
     def read(self, first: int, n: int, output: Output) -> None:
         for row in range(n):

@@ -19,7 +19,7 @@ from speculation.cost import CostModel
 from speculation.drafter import Drafter
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
+from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params, MtpParams
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
@@ -148,9 +148,13 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
                 estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
                 target_seconds=target_seconds,
             )
-        for heads in ("eagle", "eagle-3"):
+        for heads, shape in (
+            ("eagle", Eagle2Params()),
+            ("eagle-3", Eagle2Params()),
+            ("mtp", MtpParams(depth=8)),
+        ):
             if heads in resources.heads:
-                sources[heads] = partial(_eagle, Eagle2Params(), resources, heads, target_seconds)
+                sources[heads] = partial(_eagle, shape, resources, heads, target_seconds)
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         if "redrafter" in resources.heads:
@@ -190,6 +194,7 @@ METHODS: dict[str, MethodKind] = {
         MethodKind("eagle-1", "EAGLE-1", Eagle1Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),
+        MethodKind("mtp", "Multi-token prediction", MtpParams, lambda p, r: [_eagle(p, r, "mtp")]),
     )
 }
 

@@ -112,11 +112,16 @@ class Resources:
         return head
 
     def head_levels(self, name: str) -> HeadLevels:
-        """The text in the context of the head ``name``: eagle or eagle-3.
+        """The text in the context of the head ``name``: eagle, eagle-3 or mtp.
 
         Raises InvalidParameter when none was loaded.
         """
         heads = self.heads.get(name)
+        if heads is None and name == "mtp":
+            raise InvalidParameter(
+                "method mtp needs a model with layers of its own for multi-token prediction, and "
+                "this one has none that llama.cpp can run, or they were not loaded; use auto"
+            )
         if heads is None:
             raise InvalidParameter(
                 f"this method needs a head of the kind {name} and none was loaded; give one with "

@@ -72,9 +72,6 @@ class FakeEagleHead:
     def states_of(self, output: FakeOutput, row: int) -> Floats:
         return output.hidden(row)
 
-    def switch(self, target: FakeTarget, wanted: bool) -> None:
-        target.want_hidden(wanted)
-
     def encode(self, states: Floats) -> Floats:
         return states
 

@@ -8,6 +8,7 @@ import pytest
 
 from batching.context import ContextParams
 from batching.errors import SpeculationError
+from batching.parts import part_names
 from speculation.engine import Engine
 from speculation.registry import (
     DownloadFailed,
@@ -23,7 +24,6 @@ from speculation.registry import (
     registry_file,
     resolve,
 )
-from speculation.registry.parts import part_names
 from tests.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -44,7 +44,7 @@ def write_tiny_gguf(
     the path whose name the files, ``name-00001-of-00003.gguf``, are made from."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary()[0])
-    writer = _writer(path, architecture, n_ctx, n_embd, n_layer, chat_template, tensors_per_file)
+    writer = begun(path, architecture, n_ctx, n_embd, n_layer, chat_template, tensors_per_file)
     writer.add_bos_token_id(bos)
     writer.add_add_bos_token(add_bos)
     writer.add_feed_forward_length(2 * n_embd)
@@ -71,14 +71,14 @@ def write_tiny_gguf(
         add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
     add_norm("output_norm.weight")
     add("output.weight", n_vocab, n_embd)
-    return _finished(writer, path)
+    return finished(writer, path)
 
 
 def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> Path:
     """Write a Mamba model of random weights: its memory cannot drop part of a sequence."""
     rng = np.random.default_rng(0)
     d_inner, d_conv, d_state, dt_rank = 2 * n_embd, 4, 8, 4
-    writer = _writer(path, "mamba", 512, n_embd, n_layer, None)
+    writer = begun(path, "mamba", 512, n_embd, n_layer, None)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
@@ -104,7 +104,7 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
         add(f"blk.{i}.ssm_a", d_inner, d_state)
         add(f"blk.{i}.ssm_d", d_inner)
         add(f"blk.{i}.ssm_out.weight", n_embd, d_inner)
-    return _finished(writer, path)
+    return finished(writer, path)
 
 
 def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head: int = 4) -> Path:
@@ -113,7 +113,7 @@ def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head:
     rng = np.random.default_rng(0)
     head, width = n_embd // n_head, 3
     is_attention = [i % 3 == 2 for i in range(n_layer)]
-    writer = _writer(path, "lfm2", 512, n_embd, n_layer, CHAT_TEMPLATE)
+    writer = begun(path, "lfm2", 512, n_embd, n_layer, CHAT_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * n_embd)
     writer.add_head_count(n_head)
@@ -145,10 +145,10 @@ def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head:
             add(f"blk.{i}.shortconv.conv.weight", n_embd, width)
             add(f"blk.{i}.shortconv.in_proj.weight", 3 * n_embd, n_embd)
             add(f"blk.{i}.shortconv.out_proj.weight", n_embd, n_embd)
-    return _finished(writer, path)
+    return finished(writer, path)
 
 
-def _writer(
+def begun(
     path: Path,
     architecture: str,
     n_ctx: int,
@@ -177,7 +177,7 @@ def _writer(
     return writer
 
 
-def _finished(writer: GGUFWriter, path: Path) -> Path:
+def finished(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

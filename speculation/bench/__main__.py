@@ -98,6 +98,7 @@ def _bench(options: Options, command: str) -> int:
         params,
         draft_model=options.draft_model,
         heads=options.heads,
+        mtp=not options.no_mtp,
         n_gpu_layers=options.gpu_layers,
         trace_batches=options.trace_batches,
     ) as engine:
@@ -228,6 +229,7 @@ def _settings(
         "model": engine.model.path.name,
         "draft_model": None if engine.draft is None else engine.draft.model.path.name,
         "heads": [f"{path.name} {fingerprint(path)}" for path in heads] or None,
+        "mtp": engine.model.n_mtp or None,
         "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,

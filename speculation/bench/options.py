@@ -125,6 +125,7 @@ class Options:
     thinking: bool | None
     draft_model: str | None
     heads: list[str]
+    no_mtp: bool
     ctx: int
     threads: int | None
     gpu_layers: int | None
@@ -346,6 +347,11 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         metavar="PATH|NAME",
         help="drafting heads trained on the model, one file a method, see docs/heads.md; with "
         "nothing after it, those that models.txt names for the model (none)",
+    )
+    group.add_argument(
+        "--no-mtp",
+        action="store_true",
+        help="leave the model's own layers for multi-token prediction, if any, out of memory",
     )
     group.add_argument(
         "--ctx",

@@ -33,6 +33,7 @@ PALETTE = (
     "#1f4e4a",
     "#8a1c4a",
     "#7ab800",
+    "#333333",
 )
 PHASE_COLOURS = {
     "draft": "#e69f00",

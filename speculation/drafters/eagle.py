@@ -3,8 +3,9 @@
 EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
 follow the head's confidence: of each level the likeliest paths are expanded, and of everything
 found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). EAGLE-3 grows the same tree with
-another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). All draft level by
-level in the head's own context, which then takes in the true states.
+another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). A model's own layer
+for multi-token prediction is such a head as well, here mostly with chains. All draft level by level
+in the head's own context, which then takes in the true states.
 """
 
 from __future__ import annotations
@@ -110,6 +111,23 @@ class Eagle2Params:
     @property
     def n_branches(self) -> int:
         return 0 if self.top_k == 1 else self.nodes
+
+
+@dataclass(frozen=True)
+class MtpParams(Eagle2Params):
+    """How far and how broadly the model's own prediction layer drafts, and what is kept of it.
+
+    depth   levels: draft tokens in a row; the layer was trained for the first
+    top_k   nodes of a level that are expanded, and drafts looked at below each
+    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    window  tokens at the end of a prompt that the layer reads as well. 0 = none: drafting begins
+            with the second step
+    """
+
+    depth: int = 3
+    top_k: int = 1
+    nodes: int = 24
+    window: int = 1024
 
 
 def _check_window(window: int) -> None:

@@ -54,10 +54,6 @@ class DraftHead(Protocol):
         """What the head reads of a row of the target, (width,); a view."""
         ...
 
-    def switch(self, target: Target, wanted: bool) -> None:
-        """Have the target give that from here on, or no longer."""
-        ...
-
     def encode(self, states: Floats) -> Floats:
         """What was read of the target, (n, width), as the states that rows take, (n, n_embd)."""
         ...
@@ -111,15 +107,14 @@ class EagleShape:
 class HeadInContext:
     """A head whose layer llama.cpp runs, in a context of its own. Close it with the target."""
 
-    def __init__(self, layer: Path, *, n_gpu_layers: int | None = None) -> None:
-        """``layer`` is the GGUF that llama.cpp is to run."""
-        self.model = Model(layer, n_gpu_layers=n_gpu_layers)
+    def __init__(self, model: Model) -> None:
+        """``model`` is what llama.cpp is to run; it is closed with the head."""
+        self.model = model
         self._context: Context | None = None
 
     def start(self, params: ContextParams) -> None:
         """Make the context, by what the target's is: ``flash_attn`` on or off."""
-        if self._context is not None:
-            self._context.close()
+        self._close_context()
         self._context = self._make_context(params)
         self._context.want_hidden(True)
 
@@ -134,10 +129,13 @@ class HeadInContext:
 
     def close(self) -> None:
         """Free context and layer. Idempotent."""
+        self._close_context()
+        self.model.close()
+
+    def _close_context(self) -> None:
         if self._context is not None:
             self._context.close()
             self._context = None
-        self.model.close()
 
 
 class EagleHead(HeadInContext):
@@ -163,7 +161,7 @@ class EagleHead(HeadInContext):
         of the layer, in ``folder`` if that is to go with the head. ``tokens`` are the target's ids
         of what it drafts, (n_drafted,), where that is not everything.
         """
-        super().__init__(layer, n_gpu_layers=n_gpu_layers)
+        super().__init__(Model(layer, n_gpu_layers=n_gpu_layers))
         n_embd = len(bias)
         self._of_token = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
         self._of_state = np.ascontiguousarray(weight[:, n_embd:].T)
@@ -174,9 +172,6 @@ class EagleHead(HeadInContext):
 
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
-
-    def switch(self, target: Target, wanted: bool) -> None:
-        target.want_hidden(wanted)
 
     def encode(self, states: Floats) -> Floats:
         return states

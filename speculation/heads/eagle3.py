@@ -22,7 +22,7 @@ from batching.errors import HeadsError
 from batching.gguf_file import GGUFFile
 from batching.internals import check_taps, internal
 from batching.model import Model
-from batching.target import Output, Target
+from batching.target import Output
 from batching.tree import Floats
 from batching.vocabulary import check_same_vocabulary
 from speculation.heads import eagle3_file
@@ -64,7 +64,7 @@ class Eagle3Head(HeadInContext):
     tokens = None  # llama.cpp gives logits for the whole vocabulary
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
-        super().__init__(path, n_gpu_layers=target.n_gpu_layers)
+        super().__init__(Model(path, n_gpu_layers=target.n_gpu_layers))
         self.layers = layers
         self._target = target
         self._shared: Context | None = None
@@ -77,10 +77,7 @@ class Eagle3Head(HeadInContext):
         return Context(self.model, params, other=self._shared)
 
     def states_of(self, output: Output, row: int) -> Floats:
-        return output.layer_inputs(row)
-
-    def switch(self, target: Target, wanted: bool) -> None:
-        target.want_layers(self.layers if wanted else ())
+        return output.layer_inputs(row, self.layers)
 
     def encode(self, states: Floats) -> Floats:
         return self.context.encode(states)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from batching.errors import HeadsError, ModelError
 from batching.gguf_file import GGUFFile
 from batching.model import Model
-from speculation.heads import eagle3
+from batching.mtp_layers import find_mtp_layers
+from speculation.heads import eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import ARCHITECTURE, HeadsFile
@@ -27,9 +29,10 @@ def require_no_heads(path: Path) -> None:
     """Say so where what could not be loaded as a model is a file of heads. Raises HeadsError."""
     try:
         architecture = GGUFFile(path).metadata.get("general.architecture")
+        is_mtp_alone = find_mtp_layers(path).alone
     except ModelError:
         return  # what is wrong with it was found before
-    if architecture in (ARCHITECTURE, eagle3.ARCHITECTURE):
+    if architecture in (ARCHITECTURE, eagle3.ARCHITECTURE) or is_mtp_alone:
         raise HeadsError(
             f"{path} is no model: it holds drafting heads, which draft for the model that they "
             f"were trained on; give it with --heads, and that model with --model"
@@ -37,7 +40,7 @@ def require_no_heads(path: Path) -> None:
 
 
 def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
-    """The heads of each file by their method, checked against ``model``.
+    """The heads of each file by their method, checked against ``model``, and its own if loaded.
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file of something else, of
     another model, or of a method that another file is for already; VocabularyMismatch,
@@ -47,28 +50,40 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     files: dict[str, Path] = {}
     try:
         for path in paths:
-            gguf = GGUFFile(path)
-            is_eagle3 = gguf.metadata.get("general.architecture") == eagle3.ARCHITECTURE
-            file = None if is_eagle3 else HeadsFile(path)
-            method = eagle3.METHOD if file is None else file.info.method
-            if file is not None and method not in LOADERS:
-                raise HeadsError(
-                    f"{path} holds heads for the method {method!r}, which this version does not "
-                    f"have; it has {', '.join((*LOADERS, eagle3.METHOD))}"
-                )
+            method, load = _loader(path)
             if method in files:
                 raise HeadsError(
                     f"{files[method].name} and {path.name} are both heads for {method}; give one"
                 )
             files[method] = path
-            if file is None:
-                found[method] = eagle3.load_eagle3(gguf, model)
-            else:
-                file.check_target(model)
-                found[method] = LOADERS[method](file, model)
+            found[method] = load(model)
+        if model.n_mtp and mtp.METHOD not in found:
+            found[mtp.METHOD] = mtp.MtpHead(model, model)
     except BaseException:
         for head in found.values():
             if isinstance(head, HeadInContext):
                 head.close()
         raise
     return found
+
+
+def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
+    """What method the file is for, and what loads it for a model."""
+    gguf = GGUFFile(path)
+    if gguf.metadata.get("general.architecture") == eagle3.ARCHITECTURE:
+        return eagle3.METHOD, partial(eagle3.load_eagle3, gguf)
+    if find_mtp_layers(path).alone:
+        return mtp.METHOD, partial(mtp.load_mtp, gguf)
+    file = HeadsFile(path)
+    method = file.info.method
+    if method not in LOADERS:
+        raise HeadsError(
+            f"{path} holds heads for the method {method!r}, which this version does not "
+            f"have; it has {', '.join((*LOADERS, eagle3.METHOD, mtp.METHOD))}"
+        )
+
+    def load(model: Model) -> Any:
+        file.check_target(model)
+        return LOADERS[method](file, model)
+
+    return method, load

@@ -1,0 +1,157 @@
+"""Multi-token prediction: a model's own layer for the token after the next drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.cache import SequenceCache
+from batching.context import Context
+from batching.errors import HeadsError, InvalidParameter, ModelError
+from batching.gguf_file import GGUFFile
+from batching.model import Model
+from batching.mtp_layers import MtpLayers, find_mtp_layers
+from speculation.engine import Engine
+from speculation.head_levels import HeadLevels
+from speculation.heads.load import load_heads
+from speculation.sampling import SamplingParams
+from tests.exact import EXACT, PROMPT
+from tests.mtp_gguf import write_mtp_gguf, write_mtp_gguf_with_kv
+from tests.reference import rms_norm
+from tests.tiny_gguf import write_tiny_gguf
+
+METHODS = ("mtp", "mtp:depth=1", "mtp:depth=6,top_k=3,nodes=20", "mtp:window=0", "auto:sources=mtp")
+
+
+@pytest.fixture(scope="module", params=[write_mtp_gguf, write_mtp_gguf_with_kv])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    write: Callable[[Path], Path] = request.param
+    path = write(tmp_path_factory.mktemp("models") / "mtp.gguf")
+    with Engine.load(path, EXACT) as made:
+        yield made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) -> None:
+    endless = dict.fromkeys(engine.model.ends, -math.inf)
+    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
+    for prompt in (PROMPT, f"{PROMPT} an", "a"):
+        plain = engine.generate(prompt, method="ar", sampling=sampling, max_tokens=60).run()
+        drafted = engine.generate(prompt, method=method, sampling=sampling, max_tokens=60).run()
+        assert drafted.token_ids == plain.token_ids
+        assert len(plain.token_ids) == 60
+
+
+def test_most_drafts_of_a_layer_that_knows_hold(engine: Engine) -> None:
+    stats = engine.generate(PROMPT, method="mtp", max_tokens=60).run().stats
+    assert stats.n_accepted > 0.6 * stats.n_drafted > 20
+    assert max(stats.rows_histogram) == 4  # three drafts and their root
+
+
+def test_a_broad_tree_is_decoded_where_the_memory_can_drop_branches(engine: Engine) -> None:
+    method = "mtp:top_k=12,nodes=100"
+    plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
+    drafted = engine.generate(PROMPT, method=method, max_tokens=30).run()
+    assert drafted.token_ids == plain.token_ids
+    is_hybrid = engine.context.n_rewind == 8
+    assert (max(drafted.stats.rows_histogram) > 60) == (not is_hybrid)
+
+
+def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf", influence=0.5, of_state=0.7)
+    file = GGUFFile(path)
+    w = {name: file.tensor(name) for name in file.tensors if "token" in name or "nextn" in name}
+    output = file.output_matrix()
+    text = [5, 270, 271, 272, 280, 281, 282, 270]
+    ones = np.ones(32, np.float32)
+    with Model(path, mtp=True) as model, Context(model, EXACT) as context:
+        (head,) = load_heads([], model).values()
+        head.start(EXACT)
+        levels = HeadLevels(head)
+        levels.prepare(64, 1)
+        cache = SequenceCache(context)
+        cache.prefill(text[:-1], reader=levels)
+        found = levels.root(text, 4)
+        assert found is not None
+        logits = found[0].logits(found[1]).copy()
+        head.close()
+        context.want_hidden(True)
+        cache.truncate(0)
+        state = cache.extend(text[:-1]).hidden(len(text) - 2)
+        token = w["token_embd.weight"][text[-1]]
+        both = np.concatenate([rms_norm(token, ones), rms_norm(state, ones)])
+        expected = output @ rms_norm(w["blk.3.nextn.eh_proj.weight"] @ both, ones)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
+    first = engine.generate(PROMPT, method="mtp", max_tokens=20).run()
+    text = [*first.prompt, *first.token_ids]
+    longer = [*text, 270, 271, 272]
+    plain = engine.generate(longer, method="ar", max_tokens=20).run()
+    engine.generate(text, method="mtp", max_tokens=5).run()
+    drafted = engine.generate(longer, method="mtp", max_tokens=20).run()
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.n_accepted > 0
+
+
+def test_without_its_layers_a_model_is_as_any_other(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    with Engine.load(path, EXACT, mtp=False) as engine:
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        with pytest.raises(InvalidParameter, match="method mtp needs a model with layers of its"):
+            engine.generate(PROMPT, method="mtp").run()
+    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
+    with Engine.load(missing, EXACT) as engine:  # whose metadata speak of one
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
+
+
+def test_a_layer_in_a_file_of_its_own_drafts_for_the_model_it_belongs_to(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    with Engine.load(path, EXACT) as engine:
+        expected = engine.generate(PROMPT, method="mtp", max_tokens=40).run()
+    with Engine.load(path, EXACT, mtp=False, heads=alone) as engine:
+        found = engine.generate(PROMPT, method="mtp", max_tokens=40).run()
+    assert found.token_ids == expected.token_ids
+    assert found.stats.n_accepted > 15
+    other = write_mtp_gguf_with_kv(tmp_path / "other.gguf")
+    reason = "of a model qwen35 of 3 layers, 32 wide, 305 tokens; 'tiny' is glm4moe of 3 layers"
+    with pytest.raises(HeadsError, match=reason):
+        Engine.load(other, EXACT, heads=alone)
+
+
+def test_a_layer_alone_is_no_model(tmp_path: Path) -> None:
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    for mtp in (False, True):
+        with pytest.raises(HeadsError, match=r"alone\.gguf is no model: it holds drafting heads"):
+            Engine.load(alone, EXACT, mtp=mtp)
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+        Engine.load(path, EXACT, draft_model=alone)
+
+
+def test_what_a_file_has_is_found_in_its_parts_as_well(tmp_path: Path) -> None:
+    whole = write_mtp_gguf(tmp_path / "mtp.gguf")
+    assert find_mtp_layers(whole) == MtpLayers(1, alone=False)
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    assert find_mtp_layers(alone) == MtpLayers(1, alone=True)
+    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
+    assert find_mtp_layers(missing) == MtpLayers(0, alone=False)
+    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf")) == MtpLayers(0, alone=False)
+    write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
+    first, *others = sorted(tmp_path.glob("split-*.gguf"))
+    assert find_mtp_layers(first) == MtpLayers(1, alone=False)
+    with Engine.load(first, EXACT) as engine:
+        assert engine.generate(PROMPT, method="mtp", max_tokens=40).run().stats.n_accepted > 15
+    others[-1].unlink()
+    with pytest.raises(ModelError):
+        find_mtp_layers(first)
