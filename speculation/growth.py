@@ -171,17 +171,27 @@ def hang(
     return placed
 
 
-def below(top: Top, width: int, floor: float, holds: Callable[[Candidate], float]) -> Children:
+def below(
+    top: Top,
+    width: int,
+    floor: float,
+    holds: Callable[[Candidate], float],
+    *,
+    p_min: float = 0.0,
+) -> Children:
     """The ``width`` likeliest tokens below a candidate, for a draft whose word ``holds`` judges.
 
     With a floor it matters how likely a path is: as likely as ``holds`` says, and no path below the
-    floor is looked at. Without one it only matters which is likelier, and the draft says that.
+    floor is looked at. Without one it only matters which is likelier, and the draft says that; it
+    drafts nothing that it gives less than ``p_min`` itself.
     """
 
     def children(nodes: Candidates, parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         found = []
         for token, prob in top(logits, width):
+            if prob < p_min and not floor:
+                break
             candidate = Candidate(parent, token, prob, reached * prob)
             if floor:
                 candidate = candidate._replace(path_prob=reached * holds(candidate))

@@ -30,7 +30,7 @@ class _Tensors:
         n_vocab = len(vocabulary()[0])
         self.add("token_embd.weight", n_vocab, N_EMBD, scale=np.sqrt(N_EMBD))
         self.add_norm("output_norm.weight")
-        self.add("output.weight", n_vocab, N_EMBD, scale=3.0)
+        self.add("output.weight", n_vocab, N_EMBD, scale=12.0)
 
     def add_attention(self, blk: str, scale: float, *, gate: bool) -> None:
         self.add_norm(f"{blk}.attn_norm.weight")

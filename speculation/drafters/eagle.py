@@ -84,6 +84,7 @@ class Eagle2Params:
     depth   levels: draft tokens in a row
     top_k   nodes of a level that are expanded, and drafts looked at below each
     nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    p_min   least probability that the head must give a draft
     window  tokens at the end of a prompt that the head sees; the target gives their states while
             it reads them, which costs their output. 0 = none: drafting begins with the second step
     """
@@ -91,6 +92,7 @@ class Eagle2Params:
     depth: int = 5
     top_k: int = 8
     nodes: int = 24
+    p_min: float = 0.0
     window: int = 64
 
     def __post_init__(self) -> None:
@@ -100,6 +102,7 @@ class Eagle2Params:
                 ("depth", 1, MAX_DEPTH),
                 ("top_k", 1, MAX_WIDTH),
                 ("nodes", 1, 255),
+                ("p_min", 0.0, 1.0),
             ),
         )
         _check_window(self.window)
@@ -120,13 +123,15 @@ class MtpParams(Eagle2Params):
     depth   levels: draft tokens in a row; the layer was trained for the first
     top_k   nodes of a level that are expanded, and drafts looked at below each
     nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    p_min   least probability that the layer must give a draft; auto goes by costs instead
     window  tokens at the end of a prompt that the layer reads as well. 0 = none: drafting begins
             with the second step
     """
 
-    depth: int = 3
+    depth: int = 6
     top_k: int = 1
     nodes: int = 24
+    p_min: float = 0.75
     window: int = 1024
 
 
@@ -203,7 +208,13 @@ class Eagle:
         params, levels = self.params, self._levels
         if isinstance(params, Eagle1Params):
             return grow_static(params.shape, levels.top, levels.level, output, row)
-        children = below(levels.top, params.width, self._time.floor(tree), self._confidence.holds)
+        children = below(
+            levels.top,
+            params.width,
+            self._time.floor(tree),
+            self._confidence.holds,
+            p_min=params.p_min,
+        )
         return grow(
             children,
             levels.level,
