@@ -222,6 +222,10 @@ class Engine:
         generation.opening = prompt.opening
         return generation
 
+    def count_tokens(self, messages: Sequence[Message], *, thinking: bool | None = None) -> int:
+        """How many tokens ``chat`` would read of a conversation, as ``turns_to_leave_out`` asks."""
+        return len(chat_prompt(self.model, messages, thinking=thinking).tokens)
+
     @property
     def can_be_told_to_think(self) -> bool:
         """Whether the model's chat template asks if it is to think before it answers."""

@@ -172,6 +172,12 @@ def test_cancelling_takes_effect_within_a_step(engine: Engine) -> None:
     assert (generation.finish_reason, len(generation.token_ids)) == ("cancelled", 1)
 
 
+def test_a_conversation_is_counted_as_it_is_read(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "the cat saw"}]
+    assert engine.count_tokens(messages) == 14
+    assert engine.chat(messages, max_tokens=1).stats.n_prompt == 14
+
+
 def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> None:
     messages = [{"role": "user", "content": "the cat"}]
     first = engine.chat(messages, max_tokens=8).run()
