@@ -20,6 +20,7 @@ from app.messages import (
     Done,
     Event,
     Failed,
+    LeftOut,
     LoadedModel,
     MethodInfo,
     ModelInfo,
@@ -32,8 +33,9 @@ from app.messages import (
     Value,
 )
 from batching.errors import ModelError
-from speculation.engine import Generation
+from speculation.engine import Engine, Generation
 from speculation.methods import METHODS, parameter_docs, parse_method
+from speculation.overflow import room_for_reply, turns_to_leave_out, without_turns
 from speculation.registry import RegistryError, read_registry
 from speculation.sampling import SamplingParams
 
@@ -57,9 +59,10 @@ class Backend(Protocol):
         ...
 
     def reply(self, request: ChatRequest) -> Iterator[Event]:
-        """Reply to a conversation: Waiting, Opening, Prefill, Text, then Done or Failed.
+        """Reply to a conversation: Waiting, LeftOut, Opening, Prefill, Text, then Done or Failed.
 
-        It begins when iterated; closing the iterator stops it.
+        LeftOut comes where it is not what the request says. It begins when iterated; closing the
+        iterator stops it.
         """
         ...
 
@@ -129,15 +132,33 @@ class LocalBackend:
         engine, error = self._slot.engine, self._slot.status.error
         if engine is None:
             raise ModelError(f"no model is loaded; choose one and load it. {error or ''}".strip())
+        thinking = request.thinking if engine.can_be_told_to_think else None
+        left_out = _left_out(engine, request, thinking)
+        if left_out != request.left_out:
+            job.emit(left_out)
         return engine.chat(
-            request.messages,
-            thinking=request.thinking if engine.can_be_told_to_think else None,
+            without_turns(request.messages, left_out.n_turns),
+            thinking=thinking,
             method=parse_method(request.method),
             sampling=SamplingParams(**request.sampling),
             max_tokens=request.max_tokens,
             progress=lambda done, total: job.emit(Prefill(done, total)),
             cancelled=job.cancelled.is_set,
         )
+
+
+def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> LeftOut:
+    if not request.leave_out:
+        return LeftOut()
+    before, n_ctx = request.left_out, engine.context.n_ctx
+    n_turns = turns_to_leave_out(
+        request.messages,
+        partial(engine.count_tokens, thinking=thinking),
+        n_ctx,
+        room_for_reply(n_ctx, request.max_tokens),
+        before.n_turns if before.n_ctx == n_ctx else 0,
+    )
+    return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
 
 
 def _parameters(params: type[Any]) -> tuple[Parameter, ...]:

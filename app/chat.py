@@ -14,7 +14,8 @@ from time import monotonic
 from typing import Any
 
 from app.backend import Backend
-from app.messages import ChatRequest, Done, Event, Failed, Opening, Prefill, Text, Waiting
+from app.messages import ChatRequest, Done, Event, Failed, LeftOut, Opening, Prefill, Text, Waiting
+from speculation.overflow import without_turns
 from speculation.thoughts import Thoughts, answer_of, find_thoughts
 
 INTERVAL = 0.06  # seconds between two updates of the display
@@ -25,7 +26,8 @@ LEAST_TIMED = 8  # tokens; the speed of fewer is chance
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user has set, for the next reply. ``compare`` runs plain decoding after it."""
+    """What the user has set, for the next reply. ``compare`` runs plain decoding after it;
+    ``leave_out`` leaves the first turns out where not all of them fit into the context."""
 
     method: str = "prompt-lookup"
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class Settings:
     system: str = ""
     compare: bool = False
     thinking: bool | None = None
+    leave_out: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,11 @@ class PlainRun:
 class Reply:
     """A reply in the making or made.
 
-    pieces    for each token its characters, and whether it was a draft
-    notice    what is going on while there is nothing else to see
-    opening   the mark before its thoughts, where that is not part of it
-    thinking  whether the model was told to think
+    pieces      for each token its characters, and whether it was a draft
+    notice      what is going on while there is nothing else to see
+    opening     the mark before its thoughts, where that is not part of it
+    thinking    whether the model was told to think
+    n_left_out  so many turns before it were not read for it
     """
 
     method: str
@@ -61,6 +65,7 @@ class Reply:
     plain: PlainRun | None = None
     opening: str = ""
     thinking: bool | None = None
+    n_left_out: int = 0
 
     @property
     def text(self) -> str:
@@ -84,9 +89,9 @@ class Reply:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it was stopped, at whatever limit but the context's, and may be gone on with."""
+        """Whether it was stopped, at whatever limit, and may be gone on with."""
         ends = self.done.finish_reason if self.done is not None else "cancelled"
-        return bool(self.pieces) and ends in ("cancelled", "length")
+        return bool(self.pieces) and ends in ("cancelled", "length", "context")
 
     def apply(self, event: Event) -> None:
         """Take in what the backend says."""
@@ -95,6 +100,8 @@ class Reply:
             self.pieces.extend(event.pieces)
         elif isinstance(event, Waiting):
             self.notice = waiting_notice(event)
+        elif isinstance(event, LeftOut):
+            self.n_left_out = event.n_turns
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
         elif isinstance(event, Opening):
@@ -113,15 +120,22 @@ class Turn:
     """What the user said and the reply to it.
 
     before  the reply that was cut short, while another that goes on with it is due
+    n_ctx   where the model reads only from this turn on, the size of the context that was full
     """
 
     user: str
     reply: Reply | None = None
     before: Reply | None = None
+    n_ctx: int = 0
 
     @property
     def shown(self) -> Reply | None:
         return self.reply or self.before
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a reply that the model can be told of."""
+        return self.reply is not None and bool(self.reply.text)
 
 
 class Conversation:
@@ -160,11 +174,25 @@ class Conversation:
     def clear(self) -> None:
         self.turns.clear()
 
+    @property
+    def left_out(self) -> LeftOut:
+        """How many of the first turns, of those with a reply, the model no longer reads."""
+        for i, turn in enumerate(self.turns):
+            if turn.n_ctx:
+                return LeftOut(sum(before.has_text for before in self.turns[:i]), turn.n_ctx)
+        return LeftOut()
+
+    @left_out.setter
+    def left_out(self, left_out: LeftOut) -> None:
+        told = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
+        for turn in self.turns:
+            turn.n_ctx = left_out.n_ctx if turn is told[left_out.n_turns] else 0
+
     def messages(self, system: str = "") -> tuple[Mapping[str, str], ...]:
         """The conversation for the model. Turns that got no reply are left out, but the last."""
         messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
         for turn in self.turns[:-1]:
-            if turn.reply is not None and turn.reply.text:
+            if turn.reply is not None and turn.has_text:
                 messages.append({"role": "user", "content": turn.user})
                 messages.append({"role": "assistant", "content": turn.reply.answer})
         if self.turns:
@@ -182,7 +210,7 @@ class Conversation:
         clock: Callable[[], float] = monotonic,
     ) -> Iterator[None]:
         """Let the last turn be replied to; yields whenever there is something new to show."""
-        turn = self.turns[-1]
+        turn, left_out = self.turns[-1], self.left_out
         if turn.before is not None:  # it is told what it was told before
             settings = replace(settings, thinking=turn.before.thinking)
         request = ChatRequest(
@@ -192,20 +220,36 @@ class Conversation:
             settings.sampling,
             settings.max_tokens,
             settings.thinking,
+            settings.leave_out,
+            left_out,
         )
         before = turn.before or Reply("")
         begun = list(before.pieces)
         reply = Reply(
-            settings.method, list(begun), opening=before.opening, thinking=settings.thinking
+            settings.method,
+            list(begun),
+            opening=before.opening,
+            thinking=settings.thinking,
+            n_left_out=left_out.n_turns,
         )
         turn.reply, turn.before = reply, None
         yield
-        yield from follow(backend.reply(request), reply.apply, clock)
+
+        def take(event: Event) -> None:
+            if isinstance(event, LeftOut):
+                self.left_out = event
+            reply.apply(event)
+
+        yield from follow(backend.reply(request), take, clock)
         done = reply.done
+        if reply.error and len(reply.pieces) == len(begun):
+            self.left_out = left_out
         if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
             return
         if _n_timed(done) < LEAST_TIMED:
             return
+        read = without_turns(request.messages, reply.n_left_out)
+        request = replace(request, messages=tuple(read), leave_out=False, left_out=LeftOut())
         key = _key(request, done)
         if done.method == PLAIN:
             self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
@@ -287,6 +331,8 @@ def stats_line(reply: Reply) -> str:
         # A full context is one token longer than its cells: the last one is never decoded.
         n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)
         parts.append(f"context {n_used} / {done.model.n_ctx}")
+    if reply.n_left_out:
+        parts.append(f"{reply.n_left_out} turn{'' if reply.n_left_out == 1 else 's'} left out")
     end = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
     if done.finish_reason in end:
         parts.append(end[done.finish_reason])

@@ -100,6 +100,7 @@ def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) ->
         system=values["system"] or "",
         compare=values["compare"],
         thinking={"on": True, "off": False}.get(values["thinking"]),
+        leave_out=values["leave_out"],
     )
 
 
@@ -172,6 +173,15 @@ def sampling_fields(fields: Fields) -> None:
     fields.add(
         "max_tokens",
         gr.Number(MAX_TOKENS, label="Max tokens", info="0: to the end of the context", precision=0),
+    )
+    fields.add(
+        "leave_out",
+        gr.Radio(
+            [("leave out the oldest turns", True), ("stop", False)],
+            value=True,
+            label="When the context is full",
+            elem_id="leave-out",
+        ),
     )
     number("top_k", 0, "Top k", "0: off")
     slider("top_p", 1.0, "Top p", info="1: off")

@@ -46,7 +46,7 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     reply = _reply(kept) if kept else Reply("")
     if reply.done is None and not reply.error:
         reply.notice, reply.error = "", LEFT
-    return Turn(str(data["user"]), reply)
+    return Turn(str(data["user"]), reply, n_ctx=int(data.get("n_ctx", 0)))
 
 
 def _reply(data: Mapping[str, Any]) -> Reply:
@@ -57,7 +57,15 @@ def _reply(data: Mapping[str, Any]) -> Reply:
     told = data.get("thinking")
     thinking = None if told is None else bool(told)
     return Reply(
-        str(data["method"]), pieces, "", done, str(data["error"]), plain, opening, thinking
+        str(data["method"]),
+        pieces,
+        "",
+        done,
+        str(data["error"]),
+        plain,
+        opening,
+        thinking,
+        int(data.get("n_left_out", 0)),
     )
 
 

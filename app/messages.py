@@ -85,6 +85,14 @@ class Status:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """So many of the first turns are not read: with them a context of ``n_ctx`` tokens is full."""
+
+    n_turns: int = 0
+    n_ctx: int = 0
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """A conversation to reply to. ``id`` is what ``stop`` takes.
 
@@ -93,6 +101,8 @@ class ChatRequest:
     sampling    fields of SamplingParams; what is missing keeps its default
     max_tokens  None goes on to the end of the context
     thinking    whether to think before the answer, for models that can be told; None leaves it
+    leave_out   whether the first turns are left out where not all of them fit
+    left_out    those that were left out of the request before
     """
 
     id: str
@@ -101,6 +111,8 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     thinking: bool | None = None
+    leave_out: bool = True
+    left_out: LeftOut = LeftOut()
 
 
 @dataclass(frozen=True)
@@ -179,4 +191,4 @@ class Failed:
     message: str
 
 
-Event = Waiting | Loading | Loaded | Prefill | Opening | Text | Done | Failed
+Event = Waiting | Loading | Loaded | LeftOut | Prefill | Opening | Text | Done | Failed

@@ -76,7 +76,8 @@ def turn_html(
             f'<div class="reply" role="group" aria-label="Model">{_body(reply, coloured)}'
             f'<div class="foot">{foot}</div></div>'
         )
-    return f'<article class="turn{" live" if live else ""}">{"".join(parts)}</article>'
+    article = f'<article class="turn{" live" if live else ""}">{"".join(parts)}</article>'
+    return _left_out(turn.n_ctx) + article
 
 
 def coloured_html(reply: Reply) -> str:
@@ -134,6 +135,14 @@ def notice_html(text: str) -> str:
 def error_html(text: str) -> str:
     """What went wrong, or nothing."""
     return f'<div class="error" role="alert">{escape(text)}</div>' if text else ""
+
+
+def _left_out(n_ctx: int) -> str:
+    """The line above the first turn that the model still reads, or nothing."""
+    if not n_ctx:
+        return ""
+    text = f"Above this line: no longer read by the model; its context of {n_ctx} tokens is full"
+    return f'<p class="left-out" role="note">{text}</p>'
 
 
 def _body(reply: Reply, coloured: bool) -> str:

@@ -117,7 +117,7 @@ class Session:
     stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
-    _finished: list[tuple[Reply | None, tuple[str, bool, bool, bool], str]] = field(
+    _finished: list[tuple[Reply | None, tuple[str, int, bool, bool, bool], str]] = field(
         default_factory=list
     )
 
@@ -160,7 +160,7 @@ class Session:
         if self.busy and last:
             del self._finished[index:]
             return turn_html(turn, coloured=self.coloured, live=True, last=True)
-        key = (turn.user, self.coloured, last, with_model)
+        key = (turn.user, turn.n_ctx, self.coloured, last, with_model)
         if index < len(self._finished):
             reply, known, html = self._finished[index]
             if reply is turn.reply and known == key:

@@ -24,6 +24,16 @@ with warnings.catch_warnings():
     from app.__main__ import main, parse_flags
 
 
+VALUES = {
+    "method": "ar",
+    "max_tokens": 0,
+    "system": "",
+    "compare": False,
+    "thinking": "",
+    "leave_out": True,
+}
+
+
 # Rendering
 
 
@@ -123,10 +133,9 @@ def test_replies_name_their_model_where_there_are_several() -> None:
 
 
 def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
-    values = {"method": "ar", "system": "", "compare": False, "thinking": ""}
     for given, expected in ((None, 1024), (0, None), (7.0, 7)):
         settings = page_fields.read_settings(
-            values | {"max_tokens": given}, FakeBackend().methods()
+            VALUES | {"max_tokens": given}, FakeBackend().methods()
         )
         assert settings.max_tokens == expected
 
@@ -193,18 +202,18 @@ def test_settings_read_what_was_changed() -> None:
         "system": "s",
         "compare": True,
         "thinking": "off",
+        "leave_out": False,
     }
     assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
-        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False
+        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False, False
     )
 
 
 def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
-    values = {"method": "ar", "max_tokens": 0, "system": "", "compare": False, "thinking": None}
     for temperature in (0.0, 1.0):
         chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
         drawn = [
-            page_fields.read_settings(values | chosen, FakeBackend().methods()).sampling["seed"]
+            page_fields.read_settings(VALUES | chosen, FakeBackend().methods()).sampling["seed"]
             for _ in range(2)
         ]
         assert (drawn[0] == drawn[1]) == (temperature == 0)
