@@ -34,18 +34,24 @@ function show() {
     shown[index] = html;
   });
   element.querySelector(".welcome")?.toggleAttribute("hidden", turns.length > 0);
-  announce(box.querySelector(".live") !== null);
+  const from = box.querySelector(".left-out")?.parentElement.dataset.index;
+  announce(box.querySelector(".live") !== null, from);
   if (follows || grew) box.scrollTop = box.scrollHeight;
   scrolled = box.scrollTop;
 }
 
-// A screen reader is told when a reply begins and when it is there, not of every word in between.
+// A screen reader is told when a reply begins and when it is there, not of every word in between;
+// and when the model begins to read at another turn.
 let wasBusy = false;
-function announce(busy) {
-  if (busy === wasBusy) return;
+let wasFrom;
+function announce(busy, from) {
+  const moved = busy && from !== undefined && from !== wasFrom;
+  wasFrom = from;
+  if (busy === wasBusy && !moved) return;
   wasBusy = busy;
   const status = element.querySelector("[role=status].unseen");
-  if (status) status.textContent = busy ? "The model is replying" : "The reply is there";
+  const reading = moved ? "; it no longer reads the oldest turns" : "";
+  if (status) status.textContent = busy ? `The model is replying${reading}` : "The reply is there";
 }
 
 // Let a node become like another by as few changes as need be: what is selected, unfolded, pressed or
