@@ -120,7 +120,7 @@ class Context:
 
         With ``mtp`` it is one for the first of the layers that predict further tokens: its rows
         take a token and a state. ``other`` is a context, to be closed later, of the model whose
-        embeddings and output matrix this one shares, if it has none.
+        embeddings and output matrix, or KV cache, this one shares.
         """
         params = params or ContextParams()
         self.model = model
@@ -144,7 +144,7 @@ class Context:
             0  # of the last decode's rows, those that can be taken back: if it is limited
         )
         self._memory = C.llama_get_memory(self._handle)
-        width = model.n_embd_out if mtp else model.n_embd
+        width = model.n_embd_out if mtp else model.n_embd_inp
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, width, takes_both=self._is_head)
         self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first

@@ -28,7 +28,7 @@ from batching.mtp_layers import ARCHITECTURES as MTP_ARCHITECTURES
 from batching.mtp_layers import MtpLayers, find_mtp_layers
 
 ALL_LAYERS = 999
-TAKE_BOTH = ("eagle3",)  # architectures whose rows hold a token and an embedding
+TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a token and an embedding
 
 # llama.cpp reports why something failed only through its log, so the last lines are kept for the
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
@@ -132,13 +132,14 @@ class Model:
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
+        self.n_embd_inp: int = C.llama_model_n_embd_inp(handle)  # width of rows fed as embeddings
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         architecture = self.metadata("general.architecture")
         self.takes_both = architecture in TAKE_BOTH
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Whether it hands out the state that layers for multi-token prediction begin with; how
         # many of these were loaded; whether there is nothing else.
-        self.gives_mtp_state = architecture in MTP_ARCHITECTURES
+        self.gives_mtp_state = architecture in (*MTP_ARCHITECTURES, "gemma4")
         found = MtpLayers(0, alone=False)
         if self.gives_mtp_state and C.llama_model_n_layer_nextn(handle):
             found = find_mtp_layers(self.path)

@@ -73,9 +73,8 @@ class Engine:
             successors=lambda: load_successors(model),
             draft_sampler=self._draft_sampler,
         )
-        for head in self.resources.heads.values():
-            if isinstance(head, HeadInContext):
-                head.start(_head_params(context))
+        for head in self._heads_in_context():
+            head.start(_head_params(context), context)
         self._running: Generation | None = None
         self._preparing: Callable[[], None] | None = None
 
@@ -245,6 +244,9 @@ class Engine:
                 n_seq_max=n_seq,
                 flash_attn="on" if context.flash_attn else "off",
             )
+            attached = [head for head in self._heads_in_context() if head.attends_to_target]
+            for head in attached:
+                head.stop()
             context.close()
             try:
                 self.context = Context(self.model, wider, trace=context.trace_path)
@@ -253,6 +255,8 @@ class Engine:
                 raise
             finally:
                 self.cache = SequenceCache(self.context)
+                for head in attached:
+                    head.start(_head_params(self.context), self.context)
         self.cache.reserve(1)
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
@@ -284,6 +288,10 @@ class Engine:
         sampler = make_sampler(sampling, self.model, self.context.n_ctx)
         return DraftDistribution(sampler, sampling.seed)
 
+    def _heads_in_context(self) -> list[HeadInContext]:
+        heads = self.resources.heads.values()
+        return [head for head in heads if isinstance(head, HeadInContext)]
+
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
         if self._running is not None:
@@ -297,9 +305,8 @@ class Engine:
         self.stop_running()
         if self.resources.known_cost is not None:
             save_cost(self.context, self.resources.known_cost)
-        for head in self.resources.heads.values():
-            if isinstance(head, HeadInContext):
-                head.close()
+        for head in self._heads_in_context():
+            head.close()
         self.context.close()
         self.model.close()
         if self.draft is not None:

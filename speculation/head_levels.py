@@ -19,6 +19,7 @@ import numpy as np
 
 from batching.cache import common_prefix
 from batching.levels import LevelDecoder
+from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
 from speculation.growth import likeliest, named
@@ -126,4 +127,73 @@ class HeadLevels:
         states = np.stack([self._output.hidden(self._row + parent) for parent in parents])
         self._row = 0
         self._output = self._levels.level(parents, tokens, self.head.inputs(tokens, states))
+        return self._output
+
+
+class AttachedLevels:
+    """The same for a head that attends to the target's KV cache, and so holds nothing of a text.
+
+    A tree needs the state before the text's last token and no other; all of its rows have that
+    token's position.
+    """
+
+    window = 1
+
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+        self.top = named(likeliest, head.tokens)
+        self._text: list[int] = []
+        self._last = -1  # the token of the text whose state was seen last
+        self._state: Floats | None = None
+        self._position = 0
+        self._output: Output | None = None
+
+    @property
+    def needs_hidden(self) -> bool:
+        return self.head.needs_hidden
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        return self.head.layers
+
+    def prepare(self, window: int, n_leaves: int) -> None:
+        """Whatever the tree, there is nothing to prepare."""
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        self._text = list(tokens)
+        self._last = -1
+        return max(0, len(tokens) - 1)
+
+    def read(self, first: int, n: int, output: Output) -> None:
+        self.see(first + n - 1, output, n - 1)
+
+    def see(self, place: int, output: Output, row: int) -> None:
+        self._last, self._state = place, self.head.states_of(output, row).copy()
+
+    def follows(self, prompt: Sequence[int]) -> bool:
+        return self._text == list(prompt[:-1])
+
+    def root(self, tokens: Sequence[int], n_below: int) -> tuple[Output, int] | None:
+        """Decode the text's last token: output and row. None where the state before it is
+        unknown."""
+        self._position = len(tokens) - 1
+        if self._last != self._position - 1 or self._state is None:
+            return None
+        return self._decode(tokens[-1:], self._state[None]), 0
+
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
+        assert self._output is not None, "a tree begins with its root"
+        states = np.stack([self._output.hidden(parent) for parent in parents])
+        return self._decode(tokens, states)
+
+    def _decode(self, tokens: Sequence[int], states: Floats) -> Output:
+        n = len(tokens)
+        rows = Rows(
+            tokens,
+            [self._position] * n,
+            [range(1)] * n,
+            [True] * n,
+            self.head.inputs(tokens, self.head.encode(states)),
+        )
+        self._output = self.head.context.decode(rows)
         return self._output

@@ -12,7 +12,7 @@ from batching.tree import NO_LIMIT
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
-from speculation.head_levels import HeadLevels
+from speculation.head_levels import AttachedLevels, HeadLevels
 from speculation.heads.medusa import Heads
 from speculation.heads.redrafter import RecurrentHead
 from speculation.sampling import SamplingParams
@@ -111,7 +111,7 @@ class Resources:
             )
         return head
 
-    def head_levels(self, name: str) -> HeadLevels:
+    def head_levels(self, name: str) -> HeadLevels | AttachedLevels:
         """The text in the context of the head ``name``: eagle, eagle-3 or mtp.
 
         Raises InvalidParameter when none was loaded.
@@ -120,14 +120,16 @@ class Resources:
         if heads is None and name == "mtp":
             raise InvalidParameter(
                 "method mtp needs a model with layers of its own for multi-token prediction, and "
-                "this one has none that llama.cpp can run, or they were not loaded; use auto"
+                "none were loaded that llama.cpp can run; give a file that holds them with "
+                f"--heads{_OR_IN_CHAT}, or use auto"
             )
         if heads is None:
             raise InvalidParameter(
                 f"this method needs a head of the kind {name} and none was loaded; give one with "
                 f"--heads{_OR_IN_CHAT}"
             )
-        return self.keep(("levels", name), lambda: HeadLevels(heads))
+        levels = AttachedLevels if heads.attends_to_target else HeadLevels
+        return self.keep(("levels", name), lambda: levels(heads))
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What is kept under ``key``, made when it is asked for first."""

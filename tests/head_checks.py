@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from batching.context import Context
 from batching.levels import LevelDecoder
 from batching.model import Model
 from batching.tree import Floats
@@ -47,10 +48,11 @@ def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[s
 @contextmanager
 def started(path: Path, target: Path, method: str) -> Iterator[Any]:
     """The head of a file, ready to draft for ``target``."""
-    with Model(target) as model:
+    params = replace(EXACT, n_ctx=256, n_seq_max=8)
+    with Model(target) as model, Context(model, params) as context:
         head = load_heads([path], model)[method]
         try:
-            head.start(replace(EXACT, n_ctx=256, n_seq_max=8))
+            head.start(params, context)
             yield head
         finally:
             head.close()

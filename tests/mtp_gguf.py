@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
+from batching.gguf_file import GGUFFile
 from tests.tiny_gguf import CHAT_TEMPLATE, begun, finished, vocabulary
 
 N_EMBD, N_LAYER, N_HEAD, HEAD = 32, 3, 2, 16
@@ -23,8 +24,8 @@ class _Tensors:
         weight = scale / np.sqrt(shape[-1]) * self._rng.standard_normal(shape)
         self._writer.add_tensor(name, weight.astype(np.float32))
 
-    def add_norm(self, name: str, n: int = N_EMBD) -> None:
-        self._writer.add_tensor(name, np.ones(n, np.float32))
+    def add_norm(self, name: str, n: int = N_EMBD, value: float = 1.0) -> None:
+        self._writer.add_tensor(name, np.full(n, value, np.float32))
 
     def add_outer(self) -> None:
         n_vocab = len(vocabulary()[0])
@@ -32,9 +33,9 @@ class _Tensors:
         self.add_norm("output_norm.weight")
         self.add("output.weight", n_vocab, N_EMBD, scale=12.0)
 
-    def add_attention(self, blk: str, scale: float, *, gate: bool) -> None:
+    def add_attention(self, blk: str, scale: float, *, gate: bool, post: float = 1.0) -> None:
         self.add_norm(f"{blk}.attn_norm.weight")
-        self.add_norm(f"{blk}.post_attention_norm.weight")
+        self.add_norm(f"{blk}.post_attention_norm.weight", value=post)
         width = N_HEAD * HEAD
         self.add(f"{blk}.attn_q.weight", 2 * width if gate else width, N_EMBD)
         self.add(f"{blk}.attn_k.weight", width, N_EMBD)
@@ -134,6 +135,75 @@ def write_mtp_gguf_with_kv(
         tensors.add_ffn(blk, 0.0, "_shexp")
         tensors.add_mtp(blk, of_state)
     return finished(writer, path)
+
+
+def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
+    """Write a Gemma 4 model, whose layers add ``influence`` each: a sliding window of 8 tokens but
+    in the last. What predicts for it is a model of its own, ``write_assistant_gguf``."""
+    writer = _begun_gemma(path, "gemma4", N_EMBD, [True, True, False])
+    writer.add_uint32("gemma4.embedding_length_per_layer_input", 0)
+    tensors = _Tensors(writer)
+    tensors.add_outer()
+    for i in range(N_LAYER):
+        blk = f"blk.{i}"
+        tensors.add_attention(blk, 1.6, gate=False, post=influence)
+        tensors.add_norm(f"{blk}.ffn_norm.weight")
+        tensors.add_norm(f"{blk}.post_ffw_norm.weight", value=influence)
+        tensors.add_ffn(blk, 1.6)
+    tensors.add_norm("rope_freqs.weight", HEAD // 2)
+    return finished(writer, path)
+
+
+def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: int = 2) -> Path:
+    """Write what predicts for ``target``, ``n`` times as wide: it reads the token through the
+    target's own matrices, so that it knows what mostly follows."""
+    file, width = GGUFFile(target), n * N_EMBD
+    writer = _begun_gemma(path, "gemma4-assistant", width, [True, False])
+    writer.add_uint32("gemma4-assistant.embedding_length_out", N_EMBD)
+    writer.add_nextn_predict_layers(2)
+    rng = np.random.default_rng(1)
+    pre = np.zeros((width, 2 * N_EMBD), np.float32)
+    pre[:N_EMBD, :N_EMBD] = np.eye(N_EMBD)
+    pre[:, N_EMBD:] = of_state * rng.standard_normal((width, N_EMBD))
+    output = file.output_matrix()
+    known = np.hstack([output, np.zeros((len(output), width - N_EMBD), np.float32)])
+    writer.add_tensor("token_embd.weight", known)
+    writer.add_tensor("nextn.pre_projection.weight", pre)
+    tensors = _Tensors(writer)
+    tensors.add("nextn.post_projection.weight", N_EMBD, width)
+    tensors.add_norm("output_norm.weight", width)
+    for i in range(2):
+        blk = f"blk.{i}"
+        tensors.add_norm(f"{blk}.attn_norm.weight", width)
+        tensors.add(f"{blk}.attn_q.weight", N_HEAD * HEAD, width)
+        tensors.add(f"{blk}.attn_output.weight", width, N_HEAD * HEAD)
+        tensors.add_norm(f"{blk}.attn_q_norm.weight", HEAD)
+        tensors.add_norm(f"{blk}.post_attention_norm.weight", width, 0.02)
+        tensors.add_norm(f"{blk}.layer_output_scale.weight", 1)
+        tensors.add_norm(f"{blk}.ffn_norm.weight", width)
+        tensors.add_norm(f"{blk}.post_ffw_norm.weight", width, 0.02)
+        tensors.add(f"{blk}.ffn_gate.weight", N_EMBD, width)
+        tensors.add(f"{blk}.ffn_up.weight", N_EMBD, width)
+        tensors.add(f"{blk}.ffn_down.weight", width, N_EMBD)
+    tensors.add_norm("rope_freqs.weight", HEAD // 2)
+    return finished(writer, path)
+
+
+def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool]) -> GGUFWriter:
+    writer = begun(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
+    writer.add_bos_token_id(1)
+    writer.add_feed_forward_length(2 * N_EMBD if architecture == "gemma4" else N_EMBD)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD)
+    for kind in ("", "_swa"):
+        writer.add_uint32(f"{architecture}.attention.key_length{kind}", HEAD)
+        writer.add_uint32(f"{architecture}.attention.value_length{kind}", HEAD)
+        writer.add_uint32(f"{architecture}.rope.dimension_count{kind}", HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_shared_kv_layers(0)
+    return writer
 
 
 def _begun(path: Path, architecture: str, tensors_per_file: int = 0) -> GGUFWriter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +20,31 @@ from speculation.head_levels import HeadLevels
 from speculation.heads.load import load_heads
 from speculation.sampling import SamplingParams
 from tests.exact import EXACT, PROMPT
-from tests.mtp_gguf import write_mtp_gguf, write_mtp_gguf_with_kv
+from tests.mtp_gguf import (
+    write_assistant_gguf,
+    write_gemma_gguf,
+    write_mtp_gguf,
+    write_mtp_gguf_with_kv,
+)
 from tests.reference import rms_norm
 from tests.tiny_gguf import write_tiny_gguf
 
 METHODS = ("mtp", "mtp:p_min=0", "mtp:p_min=0,top_k=3", "mtp:window=0", "auto:sources=mtp")
 
 
-@pytest.fixture(scope="module", params=[write_mtp_gguf, write_mtp_gguf_with_kv])
+@pytest.fixture(scope="module", params=["hybrid", "kv", "attached"])
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    write: Callable[[Path], Path] = request.param
-    path = write(tmp_path_factory.mktemp("models") / "mtp.gguf")
-    with Engine.load(path, EXACT) as made:
+    folder, heads = tmp_path_factory.mktemp("models"), []
+    if request.param == "hybrid":
+        path = write_mtp_gguf(folder / "mtp.gguf")
+    elif request.param == "kv":
+        path = write_mtp_gguf_with_kv(folder / "mtp.gguf")
+    else:
+        path = write_gemma_gguf(folder / "gemma.gguf")
+        heads = [write_assistant_gguf(folder / "assistant.gguf", path)]
+    with Engine.load(path, EXACT, heads=heads) as made:
         yield made
 
 
@@ -75,7 +86,7 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
     ones = np.ones(32, np.float32)
     with Model(path, mtp=True) as model, Context(model, EXACT) as context:
         (head,) = load_heads([], model).values()
-        head.start(EXACT)
+        head.start(EXACT, context)
         levels = HeadLevels(head)
         levels.prepare(64, 1)
         cache = SequenceCache(context)
@@ -139,6 +150,33 @@ def test_a_layer_alone_is_no_model(tmp_path: Path) -> None:
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
         Engine.load(path, EXACT, draft_model=alone)
+
+
+def test_an_assistant_is_no_model_and_drafts_for_its_target_alone(tmp_path: Path) -> None:
+    target = write_gemma_gguf(tmp_path / "gemma.gguf")
+    alone = write_assistant_gguf(tmp_path / "assistant.gguf", target)
+    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+        Engine.load(alone, EXACT)
+    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+        Engine.load(target, EXACT, draft_model=alone)
+    other = write_mtp_gguf(tmp_path / "mtp.gguf")
+    reason = r"the assistant of a gemma4 model 32 wide, and 'tiny' is qwen35, 32 wide"
+    with pytest.raises(HeadsError, match=reason):
+        Engine.load(other, EXACT, heads=alone)
+
+
+def test_an_assistant_drafts_on_in_a_context_that_was_made_anew(tmp_path: Path) -> None:
+    target = write_gemma_gguf(tmp_path / "gemma.gguf")
+    heads = write_assistant_gguf(tmp_path / "assistant.gguf", target, of_state=0.02)
+    with Engine.load(target, EXACT, heads=heads) as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=60).run()
+        first = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
+        n_seq = engine.context.n_seq_max
+        wide = engine.generate(PROMPT, method="mtp:p_min=0,top_k=12,nodes=100", max_tokens=60).run()
+        assert engine.context.n_seq_max > n_seq
+        again = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
+    assert first.token_ids == wide.token_ids == again.token_ids == plain.token_ids
+    assert first.stats.n_accepted == again.stats.n_accepted > 20
 
 
 def test_what_a_file_has_is_found_in_its_parts_as_well(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from speculation.confidence import Confidence, LevelTime
 from speculation.drafter import Step
 from speculation.estimates import Estimates
 from speculation.growth import Candidate, below, best_nodes, grow, grow_static, hang
-from speculation.head_levels import HeadLevels
+from speculation.head_levels import AttachedLevels, HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.ranges import check_ranges
 
@@ -146,7 +146,7 @@ class Eagle:
     def __init__(
         self,
         params: Eagle1Params | Eagle2Params,
-        levels: HeadLevels,
+        levels: HeadLevels | AttachedLevels,
         *,
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,

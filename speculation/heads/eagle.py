@@ -41,6 +41,11 @@ class DraftHead(Protocol):
         ...
 
     @property
+    def attends_to_target(self) -> bool:
+        """Whether it reads the target's KV cache, and so has none of its own."""
+        ...
+
+    @property
     def needs_hidden(self) -> bool:
         """Whether the states after the target's final norm are what it reads."""
         ...
@@ -107,18 +112,26 @@ class EagleShape:
 class HeadInContext:
     """A head whose layer llama.cpp runs, in a context of its own. Close it with the target."""
 
+    attends_to_target = False
+
     def __init__(self, model: Model) -> None:
         """``model`` is what llama.cpp is to run; it is closed with the head."""
         self.model = model
         self._context: Context | None = None
 
-    def start(self, params: ContextParams) -> None:
+    def start(self, params: ContextParams, target: Context) -> None:
         """Make the context, by what the target's is: ``flash_attn`` on or off."""
-        self._close_context()
-        self._context = self._make_context(params)
+        self.stop()
+        self._context = self._make_context(params, target)
         self._context.want_hidden(True)
 
-    def _make_context(self, params: ContextParams) -> Context:
+    def stop(self) -> None:
+        """Free the context until the next start, as where that of the target is made anew."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+    def _make_context(self, params: ContextParams, target: Context) -> Context:
         return Context(self.model, params)
 
     @property
@@ -129,13 +142,8 @@ class HeadInContext:
 
     def close(self) -> None:
         """Free context and layer. Idempotent."""
-        self._close_context()
+        self.stop()
         self.model.close()
-
-    def _close_context(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
 
 
 class EagleHead(HeadInContext):

@@ -69,7 +69,7 @@ class Eagle3Head(HeadInContext):
         self._target = target
         self._shared: Context | None = None
 
-    def _make_context(self, params: ContextParams) -> Context:
+    def _make_context(self, params: ContextParams, target: Context) -> Context:
         # The target's own context may be made anew while this one lives, so it gets another.
         if self._shared is None:
             small = replace(params, n_ctx=32, n_batch=1, n_seq_max=1)

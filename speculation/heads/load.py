@@ -11,7 +11,7 @@ from batching.errors import HeadsError, ModelError
 from batching.gguf_file import GGUFFile
 from batching.model import Model
 from batching.mtp_layers import find_mtp_layers
-from speculation.heads import eagle3, mtp
+from speculation.heads import assistant, eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import ARCHITECTURE, HeadsFile
@@ -32,7 +32,11 @@ def require_no_heads(path: Path) -> None:
         is_mtp_alone = find_mtp_layers(path).alone
     except ModelError:
         return  # what is wrong with it was found before
-    if architecture in (ARCHITECTURE, eagle3.ARCHITECTURE) or is_mtp_alone:
+    if is_mtp_alone or architecture in (
+        ARCHITECTURE,
+        assistant.ARCHITECTURE,
+        eagle3.ARCHITECTURE,
+    ):
         raise HeadsError(
             f"{path} is no model: it holds drafting heads, which draft for the model that they "
             f"were trained on; give it with --heads, and that model with --model"
@@ -70,8 +74,11 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
 def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
     """What method the file is for, and what loads it for a model."""
     gguf = GGUFFile(path)
-    if gguf.metadata.get("general.architecture") == eagle3.ARCHITECTURE:
+    architecture = gguf.metadata.get("general.architecture")
+    if architecture == eagle3.ARCHITECTURE:
         return eagle3.METHOD, partial(eagle3.load_eagle3, gguf)
+    if architecture == assistant.ARCHITECTURE:
+        return mtp.METHOD, partial(assistant.load_assistant, gguf)
     if find_mtp_layers(path).alone:
         return mtp.METHOD, partial(mtp.load_mtp, gguf)
     file = HeadsFile(path)

@@ -74,7 +74,7 @@ class MtpHead(HeadInContext):
         self.layers = (target.n_layer,)
         self._is_own = model is not target
 
-    def _make_context(self, params: ContextParams) -> Context:
+    def _make_context(self, params: ContextParams, target: Context) -> Context:
         return Context(self.model, params, mtp=True)
 
     def states_of(self, output: Output, row: int) -> Floats:
@@ -87,6 +87,6 @@ class MtpHead(HeadInContext):
         return states
 
     def close(self) -> None:
-        self._close_context()
+        self.stop()
         if self._is_own:
             super().close()
