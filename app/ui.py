@@ -24,7 +24,7 @@ from app.render import turn_html
 from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("transcript.js", "turns.js", "box.js", "settings.js", "window.js")
+SCRIPTS = ("transcript.js", "turns.js", "box.js", "files.js", "settings.js", "window.js")
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
@@ -36,6 +36,7 @@ WELCOME = """
 <div class="unseen" role="status"></div>
 <div class="unkept error" role="alert" hidden>This conversation is too long for the browser to
 keep: if the page is loaded again, its end is gone. Export saves it.</div>
+<div class="refused error" role="alert" hidden></div>
 <div class="welcome">
   <h1>See what speculation does</h1>
   <p>Say something. A method guesses several tokens ahead, the model checks the guesses in one step,
@@ -235,20 +236,22 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             apply_default_css=False,
             elem_id="transcript",
         )
-        box = fields.keep(
-            "box",
-            gr.Textbox(
-                placeholder="Say something",
-                label="Message",
-                show_label=False,
-                container=False,
-                lines=1,
-                max_lines=8,
-                autofocus=True,
-                submit_btn="Send",
-                elem_id="box",
-            ),
-        )
+        with gr.Row(elem_id="entry"):
+            gr.Button("Add text files", size="sm", min_width=0, scale=0, elem_id="add")
+            box = fields.keep(
+                "box",
+                gr.Textbox(
+                    placeholder="Say something",
+                    label="Message",
+                    show_label=False,
+                    container=False,
+                    lines=1,
+                    max_lines=8,
+                    autofocus=True,
+                    submit_btn="Send",
+                    elem_id="box",
+                ),
+            )
 
     # A reply begins with a quick call, which says at once that it was taken, and goes on with one
     # that streams: of that, the client may put the first updates together and lose some.

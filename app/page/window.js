@@ -12,7 +12,7 @@ onPaper.textContent = `@media print {
     display: block !important; height: auto !important; min-height: 0 !important;
     overflow: visible !important; padding-left: 0 !important;
   }
-  #settings, #box, #top button, .actions { display: none !important; }
+  #settings, #entry, #top button, .actions { display: none !important; }
 }`;
 document.head.append(onPaper);
 

@@ -59,7 +59,7 @@ def test_at_four_times_its_size_the_page_scrolls_and_its_parts_do_not_overlap(
     browser: Any, address: str
 ) -> None:
     chat = Chat(browser, address, viewport={"width": 320, "height": 200})
-    parts = [chat.page.locator(name).bounding_box() for name in ("#top", "#transcript", "#box")]
+    parts = [chat.page.locator(name).bounding_box() for name in ("#top", "#transcript", "#entry")]
     for above, below in pairwise(parts):
         assert above["y"] + above["height"] <= below["y"] + 1
     chat.ask("a cat")
