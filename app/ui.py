@@ -24,7 +24,10 @@ from app.render import turn_html
 from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("transcript.js", "turns.js", "box.js", "files.js", "settings.js", "window.js")
+SCRIPTS = (
+    *("transcript.js", "turns.js", "box.js", "files.js", "settings.js", "history.js"),
+    "window.js",
+)
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 
@@ -49,8 +52,19 @@ keep: if the page is loaded again, its end is gone. Export saves it.</div>
 KEEP_SECONDS = 3.0  # after so long the browser gets what there is of a reply, to keep it
 REFUSED = "this reply could not begin: a value in the sidebar was refused; set it right and retry"
 
-# What is kept lives as long as its tab: a page that is loaded again finds it there.
+CHATS = """
+<div class="chats">
+  <ul></ul>
+  <p class="none">None yet.</p>
+  <label><input type="checkbox"> Keep chats in this browser</label>
+</div>
+"""
+
+# What is kept lives as long as its tab: a page that is loaded again finds it there. history.js has
+# it stay for longer.
 KEEP = """(text) => {
+  if ("leaving" in document.documentElement.dataset) return;
+  document.dispatchEvent(new CustomEvent("kept", { detail: text }));
   try {
     if (text) sessionStorage.setItem("conversation", text);
     else sessionStorage.removeItem("conversation");
@@ -218,6 +232,13 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 )
             with gr.Accordion("Sampling", open=False):
                 sampling_fields(fields)
+            with gr.Accordion("Chats", open=False):
+                gr.HTML(
+                    CHATS,
+                    js_on_load='document.dispatchEvent(new Event("chats"))',
+                    apply_default_css=False,
+                    elem_id="chats",
+                )
         with gr.Row(elem_id="top"):
             header = gr.HTML(
                 models.status_html(), elem_id="header", apply_default_css=False, scale=1
