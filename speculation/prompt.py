@@ -91,7 +91,7 @@ def render_messages(
         variables.update(dict.fromkeys(THINKING, thinking))
     try:
         return _compiled(template).render(variables)
-    except TemplateError as error:
+    except Exception as error:  # a template computes, and what it adds up need not fit
         raise InvalidParameter(
             f"the model's chat template refuses this conversation: {error}; "
             f"check the order of roles, or leave the system prompt out"

@@ -162,6 +162,19 @@ def test_a_template_that_tells_the_date_tells_todays() -> None:
     assert render_messages(template, SAID) == datetime.now().strftime("%d %b %Y")
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages | nonsense }}", "No filter named 'nonsense'"),
+    ],
+)
+def test_a_template_that_fails_is_quoted(template: str, reason: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
+        render_messages(template, SAID)
+
+
 def test_a_broken_template_asks_for_nothing() -> None:
     assert not asks_for_thinking("{% if enable_thinking %}")
     assert not asks_for_thinking(None)
