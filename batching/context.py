@@ -32,6 +32,7 @@ from batching.errors import (
 from batching.hardware import available_memory, physical_cores, supports_gpu
 from batching.internals import check_taps, internal
 from batching.interrupts import held_interrupts
+from batching.kinds import TEXT_MODEL
 from batching.model import Model, recent_log
 from batching.output import DecodeOutput
 from batching.rows import Rows
@@ -104,7 +105,8 @@ class ContextParams:
 class Context:
     """A ``llama_context`` with a unified KV cache, and the batch memory that feeds it.
 
-    Raises OutOfMemory when there is no memory for the cache asked for.
+    Raises OutOfMemory when there is no memory for the cache asked for, UnsupportedModel where the
+    model goes on with no text.
     """
 
     def __init__(
@@ -444,9 +446,20 @@ def _new_context(
             f"llama.cpp could not make a context of {native.n_ctx:,} tokens "
             f"(KV cache {params.kv_type}) for {model.path}: {reason}"
         )
+        if "ctx_other" in reason:
+            raise UnsupportedModel(
+                f"{model.path} ({model.description}) drafts for the model that it came with and "
+                f"does not go on with a text by itself; {TEXT_MODEL}"
+            )
         if "alloc" in log.lower() or "memory" in log.lower():
             raise OutOfMemory(f"{message}; {LESS_MEMORY}")
         raise ContextError(message)
+    if not C.llama_get_memory(handle):
+        C.llama_free(handle)
+        raise UnsupportedModel(
+            f"{model.path} ({model.description}) keeps nothing of what it read, as models for "
+            f"embeddings or sound do, and so cannot go on with a text; {TEXT_MODEL}"
+        )
     return ctypes.c_void_p(handle)
 
 

@@ -5,7 +5,7 @@
     │   ├── ModelFileMissing    no such file
     │   ├── NotGGUF             the file is no GGUF
     │   ├── TruncatedGGUF       the file ends before its tensors do
-    │   ├── UnsupportedModel    this build of llama.cpp cannot load it
+    │   ├── UnsupportedModel    llama.cpp cannot load it, or it goes on with no text
     │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
     │   ├── VocabularyMismatch  a draft model whose tokens are not the target's
     │   └── HeadsError          drafting heads of another model, or no heads at all
@@ -48,7 +48,7 @@ class TruncatedGGUF(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """llama.cpp, as built here, cannot load the model."""
+    """llama.cpp, as built here, cannot load the model, or the file goes on with no text."""
 
 
 class CannotRewind(ModelError):

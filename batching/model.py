@@ -24,6 +24,7 @@ from batching.errors import (
     UnsupportedModel,
 )
 from batching.interrupts import held_interrupts
+from batching.kinds import TEXT_MODEL, part_of_model, why_no_text
 from batching.mtp_layers import ARCHITECTURES as MTP_ARCHITECTURES
 from batching.mtp_layers import MtpLayers, find_mtp_layers
 
@@ -155,12 +156,10 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        if not C.llama_model_has_decoder(handle):
+        reason = None if self.takes_both else why_no_text(handle, self.metadata)
+        if reason is not None:
             self.close()
-            raise UnsupportedModel(
-                f"{self.path} is an encoder without a decoder and cannot generate text; "
-                f"choose a chat or text generation model"
-            )
+            raise UnsupportedModel(f"{self.path} {reason}; {TEXT_MODEL}")
 
     @property
     def handle(self) -> Any:
@@ -341,6 +340,9 @@ def _load_error(path: Path) -> Exception:
     reason = reason.strip() or "no reason given"
     lower = log.lower()
     size = path.stat().st_size
+    part = part_of_model(path)
+    if part is not None:
+        return UnsupportedModel(f"{path} is no model but {part}")
     if "not within the file bounds" in lower or "failed to read" in lower or size < 1024:
         return TruncatedGGUF(
             f"{path} is incomplete: it ends after {size:,} bytes ({reason}); download it again"

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import llama_cpp.llama_cpp as C
 
-from batching.errors import VocabularyMismatch
+from batching.errors import UnsupportedModel, VocabularyMismatch
+from batching.kinds import TEXT_MODEL
 from batching.model import Model
 
 MAX_SIZE_DIFFERENCE = 128  # padding that model makers add
 FIRST_CHECKED = 5  # what stands before are special tokens, whose texts differ between conversions
+
+
+def check_vocabulary(model: Model) -> None:
+    """Refuse a model without one: llama.cpp ends the process when asked about its tokens."""
+    if C.llama_vocab_type(model.vocab) == C.LLAMA_VOCAB_TYPE_NONE:
+        raise UnsupportedModel(
+            f"{model.path} ({model.description}) has no vocabulary, and so neither reads nor "
+            f"writes text; {TEXT_MODEL}"
+        )
 
 
 def check_same_vocabulary(target: Model, draft: Model, *, special: bool = True) -> None:

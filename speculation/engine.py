@@ -21,7 +21,7 @@ from batching.errors import (
 from batching.model import Model
 from batching.sampler import SamplerChain
 from batching.tree import NO_LIMIT
-from batching.vocabulary import check_same_vocabulary
+from batching.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.cost import CostModel
 from speculation.cost_measured import load_cost, save_cost
 from speculation.decode import decode
@@ -57,8 +57,9 @@ class Engine:
 
         ``heads`` are drafting heads for the model, by method, as ``load_heads`` gives them.
 
-        Raises VocabularyMismatch where it is not.
+        Raises VocabularyMismatch where it is not, UnsupportedModel where the model has none.
         """
+        check_vocabulary(model)
         if draft is not None:
             check_same_vocabulary(model, draft.model)
         self.model = model

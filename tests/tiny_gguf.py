@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ CONTROL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 WORDS = ("▁", "▁the", "▁a", "▁cat", "▁dog", "▁saw", "▁and", "th", "he", "in", "er", "an")
 
 
-def vocabulary() -> tuple[list[str], list[float], list[TokenType]]:
+def vocabulary(*, n_bytes: int = 256) -> tuple[list[str], list[float], list[TokenType]]:
     """SPM: unknown, BOS, EOS, 256 bytes, control tokens, letters, some words."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *CONTROL]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(n_bytes)), *CONTROL]
     types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
-    types += [TokenType.BYTE] * 256 + [TokenType.CONTROL] * len(CONTROL)
+    types += [TokenType.BYTE] * n_bytes + [TokenType.CONTROL] * len(CONTROL)
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
     pieces = [*WORDS, *letters, "é", ",", ".", "!"]
     scores = [0.0] * len(tokens) + [-float(i) for i in range(len(pieces))]
@@ -39,12 +40,28 @@ def write_tiny_gguf(
     bos: int = 1,
     add_bos: bool = True,
     tensors_per_file: int = 0,
+    n_bytes: int = 256,
+    tokenizer: str = "llama",
+    more: Callable[[GGUFWriter], object] | None = None,
 ) -> Path:
     """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
-    the path whose name the files, ``name-00001-of-00003.gguf``, are made from."""
+    the path whose name the files, ``name-00001-of-00003.gguf``, are made from. ``more`` adds to its
+    metadata."""
     rng = np.random.default_rng(seed)
-    n_vocab = len(vocabulary()[0])
-    writer = begun(path, architecture, n_ctx, n_embd, n_layer, chat_template, tensors_per_file)
+    n_vocab = len(vocabulary(n_bytes=n_bytes)[0])
+    writer = begun(
+        path,
+        architecture,
+        n_ctx,
+        n_embd,
+        n_layer,
+        chat_template,
+        tensors_per_file,
+        n_bytes,
+        tokenizer,
+    )
+    if more is not None:
+        more(writer)
     writer.add_bos_token_id(bos)
     writer.add_add_bos_token(add_bos)
     writer.add_feed_forward_length(2 * n_embd)
@@ -156,8 +173,10 @@ def begun(
     n_layer: int,
     chat_template: str | None,
     tensors_per_file: int = 0,
+    n_bytes: int = 256,
+    tokenizer: str = "llama",
 ) -> GGUFWriter:
-    tokens, scores, types = vocabulary()
+    tokens, scores, types = vocabulary(n_bytes=n_bytes)
     writer = GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
     writer.add_name("tiny")
     writer.add_file_type(LlamaFileType.ALL_F32)
@@ -165,7 +184,7 @@ def begun(
     writer.add_embedding_length(n_embd)
     writer.add_block_count(n_layer)
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model(tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
     writer.add_token_types(types)
