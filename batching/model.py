@@ -14,6 +14,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
+from batching.characters import Spelling, spelling
 from batching.errors import (
     InvalidParameter,
     ModelError,
@@ -217,11 +218,12 @@ class Model:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of ``text``.
+        """Token ids of ``text``, which is to be gone on with.
 
-        ``add_special`` adds BOS where the model wants it; ``parse_special`` reads the text of
-        control tokens as those tokens, which is right for a chat template and wrong for user text.
-        Raises InvalidParameter for text that is not of Unicode characters.
+        ``add_special`` adds BOS where the model wants it, and no EOS even if it wants that;
+        ``parse_special`` reads the text of control tokens as those tokens, which is right for a
+        chat template and wrong for user text. Raises InvalidParameter for text that is not of
+        Unicode characters, or has some that the vocabulary lacks.
         """
         try:
             data = text.encode("utf-8")
@@ -230,6 +232,13 @@ class Model:
                 f"{text[error.start]!r} at position {error.start} is half of a character or a byte "
                 f"that is no text; give text in UTF-8"
             ) from None
+        known = self._spelling
+        unknown = known and known.first_unknown(text, parse_special=parse_special)
+        if unknown:
+            raise InvalidParameter(
+                f"the vocabulary of {self.path} has no token for {unknown!r}, nor for its bytes; "
+                f"leave it out of the text"
+            )
         capacity = len(data) + 8
         while True:
             buffer = (C.llama_token * capacity)()
@@ -237,8 +246,16 @@ class Model:
                 self.vocab, data, len(data), buffer, capacity, add_special, parse_special
             )
             if n >= 0:
-                return list(buffer[:n])
+                tokens = list(buffer[:n])
+                if add_special and C.llama_vocab_get_add_eos(self.vocab):
+                    eos = self.special_token("eos")
+                    return tokens[:-1] if tokens[-1:] == [eos] else tokens
+                return tokens
             capacity = -n
+
+    @cached_property
+    def _spelling(self) -> Spelling | None:
+        return spelling(self.vocab, self.n_vocab)
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; control tokens give their text."""

@@ -153,13 +153,14 @@ def measure_cost(
 
     def decode(n: int) -> float:
         begin = perf_counter()
-        context.decode(_chain(n_past, n, outputs=True)).argmax(0)
+        context.decode(_chain(context, n_past, n, outputs=True)).argmax(0)
         seconds = perf_counter() - begin
         context.seq_rm(-1, n_past, -1)
         return seconds
 
     for first in range(0, n_past, context.n_batch):
-        context.decode(_chain(first, min(context.n_batch, n_past - first), outputs=False))
+        n = min(context.n_batch, n_past - first)
+        context.decode(_chain(context, first, n, outputs=False))
     try:
         return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
@@ -186,8 +187,8 @@ def measure_regions(
     return CostModel(curves)
 
 
-def _chain(position: int, n: int, *, outputs: bool) -> Rows:
-    tokens = [(7 * i) % 100 for i in range(n)]
+def _chain(context: Context, position: int, n: int, *, outputs: bool) -> Rows:
+    tokens = [(7 * i) % min(100, context.n_vocab) for i in range(n)]
     return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
 
 
