@@ -195,6 +195,13 @@ class Context:
         return self._output
 
     def want_hidden(self, wanted: bool) -> None:
+        """See ``Target``. Raises UnsupportedModel where llama.cpp would end the process."""
+        if wanted and not self._is_head and self.model.n_embd_out != self.model.n_embd:
+            # It would read states of the width that the model's own draft layers take.
+            raise UnsupportedModel(
+                f"llama.cpp does not give out the hidden states of {self.model.path} "
+                f"({self.model.description}), so heads cannot draft for it; use another method"
+            )
         # A change makes llama.cpp build another compute graph, so it is told of changes only.
         if wanted != self._output.has_hidden:
             if self._is_head:
@@ -453,7 +460,9 @@ def _new_context(
             )
         if "alloc" in log.lower() or "memory" in log.lower():
             raise OutOfMemory(f"{message}; {LESS_MEMORY}")
-        raise ContextError(message)
+        # Of some models the cache cannot be quantised: by the size of heads, or for want of flash
+        # attention.
+        raise ContextError(f"{message}; use --kv-type f16" if "cache" in reason else message)
     if not C.llama_get_memory(handle):
         C.llama_free(handle)
         raise UnsupportedModel(

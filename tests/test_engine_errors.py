@@ -16,6 +16,7 @@ import pytest
 
 from batching.context import Context, ContextParams
 from batching.errors import (
+    ContextError,
     EngineInUse,
     GrammarError,
     InvalidParameter,
@@ -90,6 +91,14 @@ def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Pat
         pytest.raises(SpeculationError, match=r"context of 2,000,000,000 tokens.*lower --ctx"),
     ):
         Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
+
+
+def test_a_cache_that_cannot_be_quantised_is_to_be_f16(tiny_model: Path) -> None:
+    with (
+        Model(tiny_model) as model,
+        pytest.raises(ContextError, match=r"KV cache q8_0.*n_embd_head_k=8; use --kv-type f16"),
+    ):
+        Context(model, ContextParams(kv_type="q8_0"))
 
 
 def test_an_engine_outlives_a_wider_context_that_there_is_no_memory_for(

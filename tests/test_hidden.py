@@ -11,6 +11,7 @@ from gguf import GGUFReader
 
 from batching.cache import SequenceCache
 from batching.context import Context
+from batching.errors import UnsupportedModel
 from batching.model import Model
 from batching.rows import Rows, tree_rows
 from batching.tree import Floats, TokenTree
@@ -106,3 +107,12 @@ def test_a_prompt_is_read_without_output_once_states_are_no_longer_wanted(
     context.want_hidden(True)
     cache.prefill([5, 6, 7])
     np.testing.assert_array_equal(cache.extend([8]).logits(0), again)
+
+
+def test_states_of_another_width_than_the_model_are_refused(context: Context) -> None:
+    """As DeepSeek 4 has them: llama.cpp ends the process over them."""
+    context.model.n_embd_out = 4 * context.model.n_embd
+    with pytest.raises(UnsupportedModel, match=r"hidden states of .*so heads cannot draft for it"):
+        context.want_hidden(True)
+    context.want_hidden(False)
+    assert context.decode(chain([5], [True])).argmax(0) >= 0
