@@ -135,7 +135,7 @@ class Context:
         self._handle: Any = _new_context(model, params, self.flash_attn, mtp=mtp, other=other)
         self.params = params
         self.n_vocab = model.n_vocab
-        self.n_ctx: int = C.llama_n_ctx(self._handle)
+        self.n_ctx: int = min(C.llama_n_ctx(self._handle), model.n_positions)
         self.n_batch: int = C.llama_n_batch(self._handle)
         self.n_seq_max: int = C.llama_n_seq_max(self._handle)
         self.n_threads: int = C.llama_n_threads(self._handle)
@@ -344,6 +344,7 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
         return True
     # Without it values lie transposed, a row of cells for each dimension, so their number counts.
     n_ctx, n_past = (1024, 192) if model.n_bytes < 2**30 else (256, 8)
+    n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
     small = replace(params, n_ctx=n_ctx, n_batch=256, n_seq_max=1)
     with (
         Context(model, replace(small, flash_attn="on")) as on,
@@ -412,6 +413,11 @@ def _new_context(
     mtp: bool = False,
     other: Context | None = None,
 ) -> Any:
+    if params.n_ctx > model.n_positions:
+        raise ContextError(
+            f"{model.path} has learned {model.n_positions:,} positions, and a context of "
+            f"{params.n_ctx:,} tokens is wanted; lower --ctx (in the chat: Context under Model)"
+        )
     native = C.llama_context_default_params()
     can_rewind = mtp or model.can_rewind
     if mtp:

@@ -28,6 +28,7 @@ from batching.interrupts import held_interrupts
 from batching.kinds import TEXT_MODEL, part_of_model, why_no_text
 from batching.mtp_layers import ARCHITECTURES as MTP_ARCHITECTURES
 from batching.mtp_layers import MtpLayers, find_mtp_layers
+from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
 TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a token and an embedding
@@ -36,6 +37,8 @@ TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a to
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
 _log_lines: deque[str] = deque(maxlen=40)
 _verbose = False
+
+_HEADER = 2**25  # bytes of a file that hold the names of its tensors
 
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
 
@@ -198,6 +201,14 @@ class Model:
             self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
         )
         return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
+
+    @cached_property
+    def n_positions(self) -> int:
+        """Positions that a text may have: past those that a model has learned, as GPT-2 has, there
+        are none, and llama.cpp ends the process."""
+        with self.path.open("rb") as file:
+            header = file.read(_HEADER)
+        return self.n_ctx_train if b"position_embd.weight" in header else NO_LIMIT
 
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as text, or None."""

@@ -35,7 +35,7 @@ from speculation import engine as engine_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from tests.exact import EXACT, PROMPT
-from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_gguf import write_learned_positions_gguf, write_tiny_gguf
 
 
 def test_there_is_no_such_file() -> None:
@@ -91,6 +91,18 @@ def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Pat
         pytest.raises(SpeculationError, match=r"context of 2,000,000,000 tokens.*lower --ctx"),
     ):
         Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
+
+
+def test_a_context_ends_where_learned_positions_do(tmp_path: Path) -> None:
+    path = write_learned_positions_gguf(tmp_path / "gpt2.gguf", n_ctx=100)
+    with pytest.raises(ContextError, match="has learned 100 positions, and a context of 512"):
+        Engine.load(path, replace(EXACT, n_ctx=512))
+    with Engine.load(path, replace(EXACT, n_ctx=0)) as engine:
+        assert engine.context.n_ctx == 100
+        letters = SamplingParams(grammar="root ::= [a-z]{200}")
+        for method in ("ar", "prompt-lookup", "recycling"):
+            generation = engine.generate([1, 300], method=method, sampling=letters).run()
+            assert (generation.finish_reason, len(generation.token_ids)) == ("context", 99)
 
 
 def test_a_cache_that_cannot_be_quantised_is_to_be_f16(tiny_model: Path) -> None:

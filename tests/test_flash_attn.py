@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from batching.context import ContextParams, choose_flash_attn
+from batching.tree import NO_LIMIT
 from speculation.engine import Engine
 from tests.tiny_gguf import write_recurrent_gguf
 
@@ -42,7 +43,7 @@ def test_flash_attention_is_off_only_where_that_is_clearly_faster(
     monkeypatch.setattr("batching.context.supports_gpu", lambda: False)
     monkeypatch.setattr("batching.context.Context", Opened)
     monkeypatch.setattr("batching.context._log_ratio", log_ratio)
-    model: Any = SimpleNamespace(n_bytes=8_000_000)
+    model: Any = SimpleNamespace(n_bytes=8_000_000, n_positions=NO_LIMIT)
     assert choose_flash_attn(model, ContextParams()) is chosen
     assert measured == [("on", "off")]
 
@@ -50,7 +51,7 @@ def test_flash_attention_is_off_only_where_that_is_clearly_faster(
 def test_flash_attention_is_not_measured_where_there_is_nothing_to_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model: Any = SimpleNamespace(n_bytes=8_000_000)
+    model: Any = SimpleNamespace(n_bytes=8_000_000, n_positions=NO_LIMIT)
     monkeypatch.setattr("batching.context.Context", None)  # making one would fail
     monkeypatch.setattr("batching.context.supports_gpu", lambda: False)
     assert choose_flash_attn(model, ContextParams(flash_attn="on"))

@@ -165,6 +165,38 @@ def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head:
     return finished(writer, path)
 
 
+def write_learned_positions_gguf(path: Path, *, n_ctx: int, n_embd: int = 32) -> Path:
+    """Write a GPT-2 model of random weights, which has learned ``n_ctx`` positions."""
+    rng = np.random.default_rng(0)
+    writer = begun(path, "gpt2", n_ctx, n_embd, 1, None)
+    writer.add_bos_token_id(1)
+    writer.add_feed_forward_length(2 * n_embd)
+    writer.add_head_count(4)
+    writer.add_layer_norm_eps(1e-5)
+
+    def add(name: str, n_out: int, n_in: int) -> None:
+        weights = 1.6 / np.sqrt(n_in) * rng.standard_normal((n_out, n_in))
+        writer.add_tensor(f"{name}.weight", weights.astype(np.float32))
+
+    def add_with_bias(name: str, n_out: int, n_in: int = 0) -> None:
+        if n_in:
+            add(name, n_out, n_in)
+        else:
+            writer.add_tensor(f"{name}.weight", np.ones(n_out, np.float32))
+        writer.add_tensor(f"{name}.bias", np.zeros(n_out, np.float32))
+
+    add("token_embd", len(vocabulary()[0]), n_embd)
+    add("position_embd", n_ctx, n_embd)
+    add_with_bias("output_norm", n_embd)
+    add_with_bias("blk.0.attn_norm", n_embd)
+    add_with_bias("blk.0.attn_qkv", 3 * n_embd, n_embd)
+    add_with_bias("blk.0.attn_output", n_embd, n_embd)
+    add_with_bias("blk.0.ffn_norm", n_embd)
+    add_with_bias("blk.0.ffn_up", 2 * n_embd, n_embd)
+    add_with_bias("blk.0.ffn_down", n_embd, 2 * n_embd)
+    return finished(writer, path)
+
+
 def begun(
     path: Path,
     architecture: str,
