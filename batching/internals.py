@@ -21,7 +21,8 @@ from batching.model import Model
 TAPPED = (
     "gemma4",
     "gpt-oss",
-    "hunyuan-vl",
+    "hunyuan-dense",
+    "hunyuan_vl",
     "llama",
     "mimo2",
     "minimax-m2",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import MODEL_ARCH_NAMES
 
 from batching import internals
 from batching.context import Context
@@ -314,6 +315,10 @@ def test_a_target_without_taps_is_refused_before_anything_runs(
     monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
         Engine.load(target, EXACT, heads=path)
+
+
+def test_hunyuan_models_with_taps_are_called_as_their_files_call_them() -> None:
+    assert {"hunyuan-dense", "hunyuan_vl"} <= set(internals.TAPPED) & set(MODEL_ARCH_NAMES.values())
 
 
 # Real decoding
