@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import IO, Any
 
 import llama_cpp.llama_cpp as C
@@ -37,6 +35,7 @@ from batching.model import Model, recent_log
 from batching.output import DecodeOutput
 from batching.rows import Rows
 from batching.target import Output
+from batching.timing import all_over_one, log_ratio
 from batching.tree import NO_LIMIT, Floats
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
@@ -297,8 +296,13 @@ class Context:
         from a tenth on, since here they are awake: with 1M parameters on 2 cores two threads took
         1.05 of one thread's time in a row, and a step of method ``draft`` took 1.04.
         """
-        if self.n_threads > 1 and _all_over_one(self, budget_seconds) > 1 / 1.1:
-            C.llama_set_n_threads(self._handle, 1, self.n_threads)
+        n_all = self.n_threads
+
+        def use_threads(n: int) -> None:
+            C.llama_set_n_threads(self._handle, n, n_all)
+
+        if n_all > 1 and all_over_one(self, use_threads, n_all, budget_seconds) > 1 / 1.1:
+            use_threads(1)
             self.n_threads = 1
 
     def close(self) -> None:
@@ -331,10 +335,9 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
     """Whether flash attention is to be on: as asked, or whichever decodes faster here.
 
     On a GPU it is on. On a CPU it depends on heads, batch and context, so contexts of both kinds
-    decode 1, 4 and 16 rows after some text, in turn. Single rows count half, since they are most of
-    what is decoded. It is off where that is at least 5% faster: with 7.5M parameters on 2 cores the
-    two were equal while the machine was quiet, and on took 0.83 of off's time while it was busy.
-    After ``budget_seconds`` what was measured decides, for a large model the single rows.
+    decode some rows after some text, in turn (``timing.log_ratio``). It is off where that is at
+    least 5% faster: with 7.5M parameters on 2 cores the two were equal while the machine was quiet,
+    and on took 0.83 of off's time while it was busy.
     """
     if params.kv_type == "q8_0":
         return True
@@ -350,59 +353,7 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
         Context(model, replace(small, flash_attn="on")) as on,
         Context(model, replace(small, flash_attn="off")) as off,
     ):
-        return _log_ratio(on, off, n_past, budget_seconds) < math.log(1.05)
-
-
-def _log_ratio(on: Context, off: Context, n_past: int, budget_seconds: float) -> float:
-    """Logarithm of the time that decoding takes in ``on``, relative to ``off``."""
-    start = time.perf_counter()
-    for context in (on, off):
-        context.decode(_chain(0, n_past))  # warms up, and is the text that the rows attend to
-    total = 0.0
-    for n, weight in ((1, 0.5), (4, 0.25), (16, 0.25)):
-        ratios: list[float] = []
-        while len(ratios) < 9:
-            ratios.append(_decode_seconds(on, n_past, n) / _decode_seconds(off, n_past, n))
-            if time.perf_counter() - start > budget_seconds:
-                return total + weight * math.log(median(ratios))
-        total += weight * math.log(median(ratios))
-    return total
-
-
-def _all_over_one(context: Context, budget_seconds: float) -> float:
-    """What a single row takes on all threads, relative to one. They are all in use afterwards."""
-    n_all = context.n_threads
-    start = time.perf_counter()
-    ratios: list[float] = []
-    while len(ratios) < 9:
-        seconds = []
-        for n in (1, n_all):
-            C.llama_set_n_threads(context._handle, n, n_all)
-            seconds.append(_decode_seconds(context, 0, 1))
-        ratios.append(seconds[1] / seconds[0])
-        if time.perf_counter() - start > budget_seconds:
-            break
-    return median(ratios)
-
-
-def _decode_seconds(context: Context, n_past: int, n: int) -> float:
-    """Time of decoding ``n`` rows where as many were decoded before: the second of two."""
-    for _ in range(2):
-        begin = time.perf_counter()
-        context.decode(_chain(n_past, n))
-        seconds = time.perf_counter() - begin
-        if context.n_rewind == NO_LIMIT:
-            context.seq_rm(-1, n_past, -1)
-        else:  # the text anew
-            context.seq_rm(-1, 0, -1)
-            if n_past:
-                context.decode(_chain(0, n_past))
-    return seconds
-
-
-def _chain(position: int, n: int) -> Rows:
-    """Rows of one sequence, whatever their tokens; the last has output."""
-    return Rows([0] * n, range(position, position + n), [range(1)] * n, [False] * (n - 1) + [True])
+        return log_ratio(on, off, n_past, budget_seconds) < math.log(1.05)
 
 
 def _new_context(

@@ -53,6 +53,12 @@ class Rows:
         return (self[i] for i in range(len(self)))
 
 
+def text_rows(tokens: Sequence[int], position: int, outputs: Sequence[bool]) -> Rows:
+    """The rows of ``tokens`` in sequence 0 from ``position`` on."""
+    n = len(tokens)
+    return Rows(tokens, range(position, position + n), [range(1)] * n, outputs)
+
+
 def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     """The rows of ``tree`` when ``n_past`` tokens are committed and ``n_seq`` sequences in use.
 

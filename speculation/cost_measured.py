@@ -19,7 +19,7 @@ from typing import Any
 
 from batching.context import Context
 from batching.hardware import build_info, devices
-from batching.rows import Rows
+from batching.rows import Rows, text_rows
 from batching.tree import NO_LIMIT
 from speculation.cost import REGIONS, SIZES, CostCurve, CostModel, middle
 from speculation.user_cache import cache_folder
@@ -153,14 +153,14 @@ def measure_cost(
 
     def decode(n: int) -> float:
         begin = perf_counter()
-        context.decode(_chain(context, n_past, n, outputs=True)).argmax(0)
+        context.decode(_rows(context, n_past, n, outputs=True)).argmax(0)
         seconds = perf_counter() - begin
         context.seq_rm(-1, n_past, -1)
         return seconds
 
     for first in range(0, n_past, context.n_batch):
         n = min(context.n_batch, n_past - first)
-        context.decode(_chain(context, first, n, outputs=False))
+        context.decode(_rows(context, first, n, outputs=False))
     try:
         return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
@@ -187,9 +187,9 @@ def measure_regions(
     return CostModel(curves)
 
 
-def _chain(context: Context, position: int, n: int, *, outputs: bool) -> Rows:
+def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:
     tokens = [(7 * i) % min(100, context.n_vocab) for i in range(n)]
-    return Rows(tokens, range(position, position + n), [range(1)] * n, [outputs] * n)
+    return text_rows(tokens, position, [outputs] * n)
 
 
 def load_cost(

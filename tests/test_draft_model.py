@@ -79,7 +79,7 @@ def test_a_draft_model_that_threads_do_not_speed_up_gets_one(
     all_over_one: float,
     n_threads: int,
 ) -> None:
-    monkeypatch.setattr("batching.context._all_over_one", lambda *_: all_over_one)
+    monkeypatch.setattr("batching.context.all_over_one", lambda *_: all_over_one)
     with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
         assert engine.draft is not None
         handle = engine.draft._handle

@@ -42,7 +42,7 @@ def test_flash_attention_is_off_only_where_that_is_clearly_faster(
 
     monkeypatch.setattr("batching.context.supports_gpu", lambda: False)
     monkeypatch.setattr("batching.context.Context", Opened)
-    monkeypatch.setattr("batching.context._log_ratio", log_ratio)
+    monkeypatch.setattr("batching.context.log_ratio", log_ratio)
     model: Any = SimpleNamespace(n_bytes=8_000_000, n_positions=NO_LIMIT)
     assert choose_flash_attn(model, ContextParams()) is chosen
     assert measured == [("on", "off")]

@@ -15,6 +15,7 @@ import pytest
 from batching.context import Context, ContextParams
 from batching.errors import HeadsError, InvalidParameter
 from batching.model import Model
+from batching.rows import text_rows
 from speculation.engine import Engine
 from speculation.files import digest, require_writable
 from speculation.heads.file import HeadsFile, HeadsInfo, gguf_writer
@@ -64,7 +65,7 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
         for first, end in ((0, 4), (4, 6), (6, 8)):
             context.seq_rm(-1, 0, -1)
             for position, token in enumerate(found.tokens[first:end].tolist()):
-                output = context.decode(states.chain([token], position))
+                output = context.decode(text_rows([token], position, [True]))
                 at = first + position
                 np.testing.assert_allclose(found.hidden[at], output.hidden(0), atol=2e-3)
                 assert found.choices[at] == output.argmax(0)

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.context import Context
-from batching.rows import Rows
+from batching.rows import text_rows
 from speculation.train import TrainError
 from speculation.train.texts import Piece
 
@@ -205,7 +205,7 @@ def collect(
             context.seq_rm(-1, 0, -1)
             for first in range(start, end, step):
                 chunk = tokens[first : min(first + step, end)].tolist()
-                output = context.decode(chain(chunk, first - start))
+                output = context.decode(text_rows(chunk, first - start, [True] * len(chunk)))
                 for row in range(len(chunk)):
                     hidden[first + row] = output.hidden(row)
                     choices[first + row] = output.argmax(row)
@@ -220,12 +220,6 @@ def collect(
         context.seq_rm(-1, 0, -1)
     keep(len(ends))
     return States(folder)
-
-
-def chain(tokens: Sequence[int], position: int) -> Rows:
-    """The rows of ``tokens`` in sequence 0 from ``position`` on, all with output."""
-    n = len(tokens)
-    return Rows(tokens, range(position, position + n), [range(1)] * n, [True] * n)
 
 
 def _put(file: Path, content: bytes) -> None:
