@@ -129,14 +129,23 @@ def test_llama_bench_decodes_what_follows_prompt_and_first_token() -> None:
 
 
 def test_both_sides_draft_alike() -> None:
-    settings = Settings(Path("m.gguf"), 512, 2, "f16", True, None, Path("small.gguf"))
+    drafts = {"draft": Path("small.gguf"), "eagle-3": Path("head.gguf")}
+    settings = Settings(Path("m.gguf"), 512, 2, "f16", True, None, drafts)
     line = arguments("draft", settings, more=("--spec-draft-n-max", "8"))
     assert " -n 63 " in line
     assert line.endswith(
         "-md small.gguf --spec-type draft-simple -td 2 -tbd 2 -ngld 999 -ctkd f16 -ctvd f16 "
         "--spec-draft-n-max 8"
     )
+    assert " -md head.gguf --spec-type draft-eagle3 " in arguments("eagle-3", settings)
+    line = arguments("mtp", settings)  # the model's own layer
+    assert " --spec-type draft-mtp " in line
+    assert "-md" not in line
     assert draft_flags(parse_method("lookahead")) == []
+    assert draft_flags(parse_method("mtp:depth=3,p_min=0.5")) == [
+        *("--spec-draft-n-max", "3"),
+        *("--spec-draft-p-min", "0.5"),
+    ]
 
 
 def test_programs_find_their_libraries_and_take_no_settings_from_variables() -> None:
@@ -386,9 +395,24 @@ def test_a_draft_model_brings_its_method_into_the_comparison(
 def test_a_draft_tree_and_a_missing_draft_model_are_not_compared(fake_programs: Path) -> None:
     methods = [parse_method(name) for name in ("ar", "draft", "draft:width=2")]
     assert choose(methods, fake_programs)[1][0] == "draft (give --draft-model)"
-    assert choose(methods, fake_programs, with_draft=True)[1][1] == (
+    assert choose(methods, fake_programs, ["draft"])[1][1] == (
         "draft:width=2 (llama.cpp drafts a chain, not a tree)"
     )
+
+
+def test_heads_and_a_models_own_layers_are_compared_as_chains(fake_programs: Path) -> None:
+    put(fake_programs, "llama-speculative-simple", "true\n")
+    methods = [parse_method(name) for name in ("ar", "eagle-3")]
+    chosen, left_out = choose(methods, fake_programs, ["mtp", "eagle-3"])
+    assert [str(one.method) for one in chosen] == ["ar", "mtp"]
+    assert left_out == ["eagle-3 (llama.cpp drafts a chain, not a tree)"]
+    chosen, _ = choose(methods[:1], fake_programs, ["mtp", "eagle-3"])
+    assert [str(one.method) for one in chosen] == ["ar", "mtp", "eagle-3:top_k=1"]
+    methods = [parse_method(name) for name in ("ar", "mtp", "eagle-3:top_k=1")]
+    assert choose(methods, fake_programs)[1] == [
+        "mtp (give a model that has layers for it, or --heads)",
+        "eagle-3:top_k=1 (give --heads)",
+    ]
 
 
 def test_a_program_that_never_shows_figures_is_reported_and_given_up(

@@ -73,6 +73,7 @@ def _compare(options: Options, folder: Path) -> int:
         raw=options.raw,
         thinking=options.thinking,
         draft_model=options.draft_model,
+        heads=options.heads,
         gpu_layers=options.gpu_layers,
         json=options.json,
     )

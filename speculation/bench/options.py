@@ -21,7 +21,8 @@ from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
-COMPARED = tuple(method for method in PROGRAMS if method != "draft")  # that needs a draft model
+# Those that need nothing that drafts: the others come by themselves where there is something.
+COMPARED = tuple(program.method for program in PROGRAMS.values() if not program.drafts_by)
 DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
@@ -213,7 +214,6 @@ def _not_compared(values: dict[str, Any]) -> list[str]:
     """Flags that were given and have no meaning beside ``--compare-llama-cpp``."""
     given = {
         "suite": values["suite"] is not SUITES["builtin"],
-        "heads": bool(values["heads"]),
         "temperature": values["temperature"] != 0,
         "resume": values["resume"],
         "report": values["report"] is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,17 @@ from speculation.methods import Method, parse_method
 
 DRAFT = "draft"
 
-# Parameters of method draft that llama-speculative-simple has too, so that both draft alike.
+# Parameters that llama-speculative-simple has too, so that both draft alike.
 _DRAFT_FLAGS = {
     "draft_max": "--spec-draft-n-max",
+    "depth": "--spec-draft-n-max",
     "draft_min": "--spec-draft-n-min",
     "p_min": "--spec-draft-p-min",
 }
+# What is compared, asked for or not, where there is something that drafts so; as a chain, which is
+# all that llama.cpp drafts. And what gives it.
+CHAINS = {DRAFT: DRAFT, "mtp": "mtp", "eagle-3": "eagle-3:top_k=1"}
+_GIVEN_BY = {DRAFT: "--draft-model", "mtp": "a model that has layers for it, or --heads"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Request:
     thinking: bool | None = None
     gpu_layers: int | None = None
     draft_model: str | None = None
+    heads: Sequence[str] = ()
     json: Path | None = None
 
 
@@ -58,15 +64,17 @@ def compare(request: Request) -> bool:
 
     Raises InvalidParameter when there is nothing to compare.
     """
-    with_draft = request.draft_model is not None
-    comparisons, left_out = choose(request.methods, request.folder, with_draft=with_draft)
+    choose(request.methods, request.folder, CHAINS)  # or there is no use in loading
     print(f"loading {request.model}", file=sys.stderr)
     with Engine.load(
         request.model,
         request.params,
         draft_model=request.draft_model,
+        heads=request.heads,
         n_gpu_layers=request.gpu_layers,
     ) as engine:
+        drafts = _drafts(engine)
+        comparisons, left_out = choose(request.methods, request.folder, drafts)
         context = engine.context
         todo, skipped = tasks(
             engine.model,
@@ -114,12 +122,12 @@ def compare(request: Request) -> bool:
 
 
 def choose(
-    methods: Sequence[Method], folder: Path, *, with_draft: bool = False
+    methods: Sequence[Method], folder: Path, drafts: Collection[str] = ()
 ) -> tuple[list[Comparison], list[str]]:
     """What can be compared, and what cannot with the reason, a line each.
 
-    ``with_draft``: there is a draft model, and so is its method, whether or not it was asked for.
-    Raises InvalidParameter when nothing can.
+    ``drafts`` are the methods of ``CHAINS`` for which there is something that drafts; they are
+    compared whether or not they were asked for. Raises InvalidParameter when nothing can.
     """
     if not folder.is_dir():
         raise InvalidParameter(
@@ -128,14 +136,16 @@ def choose(
         )
     comparisons, left_out = [], []
     methods = list(methods)
-    if with_draft and not any(method.name == DRAFT for method in methods):
-        methods.append(parse_method(DRAFT))
+    asked = {method.name for method in methods}
+    methods += [
+        parse_method(text) for name, text in CHAINS.items() if name in drafts and name not in asked
+    ]
     for method in methods:
         program = PROGRAMS.get(method.name)
         if program is None:
             left_out.append(f"{method} (llama.cpp has no program for it)")
-        elif method.name == DRAFT and not with_draft:
-            left_out.append(f"{method} (give --draft-model)")
+        elif method.name in CHAINS and method.name not in drafts:
+            left_out.append(f"{method} (give {_GIVEN_BY.get(method.name, '--heads')})")
         elif getattr(method.params, "width", 1) > 1:
             left_out.append(f"{method} (llama.cpp drafts a chain, not a tree)")
         elif (file := find(program, folder)) is None:
@@ -167,8 +177,8 @@ def json_text(
 
 
 def draft_flags(method: Method) -> list[str]:
-    """The flags that make llama-speculative-simple draft as far as method draft does."""
-    if method.name != DRAFT:
+    """The flags that make llama-speculative-simple draft as far as the method does."""
+    if method.name not in CHAINS:
         return []
     known = {name: getattr(method.params, name, None) for name in _DRAFT_FLAGS}
     return [
@@ -177,6 +187,18 @@ def draft_flags(method: Method) -> list[str]:
         if value is not None
         for text in (_DRAFT_FLAGS[name], str(value))
     ]
+
+
+def _drafts(engine: Engine) -> dict[str, Path | None]:
+    """What drafts, by method; None where it is the model itself."""
+    found: dict[str, Path | None] = {}
+    if engine.draft is not None:
+        found[DRAFT] = engine.draft.model.path
+    for name in ("mtp", "eagle-3"):
+        head = engine.resources.heads.get(name)
+        if head is not None:
+            found[name] = None if head.model is engine.model else head.model.path
+    return found
 
 
 def _measure(
@@ -190,7 +212,7 @@ def _measure(
         kv_type=context.params.kv_type,
         flash_attn=context.flash_attn,
         n_gpu_layers=request.gpu_layers,
-        draft_model=None if engine.draft is None else engine.draft.model.path,
+        drafts={name: path for name, path in _drafts(engine).items() if path is not None},
     )
     total = len(todo) * request.repeat * len(comparisons)
     live = sys.stderr.isatty()
@@ -232,6 +254,7 @@ def _settings(engine: Engine, request: Request) -> dict[str, Any]:
     return {
         "model": engine.model.path.name,
         "draft_model": None if engine.draft is None else engine.draft.model.path.name,
+        "heads": [Path(name).name for name in request.heads] or None,
         "methods": [str(method) for method in request.methods],
         "n_predict": request.n_predict,
         "repeat": request.repeat,

@@ -43,6 +43,7 @@ class Program:
     n_more       tokens it generates beyond what ``-n`` asks for
     n_free       of the tokens it counts, those that took no decode
     n_uncounted  tokens it generates and does not count
+    drafts_by    its own name for the way it drafts, where it has several
     """
 
     name: str
@@ -50,6 +51,7 @@ class Program:
     n_more: int = 0
     n_free: int = 0
     n_uncounted: int = 0
+    drafts_by: str = ""
 
 
 PROGRAMS = {
@@ -58,7 +60,9 @@ PROGRAMS = {
         Program("llama-bench", "ar"),
         Program("llama-lookup", "prompt-lookup", n_more=1, n_free=1),
         Program("llama-lookahead", "lookahead", n_more=2, n_uncounted=1),
-        Program("llama-speculative-simple", "draft", n_more=1),
+        Program("llama-speculative-simple", "draft", n_more=1, drafts_by="draft-simple"),
+        Program("llama-speculative-simple", "eagle-3", n_more=1, drafts_by="draft-eagle3"),
+        Program("llama-speculative-simple", "mtp", n_more=1, drafts_by="draft-mtp"),
     )
 }
 
@@ -68,7 +72,7 @@ class Settings:
     """What both sides have in common.
 
     n_gpu_layers  None: all layers
-    draft_model   for llama-speculative-simple alone
+    drafts        the file that drafts, by method; mtp may do without
     """
 
     model: Path
@@ -77,7 +81,7 @@ class Settings:
     kv_type: str
     flash_attn: bool
     n_gpu_layers: int | None = None
-    draft_model: Path | None = None
+    drafts: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,10 @@ def command(
     work = ["-bf", str(prompt_file), "--no-escape", "-n", str(n_tokens - program.n_more)]
     greedy = ["--temp", "0", "--samplers", "top_k", "--top-k", "1"]
     draft: list[str] = []
-    if settings.draft_model is not None and program.method == "draft":
-        draft = ["-md", str(settings.draft_model), "--spec-type", "draft-simple"]
+    if program.drafts_by:
+        file_that_drafts = settings.drafts.get(program.method)
+        draft = [] if file_that_drafts is None else ["-md", str(file_that_drafts)]
+        draft += ["--spec-type", program.drafts_by]
         draft += ["-td", threads, "-tbd", threads, "-ngld", str(layers)]
         draft += ["-ctkd", settings.kv_type, "-ctvd", settings.kv_type]
     context = ["-tb", threads, "-c", str(settings.n_ctx)]
