@@ -103,6 +103,8 @@ class ModelPanel:
         parts = [info.note] if info.note else []
         if info.draft:
             parts.append(f"draft model: {info.draft}")
+        if info.heads:
+            parts.append(f"drafting heads: {', '.join(info.heads)}")
         return notice_html("; ".join(parts))
 
     def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:

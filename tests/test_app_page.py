@@ -267,7 +267,7 @@ def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> N
 
     panel = asyncio.run(make())
     note, draft, heads = panel.follow("big", "other", ["x"])
-    assert "8 GB; draft model: small" in note
+    assert "8 GB; draft model: small; drafting heads: a, b" in note
     assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
     _, draft, heads = panel.follow("big", "", [])
     assert (draft["value"], heads["value"]) == ("", [])
