@@ -143,10 +143,10 @@ class Model:
         self.takes_both = architecture in TAKE_BOTH
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Whether it hands out the state that layers for multi-token prediction begin with; how
-        # many of these were loaded; whether there is nothing else.
+        # many of these were loaded and can be run; whether there is nothing else.
         self.gives_mtp_state = architecture in (*MTP_ARCHITECTURES, "gemma4")
         found = MtpLayers(0, alone=False)
-        if self.gives_mtp_state and C.llama_model_n_layer_nextn(handle):
+        if C.llama_model_n_layer_nextn(handle):
             found = find_mtp_layers(self.path)
         self.n_mtp = found.n_layers if mtp else 0
         self.is_mtp_alone = found.alone

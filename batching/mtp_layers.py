@@ -12,7 +12,7 @@ from typing import NamedTuple
 from batching.gguf_file import GGUFFile
 from batching.parts import part_names
 
-# Architectures for whose layers llama.cpp has a graph.
+# Architectures for whose layers llama.cpp has a graph …
 ARCHITECTURES = (
     "bailingmoe3",
     "cohere2moe",
@@ -21,20 +21,24 @@ ARCHITECTURES = (
     "deepseek4",
     "glm-dsa",
     "glm4moe",
-    "glm5-next",
     "hy_v3",
     "mimo2",
-    "nemotron_h",
     "nemotron_h_moe",
     "qwen35",
     "qwen35moe",
     "qwen3next",
     "step35",
 )
+# … and those of them that may have several: over two of another's it would end the process.
+WITH_SEVERAL = ("hy_v3", "mimo2", "step35")
+# What it would end the process without, where MiMo-V2-Flash has three matrices; and what all have.
+NEEDED = {"mimo2": "attn_qkv.weight"}
+EVERY = "nextn.eh_proj.weight"
 
 
 class MtpLayers(NamedTuple):
-    """n_layers of them are there; ``alone`` says that the layers of the model itself are not."""
+    """n_layers of them are there and can be run; ``alone`` says that the layers of the model itself
+    are not there."""
 
     n_layers: int
     alone: bool
@@ -54,6 +58,11 @@ def find_mtp_layers(path: Path) -> MtpLayers:
     def has(name: str) -> bool:
         return any(name in file.tensors for file in files)
 
-    if architecture not in ARCHITECTURES or not has(f"blk.{first}.nextn.eh_proj.weight"):
+    if not has(f"blk.{first}.{EVERY}"):
         return MtpLayers(0, alone=False)
-    return MtpLayers(n_layers, alone=not has("blk.0.attn_norm.weight"))
+    can_run = (
+        architecture in ARCHITECTURES
+        and (n_layers == 1 or architecture in WITH_SEVERAL)
+        and has(f"blk.{first}.{NEEDED.get(architecture, EVERY)}")
+    )
+    return MtpLayers(n_layers if can_run else 0, alone=not has("blk.0.attn_norm.weight"))

@@ -64,16 +64,18 @@ def write_mtp_gguf(
     influence: float = 0.02,
     of_state: float = 0.0,
     alone: bool = False,
+    n_mtp: int = 1,
     tensors_per_file: int = 0,
 ) -> Path:
     """Write a Qwen 3.5 model, recurrent but for its third layer, and a fourth layer that predicts.
 
     Layers add ``influence`` of what random weights would, and the fourth nothing to its token and
     ``of_state`` of a random function of the state: it drafts what mostly follows the token, and is
-    right the more often the less these add. ``alone`` leaves out all other layers.
+    right the more often the less these add. ``alone`` leaves out all other layers; ``n_mtp`` layers
+    predict.
     """
     d_state, n_keys, n_values = 8, 2, 4
-    writer = _begun(path, "qwen35", tensors_per_file)
+    writer = _begun(path, "qwen35", tensors_per_file, n_mtp)
     writer.add_rope_dimension_sections([2, 2, 2, 2])
     writer.add_ssm_conv_kernel(4)
     writer.add_ssm_inner_size(d_state * n_values)
@@ -102,10 +104,11 @@ def write_mtp_gguf(
         tensors.add(f"{blk}.ssm_alpha.weight", n_values, N_EMBD)
         tensors.add_norm(f"{blk}.ssm_norm.weight", d_state)
         tensors.add(f"{blk}.ssm_out.weight", N_EMBD, d_state * n_values, scale=scale)
-    blk = f"blk.{N_LAYER}"
-    tensors.add_ffn(blk, 0.0)
-    tensors.add_attention(blk, 0.0, gate=True)
-    tensors.add_mtp(blk, of_state)
+    for i in range(N_LAYER, N_LAYER + n_mtp):
+        blk = f"blk.{i}"
+        tensors.add_ffn(blk, 0.0)
+        tensors.add_attention(blk, 0.0, gate=True)
+        tensors.add_mtp(blk, of_state)
     return finished(writer, path)
 
 
@@ -206,8 +209,17 @@ def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool])
     return writer
 
 
-def _begun(path: Path, architecture: str, tensors_per_file: int = 0) -> GGUFWriter:
-    n_layer = N_LAYER + 1
+def write_mtp_header(path: Path, architecture: str) -> Path:
+    """Write no model, but what is looked at of one with a layer for multi-token prediction."""
+    writer = _begun(path, architecture)
+    tensors = _Tensors(writer)
+    tensors.add_norm("blk.0.attn_norm.weight")
+    tensors.add_mtp(f"blk.{N_LAYER}", 0.0)
+    return finished(writer, path)
+
+
+def _begun(path: Path, architecture: str, tensors_per_file: int = 0, n_mtp: int = 1) -> GGUFWriter:
+    n_layer = N_LAYER + n_mtp
     writer = begun(path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD)
@@ -217,5 +229,5 @@ def _begun(path: Path, architecture: str, tensors_per_file: int = 0) -> GGUFWrit
     writer.add_value_length(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(HEAD)
-    writer.add_nextn_predict_layers(1)
+    writer.add_nextn_predict_layers(n_mtp)
     return writer

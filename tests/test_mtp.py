@@ -11,7 +11,7 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.context import Context
-from batching.errors import HeadsError, InvalidParameter, ModelError
+from batching.errors import HeadsError, InvalidParameter, ModelError, UnsupportedModel
 from batching.gguf_file import GGUFFile
 from batching.model import Model
 from batching.mtp_layers import MtpLayers, find_mtp_layers
@@ -25,6 +25,7 @@ from tests.mtp_gguf import (
     write_gemma_gguf,
     write_mtp_gguf,
     write_mtp_gguf_with_kv,
+    write_mtp_header,
 )
 from tests.reference import rms_norm
 from tests.tiny_gguf import write_tiny_gguf
@@ -177,6 +178,26 @@ def test_an_assistant_drafts_on_in_a_context_that_was_made_anew(tmp_path: Path) 
         again = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
     assert first.token_ids == wide.token_ids == again.token_ids == plain.token_ids
     assert first.stats.n_accepted == again.stats.n_accepted > 20
+
+
+def test_layers_that_llama_cpp_cannot_run_are_left_alone(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "two.gguf", n_mtp=2)  # of which it runs one for Qwen 3.5
+    with Engine.load(path, EXACT) as engine:
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
+    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+        Engine.load(alone, EXACT)
+    with pytest.raises(UnsupportedModel, match=r"alone\.gguf holds layers .* cannot run"):
+        Engine.load(path, EXACT, heads=alone)
+
+
+@pytest.mark.parametrize("architecture", ["glm5-next", "nemotron_h", "mimo2"])
+def test_layers_without_a_graph_are_left_alone(tmp_path: Path, architecture: str) -> None:
+    path = write_mtp_header(tmp_path / "other.gguf", architecture)
+    assert find_mtp_layers(path) == MtpLayers(0, alone=False)
+    has_graph = write_mtp_header(tmp_path / "moe.gguf", "nemotron_h_moe")
+    assert find_mtp_layers(has_graph) == MtpLayers(1, alone=False)
 
 
 def test_what_a_file_has_is_found_in_its_parts_as_well(tmp_path: Path) -> None:

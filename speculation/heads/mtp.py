@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batching.context import Context, ContextParams
-from batching.errors import HeadsError
+from batching.errors import HeadsError, UnsupportedModel
 from batching.gguf_file import GGUFFile
 from batching.internals import internal
 from batching.model import Model
@@ -32,10 +32,16 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
     """The head for ``target`` from a file of its own.
 
     Raises HeadsError for that of another model, VocabularyMismatch where its tokens are others,
-    and what ``Model`` raises.
+    UnsupportedModel for what llama.cpp cannot run, and what ``Model`` raises.
     """
     model = Model(gguf.path, n_gpu_layers=target.n_gpu_layers, mtp=True)
     try:
+        if not model.n_mtp:
+            raise UnsupportedModel(
+                f"{gguf.path} holds layers for multi-token prediction that llama.cpp cannot run: "
+                f"for {model.metadata('general.architecture')} it has no graph, or one for other "
+                f"layers; leave the file out"
+            )
         ours, theirs = (
             (m.metadata("general.architecture"), m.n_layer, m.n_embd_out, m.n_vocab)
             for m in (target, model)
