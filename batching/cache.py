@@ -20,7 +20,9 @@ ALL = -1  # llama.cpp's "any sequence"
 
 TAIL = 8  # tokens of a prompt behind a saved state: its last may be others in the next prompt
 MOST_SAVED = 3
-STATE_ROWS = 64  # rows of a decode that gives hidden states: each has a row of logits as well
+# Rows of a decode that gives hidden states, each of which has a row of logits as well; and tokens
+# that are decoded once more for their states.
+STATE_ROWS = 64
 
 
 class StateReader(Protocol):
@@ -108,8 +110,9 @@ class SequenceCache:
 
         Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
         ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
-        Tokens whose states ``reader`` wants are decoded also where they were held already, and in
-        smaller chunks where these are hidden states. With ``hold`` the last chunk is left to the
+        Tokens whose states ``reader`` wants are decoded in smaller chunks where these are hidden
+        states. Of those held already the last few are decoded again for it, but none of a target
+        that would have to go back further for them. With ``hold`` the last chunk is left to the
         decode of the next tree, if it leaves room for a row; ``progress`` does not see it.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
@@ -124,7 +127,8 @@ class SequenceCache:
             )
         n_reused = common_prefix(self.tokens, tokens)
         read_from = len(tokens) if reader is None else reader.begin(tokens)
-        n_reused = min(n_reused, read_from)
+        if self.target.n_rewind == NO_LIMIT:
+            n_reused = min(n_reused, max(read_from, n_reused - STATE_ROWS))
         self.truncate(n_reused)
         n_reused = self.n_past
         if progress is not None:

@@ -41,7 +41,8 @@ class HeadLevels:
         self.n_leaves = 1
         self.top = named(likeliest, head.tokens)  # the likeliest tokens after a row of logits
         self._levels = LevelDecoder(head.context)
-        self._text: list[int] = []  # as far as it is known
+        self._text: list[int] = []  # as far as it is known and, of a prompt, was read
+        self._prompt: list[int] = []
         self._places: list[int] = []  # which tokens of the text have a row
         self._states: dict[int, Floats] = {}  # by token, until there is a row for the next
         self._row = 0  # of the last level's first node in its output
@@ -62,11 +63,12 @@ class HeadLevels:
         n_common = common_prefix(self._text, tokens)
         del self._places[bisect_left(self._places, n_common) :]
         self._levels.keep(len(self._places), self.n_leaves)
-        self._text = list(tokens)
         self._states.clear()
-        if not self.window:
-            return len(tokens)
-        return max(0, len(tokens) - self.window, n_common - 1)
+        first = len(tokens)
+        if self.window:
+            first = max(0, first - self.window, n_common - 1)
+        self._prompt, self._text = list(tokens), list(tokens[:first])
+        return first
 
     @property
     def needs_hidden(self) -> bool:
@@ -79,6 +81,7 @@ class HeadLevels:
     def read(self, first: int, n: int, output: Output) -> None:
         for row in range(n):
             self.see(first + row, output, row)
+        self._text = self._prompt[: first + n]
 
     def see(self, place: int, output: Output, row: int) -> None:
         """The state after token ``place`` of the text is in ``row`` of the target's output."""

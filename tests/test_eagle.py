@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.cache import SequenceCache
+from batching.cache import Cancelled, SequenceCache
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf_file import GGUFFile
 from batching.levels import LevelDecoder
 from batching.model import Model
 from batching.rows import tree_rows
-from batching.tree import Floats, TokenTree
+from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import Step
 from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
 from speculation.engine import Engine
@@ -249,6 +249,31 @@ def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> N
     eagle.observe(Step(TokenTree(7), cache.extend([7]), [0], 8))
     eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8))
     assert head.rows == [(8, state(1, 2, 3, 5, 7))]
+
+
+def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> None:
+    head = Recorder()
+    levels = HeadLevels(head)
+    eagle = Eagle(Eagle1Params(choices="0"), levels)
+    cache = SequenceCache(FakeTarget(n_batch=2))
+    prompt = [1, 2, 3, 4, 5, 6]
+    stops = iter([False, True])
+    with pytest.raises(Cancelled):
+        cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
+    assert cache.prefill(prompt[:-1], reader=levels) == 1
+    eagle.begin(prompt)
+    eagle.draft(prompt, TokenTree(6))
+    assert [token for token, _ in head.rows] == [3, 4, 5, 6]
+
+
+def test_a_target_does_not_go_back_far_for_states() -> None:
+    held = list(range(100))
+    for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
+        levels = HeadLevels(Recorder())
+        levels.prepare(1024, 1)
+        cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
+        cache.prefill(held)
+        assert cache.prefill([*held, 7, 8], reader=levels) == n_reused
 
 
 def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:

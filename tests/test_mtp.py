@@ -116,6 +116,17 @@ def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
     assert drafted.stats.n_accepted > 0
 
 
+def test_a_reply_is_not_read_again_for_the_layer(engine: Engine) -> None:
+    endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
+    text = [1, *range(20, 140)]
+    for method in ("mtp", "ar", "mtp"):
+        reply = engine.generate(text, method=method, sampling=endless, max_tokens=90).run()
+        text = [*text, *reply.token_ids]
+        n_reused = engine.generate([*text, 30], method="mtp", max_tokens=1).run().stats.n_reused
+        is_hybrid = engine.context.n_rewind == 8
+        assert n_reused == len(text) - 1 if is_hybrid else n_reused >= len(text) - 65
+
+
 def test_without_its_layers_a_model_is_as_any_other(tmp_path: Path) -> None:
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     with Engine.load(path, EXACT, mtp=False) as engine:
