@@ -70,9 +70,12 @@ function become(node, other) {
   }
   const parts = [...other.childNodes];
   parts.forEach((part, i) => {
+    const goes = () => node.childNodes.length > parts.length;
+    while (goes() && node.childNodes[i].nodeName !== part.nodeName) node.childNodes[i].remove();
     const before = node.childNodes[i];
     if (!before) node.append(part);
     else if (before.nodeName === part.nodeName) become(before, part);
+    else if (node.childNodes.length < parts.length) before.before(part);
     else before.replaceWith(part);
   });
   while (node.childNodes.length > parts.length) node.lastChild.remove();

@@ -34,11 +34,14 @@ def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_
         f"{heard})).observe(document.querySelector('#transcript'), "
         "{subtree: true, childList: true, characterData: true})"
     )
+    chat.page.evaluate("document.querySelectorAll('.turn')[3].isOld = true")
     assert chat.ask("f" * 39, 5).endswith(" · context 93 / 256 · 3 turns left out")
     assert line.inner_text() == (
         "Above this line: no longer read by the model; its context of 256 tokens is full"
     )
     assert chat.page.locator(".turns > :has(.left-out)").get_attribute("data-index") == "3"
+    is_old = "document.querySelectorAll('.turn')[3].isOld === true"
+    assert chat.page.evaluate(is_old)  # with what is unfolded and selected in it
     assert "The model is replying; it no longer reads the oldest turns" in chat.page.evaluate(
         "window.heard"
     )
