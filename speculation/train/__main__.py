@@ -155,6 +155,7 @@ def _load(args: argparse.Namespace) -> Engine:
     return Engine.load(
         path,
         ContextParams(n_ctx=args.ctx, n_threads=args.threads),
+        mtp=False,
         n_gpu_layers=args.gpu_layers,
     )
 
