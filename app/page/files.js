@@ -20,27 +20,32 @@ async function textOf(file) {
 
 // As a block of code, whose fence is longer than any in the text.
 function quoted(name, text) {
-  const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((fence) => fence.length));
-  const fence = "`".repeat(longest + 1);
+  const fences = text.match(/`{3,}/g) ?? [];
+  const fence = "`".repeat(1 + fences.reduce((most, { length }) => Math.max(most, length), 2));
   return `${name}:\n${fence}\n${text}\n${fence}\n\n`;
 }
 
-async function addFiles(files) {
+async function addFiles(files, into) {
   const refused = [];
   let added = "";
   for (const file of files) {
     try {
       added += quoted(file.name, await textOf(file));
     } catch (error) {
-      refused.push(`${file.name} ${error instanceof Error ? error.message : error}`);
+      // Of folders there is no more than the name.
+      const gone = error instanceof DOMException ? "cannot be read; of a folder add the files" : "";
+      refused.push(`${file.name} ${gone || error.message}`);
     }
   }
+  if (added) append(added, into?.isConnected ? into : document.querySelector("#box textarea"));
   const notice = element.querySelector(".refused");
   notice.textContent = refused.join("\n");
   notice.hidden = !refused.length;
   if (refused.length) notice.scrollIntoView({ block: "nearest" });
-  const box = document.querySelector("#box textarea");
-  if (!box || !added) return;
+}
+
+// Not as if it were typed: Ctrl+Z would take it back, but execCommand takes 27 s for 100 kB.
+function append(added, box) {
   const before = box.value && !box.value.endsWith("\n") ? `${box.value}\n\n` : box.value;
   box.value = before + added;
   box.dispatchEvent(new Event("input", { bubbles: true }));
@@ -48,6 +53,9 @@ async function addFiles(files) {
   box.setSelectionRange(box.value.length, box.value.length);
   box.scrollTop = box.scrollHeight;
 }
+
+// Where a message is written: in the box, or in a form that edits one.
+const written = (event) => event.target.closest("#box textarea, .turn textarea");
 
 // What was refused is of no interest once the message goes on.
 document.addEventListener("input", (event) => {
@@ -80,11 +88,14 @@ document.addEventListener("drop", (event) => {
   if (!hasFiles(event)) return;
   event.preventDefault();
   mark(false);
-  addFiles(event.dataTransfer.files);
+  addFiles(event.dataTransfer.files, written(event));
 });
 document.addEventListener("paste", (event) => {
-  const { files } = event.clipboardData;
-  if (!files.length || !event.target.closest("#box")) return;
+  const { files, types } = event.clipboardData;
+  if (!files.length || !written(event)) return;
+  // Cells and paragraphs are copied along with a picture of them.
+  const isPicture = [...files].every(({ type }) => type.startsWith("image/"));
+  if (isPicture && types.includes("text/plain")) return;
   event.preventDefault();
-  addFiles(files);
+  addFiles(files, written(event));
 });
