@@ -13,6 +13,7 @@ onPaper.textContent = `@media print {
     overflow: visible !important; padding-left: 0 !important;
   }
   #settings, #entry, #top button, .actions { display: none !important; }
+  #transcript .said { max-height: none !important; }
 }`;
 document.head.append(onPaper);
 

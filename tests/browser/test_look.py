@@ -151,3 +151,11 @@ def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
     assert box["x"] + box["width"] <= 390
     assert box["y"] + box["height"] <= 844
     chat.close()
+
+
+def test_a_long_message_scrolls_and_is_whole_on_paper(chat: Chat) -> None:
+    chat.ask("a cat\n" * 100)
+    height = "document.querySelector('.said').clientHeight / innerHeight"
+    assert chat.page.evaluate(height) <= 0.5
+    chat.page.emulate_media(media="print")
+    assert chat.page.evaluate(height) > 1
