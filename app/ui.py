@@ -64,7 +64,6 @@ CHATS = """
 # it stay for longer.
 KEEP = """(text) => {
   if ("leaving" in document.documentElement.dataset) return;
-  document.dispatchEvent(new CustomEvent("kept", { detail: text }));
   try {
     if (text) sessionStorage.setItem("conversation", text);
     else sessionStorage.removeItem("conversation");
@@ -73,6 +72,7 @@ KEEP = """(text) => {
     console.warn(error);
     document.querySelector("#transcript .unkept").hidden = false;
   }
+  document.dispatchEvent(new CustomEvent("kept", { detail: text }));
 }"""
 KEEP_VALUES = """(...values) => {
   try {
@@ -83,13 +83,14 @@ KEEP_VALUES = """(...values) => {
 # ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
 # is away. The box is the last field.
 KEPT = """() => {
-  let values = [];
+  let [conversation, values] = ["", []];
   try {
+    conversation = sessionStorage.getItem("conversation") ?? "";
     values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
-  } catch (error) { console.warn(error); }
-  const typed = sessionStorage.getItem("typed");
-  if (values.length && typed !== null) values[values.length - 1] = typed;
-  return [sessionStorage.getItem("conversation") ?? "", JSON.stringify(values), null];
+    const typed = sessionStorage.getItem("typed");
+    if (values.length && typed !== null) values[values.length - 1] = typed;
+  } catch (error) { console.warn(error); } // there may be no storage at all
+  return [conversation, JSON.stringify(values), null];
 }"""
 
 # Gradio handles calls side by side: which came first, only the page knows.
@@ -232,7 +233,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 )
             with gr.Accordion("Sampling", open=False):
                 sampling_fields(fields)
-            with gr.Accordion("Chats", open=False):
+            with gr.Accordion("Chats"):  # opening one loads the page again
                 gr.HTML(
                     CHATS,
                     js_on_load='document.dispatchEvent(new Event("chats"))',

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from tests.browser.chat import Chat
 
 FILL = """(n) => {
   const list = [];
   for (let i = 0; i < n; i++) {
-    localStorage.setItem(`chat:old-${i}`, "x".repeat(2000));
+    localStorage.setItem(`speculation:chat:old-${i}`, "x".repeat(2000));
     list.push({name: `old-${i}`, title: `old ${i}`, at: 1e12 - i});
   }
-  localStorage.setItem("chats", JSON.stringify(list));
+  localStorage.setItem("speculation:chats", JSON.stringify(list));
   let size = 2 ** 22;
   let filler = "";
   for (; size >= 64; size /= 2) {
@@ -27,13 +30,27 @@ def titles(chat: Chat) -> list[str]:
     return list(chat.page.locator("#chats [data-open]").all_inner_texts())
 
 
+def accept_dialogs(chat: Chat) -> list[str]:
+    """What the page asks from now on; the answer is yes."""
+    asked: list[str] = []
+    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+    return asked
+
+
+def wait_for_titles(chat: Chat, *expected: str) -> None:
+    chat.page.wait_for_function(
+        "(expected) => [...document.querySelectorAll('#chats [data-open]')]"
+        ".map((b) => b.textContent).join() === expected.join()",
+        arg=expected,
+    )
+
+
 def new_chat(chat: Chat) -> None:
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
 
 
 def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
-    chat.unfold("Chats")
     chat.page.wait_for_selector("#chats .none:visible")
     stats = chat.ask("a  cat\nis here")
     text = chat.last(".text")
@@ -45,7 +62,6 @@ def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
 
     other = chat.context.new_page()  # another tab has them as well
     other.goto(chat.page.url)
-    other.click("#settings .gr-accordion > button:has-text('Chats')")
     other.click("#chats [data-open]:has-text('a cat')")
     other.wait_for_selector(".said:has-text('a cat')")
     other.close()
@@ -54,44 +70,136 @@ def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
     chat.page.wait_for_selector(".said:has-text('a cat')")
     assert (chat.wait_for_reply(), chat.last(".text")) == (stats, text)
     chat.ask("and a fox", 2)
-    chat.unfold("Chats")
     chat.page.wait_for_selector("#chats li:first-child [data-open]:has-text('a cat')")
     chat.page.click("#chats [data-open]:has-text('a dog')")
     chat.page.wait_for_selector(".said:has-text('a dog')")
     chat.wait_for_reply()
-    chat.unfold("Chats")
+    assert titles(chat) == ["a cat is here", "a dog"]  # opening alone does not change the order
+    asked = accept_dialogs(chat)
     chat.page.get_by_role("button", name="Delete a cat is here").click()
-    assert titles(chat) == ["a dog"]
+    assert (titles(chat), asked) == (["a dog"], ["Delete the chat “a cat is here”?"])
     chat.reload()
-    chat.unfold("Chats")
     assert titles(chat) == ["a dog"]
 
 
 def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
-    chat.unfold("Chats")
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [data-open]")
-    asked: list[str] = []
-    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+    asked = accept_dialogs(chat)
     chat.page.get_by_label("Keep chats in this browser").uncheck()
     assert asked == ["Forget the chat kept so far?"]
     chat.ask("a dog", 2)
     chat.page.wait_for_timeout(500)
     assert titles(chat) == []
-    names = "Object.keys(localStorage).filter((name) => name.startsWith('chat'))"
-    assert chat.page.evaluate(names) == ["chats"]
-    assert chat.page.evaluate("localStorage.chats") == "[]"
+    assert chat.page.evaluate("({...localStorage})") == {
+        "speculation:chats": "[]",
+        "speculation:keeps-chats": "no",
+    }
     chat.reload()  # the tab has its conversation nevertheless
     assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
 
 
 def test_where_there_is_no_room_the_oldest_make_way(chat: Chat) -> None:
     chat.page.evaluate(FILL, 6)
-    chat.unfold("Chats")
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
     left = titles(chat)
     assert left[:2] == ["a cat", "old 0"]
     assert 1 < len(left) < 7
-    kept = chat.page.evaluate("Object.keys(localStorage).filter((k) => /^chat:/.test(k)).length")
+    kept = chat.page.evaluate("Object.keys(localStorage).filter((k) => /:chat:/.test(k)).length")
     assert kept == len(left)
+
+
+def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -> None:
+    chat.page.evaluate(FILL, 2)
+    sizes = "Object.entries(localStorage).map(([key, text]) => [key, text.length]).sort()"
+    kept = chat.page.evaluate(sizes)
+    chat.ask("a dog " * 800)
+    chat.page.wait_for_timeout(500)
+    assert chat.page.evaluate(sizes) == kept
+
+
+def test_what_is_kept_is_the_latest_of_a_chat_in_each_tab(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    tabs = [chat.page, chat.context.new_page()]
+    tabs[1].goto(chat.page.url)
+    tabs[1].click("#chats [data-open]:has-text('a cat')")
+    for page, said in zip(tabs, ("a dog", "a fox"), strict=True):
+        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a cat')")
+        page.fill("#box textarea", said)
+        page.press("#box textarea", "Enter")
+        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(2) .stats")
+    wait_for_titles(chat, "a cat", "a cat")
+    texts = chat.page.evaluate(
+        "Object.entries(localStorage).filter(([k]) => /:chat:/.test(k)).map(([, t]) => t)"
+    )
+    said = sorted([turn["user"] for turn in json.loads(text)] for text in texts)
+    assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
+
+
+def test_what_is_said_instead_of_what_was_undone_takes_its_place(chat: Chat) -> None:
+    chat.ask("a cta")
+    chat.page.click("[data-action=undo]")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    chat.page.click("[data-action=undo]")
+    new_chat(chat)
+    chat.ask("a dog")
+    wait_for_titles(chat, "a dog", "a cat")
+
+
+def test_a_reply_in_the_making_is_kept_when_another_chat_is_opened_and_goes_with_its_own(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    new_chat(chat)
+    chat.begin_endless("a dog")
+    begun = chat.last(".text")
+    chat.page.click("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_selector(".said:has-text('a cat')")
+    chat.page.click("#chats [data-open]:has-text('a dog')")
+    chat.page.wait_for_selector(".said:has-text('a dog')")
+    assert chat.wait_for_reply().endswith(" · stopped")
+    assert chat.last(".text").startswith(begun)
+
+    asked = accept_dialogs(chat)
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.focus("#chats li:nth-child(2) [data-open]")
+    chat.page.wait_for_timeout(3500)  # until it is kept
+    focused = "document.activeElement.textContent"
+    assert chat.page.evaluate(focused) == "a cat"
+    chat.page.get_by_role("button", name="Delete a dog").click()
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.reload()
+    wait_for_titles(chat, "a cat")
+    assert asked == ["Delete the chat “a dog”?"]
+
+
+def test_what_others_left_in_the_browsers_storage_does_no_harm(chat: Chat) -> None:
+    title = "<img src=x onerror=alert(1)>"
+    found = [None, 1, {"name": "x"}, {"name": 'a"]', "title": title, "at": 0}]
+    chat.page.evaluate("(text) => localStorage['speculation:chats'] = text", json.dumps(found))
+    chat.reload()
+    wait_for_titles(chat, title)
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat", title)
+    accept_dialogs(chat)
+    chat.page.click("#chats li:last-child [data-remove]")
+    wait_for_titles(chat, "a cat")
+
+
+def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, address: str) -> None:
+    chat = Chat(browser, address)
+    chat.page.add_init_script(
+        "for (const name of ['localStorage', 'sessionStorage']) "
+        "Object.defineProperty(window, name, {get() { throw new Error('denied'); }});"
+    )
+    chat.reload()
+    chat.ask("a cat")
+    assert chat.page.locator("#chats input").is_disabled()
+    assert not chat.page.locator("#chats input").is_checked()
+    assert chat.errors == []
+    chat.close()
