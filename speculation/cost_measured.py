@@ -25,13 +25,13 @@ from speculation.cost import REGIONS, SIZES, CostCurve, CostModel, middle
 from speculation.user_cache import cache_folder
 
 _FAR = 1024  # the region that is measured beside the first
-_FAR_SIZES = (1, 2, 4, 8, 16, 32)
+_FAR_SIZES = (1, 2, 4, 8, 16, 32, 64)
 _LARGEST_SMALL = 8  # rows; larger batches leave the caches cold, and are rare in a text
 _SINGLES = 4  # rows decoded one by one before a small size
 _REPEATS = 3  # of a small size
 _SMALL_ROUNDS = 3  # for each over the large sizes
 _MOST_ROUNDS = 32
-_VERSION = 4  # of how it is measured: what an older one measured is measured again
+_VERSION = 5  # of how it is measured: what an older one measured is measured again
 
 
 def measure_curve(
