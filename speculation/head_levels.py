@@ -28,7 +28,26 @@ from speculation.heads.eagle import DraftHead
 _UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
 
 
-class HeadLevels:
+class _OfHead:
+    """What drafting asks of a head, whatever becomes of the text.
+
+    top  the likeliest tokens after a row of logits
+    """
+
+    def __init__(self, head: DraftHead) -> None:
+        self.head = head
+        self.top = named(likeliest, head.tokens)
+
+    @property
+    def needs_hidden(self) -> bool:
+        return self.head.needs_hidden
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        return self.head.layers
+
+
+class HeadLevels(_OfHead):
     """The text in a head's context; reads the states of prompts (``batching.cache.StateReader``).
 
     window   tokens at the end of a prompt whose states are wanted, for the texts to come
@@ -36,10 +55,9 @@ class HeadLevels:
     """
 
     def __init__(self, head: DraftHead) -> None:
-        self.head = head
+        super().__init__(head)
         self.window = 0
         self.n_leaves = 1
-        self.top = named(likeliest, head.tokens)  # the likeliest tokens after a row of logits
         self._levels = LevelDecoder(head.context)
         self._text: list[int] = []  # as far as it is known and, of a prompt, was read
         self._prompt: list[int] = []
@@ -69,14 +87,6 @@ class HeadLevels:
             first = max(0, first - self.window, n_common - 1)
         self._prompt, self._text = list(tokens), list(tokens[:first])
         return first
-
-    @property
-    def needs_hidden(self) -> bool:
-        return self.head.needs_hidden
-
-    @property
-    def needs_layers(self) -> tuple[int, ...]:
-        return self.head.layers
 
     def read(self, first: int, n: int, output: Output) -> None:
         for row in range(n):
@@ -133,7 +143,7 @@ class HeadLevels:
         return self._output
 
 
-class AttachedLevels:
+class AttachedLevels(_OfHead):
     """The same for a head that attends to the target's KV cache, and so holds nothing of a text.
 
     A tree needs the state before the text's last token and no other; all of its rows have that
@@ -143,21 +153,12 @@ class AttachedLevels:
     window = 1
 
     def __init__(self, head: DraftHead) -> None:
-        self.head = head
-        self.top = named(likeliest, head.tokens)
+        super().__init__(head)
         self._text: list[int] = []
         self._last = -1  # the token of the text whose state was seen last
         self._state: Floats | None = None
         self._position = 0
         self._output: Output | None = None
-
-    @property
-    def needs_hidden(self) -> bool:
-        return self.head.needs_hidden
-
-    @property
-    def needs_layers(self) -> tuple[int, ...]:
-        return self.head.layers
 
     def prepare(self, window: int, n_leaves: int) -> None:
         """Whatever the tree, there is nothing to prepare."""
