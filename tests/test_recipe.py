@@ -8,9 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from models.recipe.export import load_decoder, write_gguf  # noqa: E402
 from models.recipe.grow import deepen  # noqa: E402
 from models.recipe.model import Decoder, Shape  # noqa: E402
+from models.recipe.tokenizer import Tokenizer  # noqa: E402
 from models.recipe.train import CHECKPOINT, Run, Schedule, start, take_up  # noqa: E402
+
+TOKENIZER = Path(__file__).parents[1] / "models" / "speculation-14m.tokenizer.model"
 
 
 def trained() -> Decoder:
@@ -38,6 +42,20 @@ def test_the_new_blocks_of_a_deeper_decoder_learn_from_the_first_step() -> None:
     for block in deeper.blocks[1::2]:
         assert block.feed_forward.down.weight.grad.abs().max() > 0
         assert block.attention.out.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("head", [0, 48])
+def test_a_decoder_read_back_from_its_gguf_says_what_it_said(tmp_path: Path, head: int) -> None:
+    torch.manual_seed(3)
+    decoder = Decoder(Shape(dim=64, layers=2, heads=2, head=head, hidden=96, context=64)).eval()
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2)
+    write_gguf(decoder, Tokenizer(TOKENIZER), tmp_path / "some.gguf", "f32")
+    again = load_decoder(tmp_path / "some.gguf")
+    tokens = torch.randint(0, 4096, (2, 20))
+    assert again.shape.head_dim == decoder.shape.head_dim
+    torch.testing.assert_close(again(tokens), decoder(tokens))
 
 
 def begun() -> Run:

@@ -29,11 +29,57 @@ TYPES = {
 
 
 def load_decoder(checkpoint: Path) -> Decoder:
-    """The decoder of a training checkpoint, on the CPU."""
+    """The decoder of a training checkpoint, or of a GGUF written here, on the CPU."""
+    if checkpoint.suffix == ".gguf":
+        return read_gguf(checkpoint)
     state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
     decoder = Decoder(Shape(**state["shape"]))
     decoder.load_state_dict(state["model"])
     return decoder.eval()
+
+
+def read_gguf(path: Path) -> Decoder:
+    """The decoder in a GGUF that `write_gguf` wrote, its weights rounded as they are there."""
+    reader = gguf.GGUFReader(path)
+    fields = {name.removeprefix("llama."): field for name, field in reader.fields.items()}
+
+    def number(name: str) -> Any:
+        return fields[name].contents()
+
+    found = {
+        tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        for tensor in reader.tensors
+    }
+    heads = number("attention.head_count")
+    shape = Shape(
+        vocab=len(found["token_embd.weight"]), dim=number("embedding_length"),
+        layers=number("block_count"), heads=heads,
+        head=len(found["blk.0.attn_q.weight"]) // heads, hidden=number("feed_forward_length"),
+        context=number("context_length"), rope_theta=number("rope.freq_base"),
+        norm_eps=number("attention.layer_norm_rms_epsilon"),
+    )  # fmt: skip
+    decoder = Decoder(shape)
+    decoder.load_state_dict(dict(_stacked(found, shape.layers)))
+    return decoder.eval()
+
+
+def _stacked(found: dict[str, torch.Tensor], layers: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The decoder's names, from llama.cpp's: the way back from `tensors`."""
+    yield "embedding.weight", found["token_embd.weight"]
+    yield "norm.weight", found["output_norm.weight"]
+    for i in range(layers):
+        ours, block = f"blocks.{i}", {
+            name.removeprefix(f"blk.{i}.").removesuffix(".weight"): tensor
+            for name, tensor in found.items()
+            if name.startswith(f"blk.{i}.")
+        }  # fmt: skip
+        yield f"{ours}.attention_norm.weight", block["attn_norm"]
+        qkv = [block[name] for name in ("attn_q", "attn_k", "attn_v")]
+        yield f"{ours}.attention.qkv.weight", torch.cat(qkv)
+        yield f"{ours}.attention.out.weight", block["attn_output"]
+        yield f"{ours}.feed_forward_norm.weight", block["ffn_norm"]
+        yield f"{ours}.feed_forward.gate_up.weight", torch.cat((block["ffn_gate"], block["ffn_up"]))
+        yield f"{ours}.feed_forward.down.weight", block["ffn_down"]
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
