@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from models.recipe import tasks
+from models.recipe import tasks, wishes
 from models.recipe.corpus import Corpus, Fact, Message, Word
 from models.recipe.rows import said_weights
 from models.recipe.tokenizer import BOS, END, ROLES
@@ -43,6 +43,15 @@ def test_an_exercise_is_a_chat_of_questions_and_replies(name: str) -> None:
 
 def test_an_exercise_is_drawn_again_from_the_same_seed() -> None:
     assert [chats(name, 5) for name in tasks.TASKS] == [chats(name, 5) for name in tasks.TASKS]
+
+
+def test_a_wish_is_a_question_or_several_without_right_answers() -> None:
+    found = [wishes.wish(tasks.Draw(CORPUS, random.Random(i))) for i in range(300)]
+    for chat in found:
+        assert [message.role for message in chat] == ["user", "assistant"] * (len(chat) // 2)
+        assert all(bool(message.text) == (message.role == "user") for message in chat)
+    assert {len(chat) for chat in found} == {2, 4, 6}
+    assert len({chat[0].text for chat in found}) > 250
 
 
 @pytest.mark.parametrize(

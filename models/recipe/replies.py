@@ -20,7 +20,7 @@ from pathlib import Path
 
 from batching.context import ContextParams
 from models.recipe import corpus as corpora
-from models.recipe import tasks
+from models.recipe import tasks, wishes
 from models.recipe.corpus import Corpus
 from models.recipe.rows import Mix, RowSource
 from models.recipe.tokenizer import BOS, END, ROLES, Tokenizer
@@ -29,10 +29,12 @@ from speculation.sampling import SamplingParams
 
 METHOD = "prompt-lookup"  # the text is plain decoding's, made faster
 PROSE = "prose"  # no chat: the beginning of a paragraph, which the target goes on with
+WISH = "wish"  # a question for which there is no exercise
 KINDS: dict[str, float] = {
     **{name: weight for name, (weight, _) in tasks.TASKS.items()},
     "dialogue": 20.0,
     PROSE: 8.0,
+    WISH: 80.0,
 }
 
 
@@ -106,7 +108,8 @@ class Writer:
         if kind == PROSE:
             yield self.source.prose(draw, draw.rng.randint(8, 160))[1:].tolist()
             return
-        make = tasks.telling.dialogue if kind == "dialogue" else tasks.TASKS[kind][1]
+        others = {"dialogue": tasks.telling.dialogue, WISH: wishes.wish}
+        make = others[kind] if kind in others else tasks.TASKS[kind][1]
         pending: list[int] = []
         turns = 0
         for role, text in self.source.with_system(draw, make(draw)):
