@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import mmap
 import struct
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from batching.errors import ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel
+from batching.library import exported
 from batching.tree import Floats
 
 _F32, _F16, _I32 = 0, 1, 26  # ggml_type
@@ -79,7 +80,7 @@ class GGUFFile:
         if name not in self._raw:
             tensor = self.tensors[name]
             n_bytes = _n_bytes(self.path, name, tensor)
-            n_rows = int(np.prod(tensor.shape[:-1]))
+            n_rows = math.prod(tensor.shape[:-1])
             found = np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset)
             self._raw[name] = found.reshape(n_rows, -1)
         return self._raw[name]
@@ -110,7 +111,7 @@ class GGUFFile:
         tensor = self.tensors[name]
         if tensor.type != _I32:
             raise KeyError(name)
-        n = int(np.prod(tensor.shape))
+        n = math.prod(tensor.shape)
         return np.frombuffer(self._bytes, np.int32, n, tensor.offset).reshape(tensor.shape)
 
     def output_matrix(self) -> Floats:
@@ -217,13 +218,13 @@ class _Traits(ctypes.Structure):
 
 @cache
 def _traits(kind: int) -> Any:
-    get = C._lib.ggml_get_type_traits
+    get = exported("ggml_get_type_traits")
     get.restype, get.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
     return get(kind).contents
 
 
 def _type_name(kind: int) -> str:
-    name = C._lib.ggml_type_name
+    name = exported("ggml_type_name")
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
     found = name(kind)
     return "NONE" if found is None else str(found.decode())
@@ -234,4 +235,4 @@ def _n_bytes(path: Path, name: str, tensor: Tensor) -> int:
     if not 0 <= tensor.type < 1000 or _type_name(tensor.type) in ("NONE", "DEPRECATED"):
         raise UnsupportedModel(f"{path}: {name} is of the unknown type {tensor.type}")
     traits = _traits(tensor.type)
-    return int(np.prod(tensor.shape)) // int(traits.block) * int(traits.block_bytes)
+    return math.prod(tensor.shape) // int(traits.block) * int(traits.block_bytes)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp.llama_cpp as C
+
+from batching.library import exported
 
 _KINDS = ("cpu", "gpu", "integrated gpu", "accelerator")  # ggml_backend_dev_type
 
@@ -24,13 +24,15 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """The devices that llama.cpp sees, by the names their makers gave them.
+    """The devices that llama.cpp sees, by the names their makers gave them, if it tells.
 
-    The functions belong to ggml, which llama-cpp-python does not bind; the loaded library has them.
+    The functions belong to ggml, which llama-cpp-python does not bind.
     """
-    ggml = C._lib
-    count, get = ggml.ggml_backend_dev_count, ggml.ggml_backend_dev_get
-    describe, kind = ggml.ggml_backend_dev_description, ggml.ggml_backend_dev_type
+    count, get = exported("ggml_backend_dev_count"), exported("ggml_backend_dev_get")
+    describe = exported("ggml_backend_dev_description")
+    kind = exported("ggml_backend_dev_type")
+    if None in (count, get, describe, kind):  # another build's library, perhaps
+        return []
     count.restype = ctypes.c_size_t
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
@@ -57,23 +59,27 @@ def build_info() -> str:
 
 def physical_cores() -> int:
     """Physical cores this process may run on; the number of threads that suits llama.cpp."""
-    system = platform.system()
-    if system == "Linux":
+    if hasattr(os, "sched_getaffinity"):
         cores = set()
         for cpu in os.sched_getaffinity(0):
             siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
             cores.add(siblings.read_text() if siblings.exists() else str(cpu))
         return max(1, len(cores))
-    if system == "Darwin":
-        answer = subprocess.run(
-            ["sysctl", "-n", "hw.perflevel0.physicalcpu"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if answer.stdout.strip().isdigit():
-            return int(answer.stdout)
+    if sys.platform == "darwin":
+        # The fast cores, or all that are no hyper-threads where they are alike, as in Intel's.
+        for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+            found = _sysctl(name)
+            if found:
+                return found
     return max(1, (os.cpu_count() or 2) // 2)
+
+
+def _sysctl(name: str) -> int:
+    """A number that macOS knows by ``name``, or 0."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    ask = ctypes.CDLL(None).sysctlbyname
+    failed = ask(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return 0 if failed else value.value
 
 
 def available_memory() -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 
 from batching.errors import UnsupportedModel
+from batching.library import exported
 from batching.model import Model
 
 # Architectures whose graphs hand out the inputs of their layers. Asked for them, others end the
@@ -66,15 +67,14 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any, str, str]] = {
 def internal(name: str) -> Callable[..., Any]:
     """One of the functions. Raises UnsupportedModel where this build does not export it."""
     arguments, returned, *mangled = _FUNCTIONS[name]
-    for symbol in (name, *mangled):
-        function: Any = getattr(C._lib, symbol, None)
-        if function is not None:
-            function.argtypes, function.restype = arguments, returned
-            return function  # type: ignore[no-any-return]
-    raise UnsupportedModel(
-        f"this build of llama.cpp does not export {name}, which heads over its layers need; "
-        f"install another version of llama-cpp-python, or use heads of another method"
-    )
+    function = exported(name, *mangled)
+    if function is None:
+        raise UnsupportedModel(
+            f"this build of llama.cpp does not export {name}, which heads over its layers need; "
+            f"install another version of llama-cpp-python, or use heads of another method"
+        )
+    function.argtypes, function.restype = arguments, returned
+    return function  # type: ignore[no-any-return]
 
 
 def check_taps(model: Model, layers: Sequence[int]) -> None:

@@ -1,12 +1,37 @@
-"""Where the llama.cpp that runs here was loaded from."""
+"""The llama.cpp that runs here: where it was loaded from, and functions of it by their names."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as C
+
+# Linux and macOS look for a function in what a library is linked with, too; Windows does not.
+_LINKED = ("ggml.dll", "ggml-base.dll", "libggml.dll", "libggml-base.dll")
 
 
 def library_folder() -> Path:
     """The folder of llama.cpp's shared libraries: the package's own, or LLAMA_CPP_LIB_PATH."""
     return Path(C._lib._name).absolute().parent
+
+
+@cache
+def exported(*names: str) -> Any:
+    """The function that llama.cpp or ggml exports under one of these names, or None."""
+    for library in _libraries():
+        for name in names:
+            function = getattr(library, name, None)
+            if function is not None:
+                return function
+    return None
+
+
+def _libraries() -> Iterator[Any]:
+    yield C._lib
+    for file in map(library_folder().joinpath, _LINKED):
+        if file.is_file():
+            yield ctypes.CDLL(str(file))

@@ -6,6 +6,7 @@ does without it.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -160,7 +161,7 @@ def write_enlarged(
     partial = out.with_name(f"{out.name}.partial")
     writer = gguf.GGUFWriter(partial, ARCHITECTURE)
     try:
-        n_params = sum(int(np.prod(shape)) for _, shape, _, _ in tensors)
+        n_params = sum(math.prod(shape) for _, shape, _, _ in tensors)
         _add_metadata(writer, source, to, gguf.LlamaFileType[file_type], n_params)
         for plan, shape, written_as, n_bytes in tensors:
             writer.add_tensor_info(plan.name, shape, np.dtype(np.float32), n_bytes, written_as)
@@ -197,7 +198,7 @@ def _planned(
             _check_size(source, plan)
     written_as = quantization if len(shape) > 1 else source.gguf.GGMLQuantizationType.F32
     block, block_bytes = source.gguf.GGML_QUANT_SIZES[written_as]
-    return plan, shape, written_as, int(np.prod(shape)) // block * block_bytes
+    return plan, shape, written_as, math.prod(shape) // block * block_bytes
 
 
 def _check_size(source: Source, plan: Plan) -> None:
