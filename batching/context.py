@@ -7,6 +7,7 @@ module knows of trees or methods.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 from collections.abc import Sequence
@@ -27,11 +28,11 @@ from batching.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
-from batching.hardware import available_memory, physical_cores, supports_gpu
+from batching.hardware import available_memory, physical_cores
 from batching.internals import check_taps, internal
 from batching.interrupts import held_interrupts
 from batching.kinds import TEXT_MODEL
-from batching.model import Model, recent_log
+from batching.model import Model, recent_log, whole_log
 from batching.output import DecodeOutput
 from batching.rows import Rows
 from batching.target import Output
@@ -49,7 +50,6 @@ _PARTIAL = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # without the KV cache, which c
 _ONE = (True,)  # the outputs of a single row
 MOST_CELLS = 2**31 - 256
 PADDING = 256  # cells: llama.cpp makes the context a multiple of it
-LESS_MEMORY = "lower --ctx (in the chat: Context under Model) or use --kv-type q8_0"
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 
 
@@ -65,7 +65,7 @@ class ContextParams:
                 it keeps a copy of the state for each
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
-    flash_attn  on, off, or auto = measured when the context is made
+    flash_attn  on, off, or auto = measured when the context is made; on a GPU on if it can do that
     """
 
     n_ctx: int = 0
@@ -129,9 +129,12 @@ class Context:
             raise UnsupportedModel(
                 f"{model.path} holds a model's layers for multi-token prediction and not the model"
             )
-        self.flash_attn = choose_flash_attn(model, params)
         self._is_head = mtp or model.takes_both
-        self._handle: Any = _new_context(model, params, self.flash_attn, mtp=mtp, other=other)
+        flash_attn = choose_flash_attn(model, params)
+        with whole_log() as log:
+            self._handle: Any = _new_context(model, params, flash_attn, mtp=mtp, other=other)
+        refused = any("Flash Attention not supported" in line for line in log)
+        self.flash_attn = flash_attn != "off" and not refused
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = min(C.llama_n_ctx(self._handle), model.n_positions)
@@ -152,6 +155,7 @@ class Context:
         self._row_seq = 0  # sequences of the last decode's row, where that was a plain step's
         self.trace_path = trace
         self._trace: IO[str] | None = None
+        atexit.register(self.close)  # what was made last is closed first, so before the model
         if trace is not None:
             try:
                 self._trace = _open_trace(Path(trace))
@@ -172,7 +176,7 @@ class Context:
             write_trace(self._trace, rows)
         code = _llama_decode(self._handle, self._batch.struct)
         if code:
-            raise _decode_error(code, len(rows), self.n_ctx)
+            raise self._error(code, len(rows))
         self._n_back = min(len(rows) - 1, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
@@ -188,10 +192,25 @@ class Context:
         batch.first_pos.value = position
         code = _llama_decode(self._handle, batch.struct)
         if code:
-            raise _decode_error(code, 1, self.n_ctx)
+            raise self._error(code, 1)
         self._n_back = 0
         self._output.renew_row()
         return self._output
+
+    def _error(self, code: int, n_rows: int) -> ContextError:
+        if code == 1:
+            return CacheFull(
+                f"no room for {n_rows} rows in a KV cache of {self.n_ctx} cells; "
+                f"shorten the prompt or raise --ctx (in the chat: Context under Model)"
+            )
+        log = recent_log()[-400:]
+        # A GPU may have had room for the cache, and none for what is computed.
+        if code == -2 or (code == -3 and "memory" in log.lower()):
+            return OutOfMemory(
+                f"there is no memory left to compute {n_rows} rows ({log}); "
+                f"{_less_memory(self.model)}, and load the model again"
+            )
+        return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {log}")
 
     def want_hidden(self, wanted: bool) -> None:
         """See ``Target``. Raises UnsupportedModel where llama.cpp would end the process."""
@@ -308,8 +327,10 @@ class Context:
     def close(self) -> None:
         """Free the context and close the trace. Idempotent; the model stays loaded."""
         if self._handle is not None:
-            C.llama_free(self._handle)
+            if not self.model.is_closed:  # without its model it cannot be freed
+                C.llama_free(self._handle)
             self._handle = None
+            atexit.unregister(self.close)
         if self._trace is not None:
             self._trace.close()
             self._trace = None
@@ -331,20 +352,20 @@ def _open_trace(path: Path) -> IO[str]:
         ) from None
 
 
-def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> bool:
-    """Whether flash attention is to be on: as asked, or whichever decodes faster here.
+def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> str:
+    """Whether flash attention is to be on or off: as asked, or whichever decodes faster here.
 
-    On a GPU it is on. On a CPU it depends on heads, batch and context, so contexts of both kinds
-    decode some rows after some text, in turn (``timing.log_ratio``). It is off where that is at
-    least 5% faster: with 7.5M parameters on 2 cores the two were equal while the machine was quiet,
-    and on took 0.83 of off's time while it was busy.
+    On a GPU it is to be on, but not all of them have it for every size of heads, and then the CPU
+    would compute it: ``auto`` leaves that to llama.cpp. On a CPU it depends on heads, batch and
+    context, so contexts of both kinds decode some rows after some text, in turn
+    (``timing.log_ratio``). It is off where that is at least 5% faster: with 7.5M parameters on 2
+    cores the two were equal while the machine was quiet, and on took 0.83 of off's time while it
+    was busy.
     """
     if params.kv_type == "q8_0":
-        return True
-    if params.flash_attn != "auto":
-        return params.flash_attn == "on"
-    if supports_gpu():
-        return True
+        return "on"
+    if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
+        return params.flash_attn
     # Without it values lie transposed, a row of cells for each dimension, so their number counts.
     n_ctx, n_past = (1024, 192) if model.n_bytes < 2**30 else (256, 8)
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
@@ -353,13 +374,13 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
         Context(model, replace(small, flash_attn="on")) as on,
         Context(model, replace(small, flash_attn="off")) as off,
     ):
-        return log_ratio(on, off, n_past, budget_seconds) < math.log(1.05)
+        return "on" if log_ratio(on, off, n_past, budget_seconds) < math.log(1.05) else "off"
 
 
 def _new_context(
     model: Model,
     params: ContextParams,
-    flash_attn: bool,
+    flash_attn: str,
     *,
     mtp: bool = False,
     other: Context | None = None,
@@ -391,10 +412,9 @@ def _new_context(
     native.pooling_type = C.LLAMA_POOLING_TYPE_NONE  # hidden states of rows, not of sequences
     native.n_threads = native.n_threads_batch = params.n_threads or physical_cores()
     native.type_k = native.type_v = KV_TYPES[params.kv_type]
-    native.flash_attn_type = FLASH_ATTN["on" if flash_attn else "off"]
+    native.flash_attn_type = FLASH_ATTN[flash_attn]
     native.no_perf = True
-    n_layer = 1 if mtp else model.n_layer
-    _check_memory(n_layer * model.kv_values_per_layer, native.n_ctx, params.kv_type)
+    _check_memory(model, 1 if mtp else model.n_host_layers, native.n_ctx, params.kv_type)
     handle = None
     try:
         with held_interrupts():
@@ -416,7 +436,7 @@ def _new_context(
                 f"does not go on with a text by itself; {TEXT_MODEL}"
             )
         if "alloc" in log.lower() or "memory" in log.lower():
-            raise OutOfMemory(f"{message}; {LESS_MEMORY}")
+            raise OutOfMemory(f"{message}; {_less_memory(model)}")
         # Of some models the cache cannot be quantised: by the size of heads, or for want of flash
         # attention.
         raise ContextError(f"{message}; use --kv-type f16" if "cache" in reason else message)
@@ -429,23 +449,18 @@ def _new_context(
     return ctypes.c_void_p(handle)
 
 
-def _check_memory(n_values: int, n_ctx: int, kv_type: str) -> None:
+def _check_memory(model: Model, n_layer: int, n_ctx: int, kv_type: str) -> None:
     """Refuse a cache that main memory cannot hold: llama.cpp would end the process over it."""
-    if supports_gpu():
-        return
-    needed = n_ctx * (n_values * KV_BYTES[kv_type] + 64)
+    needed = n_ctx * (n_layer * model.kv_values_per_layer * KV_BYTES[kv_type] + 64)
     available = available_memory()
     if available is not None and needed > available:
         raise OutOfMemory(
             f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
-            f"cache and {available / 2**30:,.1f} GiB are free; {LESS_MEMORY}"
+            f"cache and {available / 2**30:,.1f} GiB are free; {_less_memory(model)}"
         )
 
 
-def _decode_error(code: int, n_rows: int, n_ctx: int) -> ContextError:
-    if code == 1:
-        return CacheFull(
-            f"no room for {n_rows} rows in a KV cache of {n_ctx} cells; "
-            f"shorten the prompt or raise --ctx (in the chat: Context under Model)"
-        )
-    return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {recent_log()[-400:]}")
+def _less_memory(model: Model) -> str:
+    """What to do where there is not enough."""
+    fewer = " or --gpu-layers," if model.n_host_layers < model.n_layer else ""
+    return f"lower --ctx (in the chat: Context under Model){fewer} or use --kv-type q8_0"

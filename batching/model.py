@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from batching.errors import (
     TruncatedGGUF,
     UnsupportedModel,
 )
+from batching.hardware import supports_gpu
 from batching.interrupts import held_interrupts
 from batching.kinds import TEXT_MODEL, part_of_model, why_no_text
 from batching.mtp_layers import ARCHITECTURES as MTP_ARCHITECTURES
@@ -36,6 +39,7 @@ TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a to
 # llama.cpp reports why something failed only through its log, so the last lines are kept for the
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
 _log_lines: deque[str] = deque(maxlen=40)
+_all_lines: list[str] | None = None  # the same, as far as somebody wants all of them
 _verbose = False
 
 _HEADER = 2**25  # bytes of a file that hold the names of its tensors
@@ -46,6 +50,8 @@ _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
 def _log(level: int, text: bytes, _user_data: int | None) -> None:
     line = text.decode("utf-8", "replace")
     _log_lines.append(line)
+    if _all_lines is not None:
+        _all_lines.append(line)
     if _verbose:
         sys.stderr.write(line)
 
@@ -75,6 +81,18 @@ def recent_log() -> str:
 def forget_log() -> None:
     """What is logged from here on is what ``recent_log`` gives."""
     _log_lines.clear()
+
+
+@contextmanager
+def whole_log() -> Iterator[list[str]]:
+    """Every line that is logged meanwhile."""
+    global _all_lines
+    lines: list[str] = []
+    _all_lines = lines
+    try:
+        yield lines
+    finally:
+        _all_lines = None
 
 
 class Model:
@@ -133,6 +151,7 @@ class Model:
         if not handle:
             raise _load_error(self.path)
         self._handle: Any = handle
+        atexit.register(self.close)  # Metal ends the process over what is not freed before its end
         self._vocab: Any = C.llama_model_get_vocab(handle)
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
@@ -191,6 +210,14 @@ class Model:
         """The Jinja source of the chat template in the GGUF, or None."""
         source = C.llama_model_chat_template(self.handle, None)
         return source.decode("utf-8") if source else None
+
+    @property
+    def n_host_layers(self) -> int:
+        """Layers that the CPU computes, their KV cache in main memory; the others are on a GPU."""
+        n_gpu = self.n_gpu_layers  # the output matrix, which goes there first, counts as one
+        if not supports_gpu():
+            return self.n_layer
+        return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
 
     @property
     def kv_values_per_layer(self) -> int:
@@ -319,6 +346,7 @@ class Model:
         if self._handle is not None:
             C.llama_model_free(self._handle)
             self._handle = None
+            atexit.unregister(self.close)
 
     def __enter__(self) -> Model:
         return self

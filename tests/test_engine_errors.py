@@ -17,6 +17,7 @@ import pytest
 from batching.context import Context, ContextParams
 from batching.errors import (
     ContextError,
+    DecodeFailed,
     EngineInUse,
     GrammarError,
     InvalidParameter,
@@ -265,3 +266,24 @@ def test_ctrl_c_ends_a_load(tiny_model: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Model(tiny_model, progress=progress)
     assert len(shares) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (-2, OutOfMemory, "(?s)no memory left to compute .* rows .*; lower --ctx"),
+        (-3, DecodeFailed, "llama_decode returned -3"),
+    ],
+)
+def test_a_decode_that_there_is_no_memory_for_says_so(
+    code: int,
+    kind: type[Exception],
+    says: str,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("batching.context._llama_decode", lambda *_: code)
+        with pytest.raises(kind, match=says):
+            engine.generate(PROMPT, max_tokens=2).run()
+    assert engine.generate(PROMPT, max_tokens=2).run().stats.n_tokens == 2

@@ -28,11 +28,17 @@ class Opened:
         pass
 
 
+def model(n_host_layers: int) -> Any:
+    return SimpleNamespace(
+        n_bytes=8_000_000, n_positions=NO_LIMIT, n_layer=2, n_host_layers=n_host_layers
+    )
+
+
 @pytest.mark.parametrize(
-    ("on_takes", "chosen"), [(0.8, True), (1.0, True), (1.04, True), (1.06, False), (2.0, False)]
+    ("on_takes", "chosen"), [(0.8, "on"), (1.0, "on"), (1.04, "on"), (1.06, "off"), (2.0, "off")]
 )
 def test_flash_attention_is_off_only_where_that_is_clearly_faster(
-    on_takes: float, chosen: bool, monkeypatch: pytest.MonkeyPatch
+    on_takes: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
 
@@ -40,25 +46,21 @@ def test_flash_attention_is_off_only_where_that_is_clearly_faster(
         measured.append((on.flash_attn, off.flash_attn))
         return math.log(on_takes)
 
-    monkeypatch.setattr("batching.context.supports_gpu", lambda: False)
     monkeypatch.setattr("batching.context.Context", Opened)
     monkeypatch.setattr("batching.context.log_ratio", log_ratio)
-    model: Any = SimpleNamespace(n_bytes=8_000_000, n_positions=NO_LIMIT)
-    assert choose_flash_attn(model, ContextParams()) is chosen
+    assert choose_flash_attn(model(n_host_layers=2), ContextParams()) == chosen
     assert measured == [("on", "off")]
 
 
 def test_flash_attention_is_not_measured_where_there_is_nothing_to_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model: Any = SimpleNamespace(n_bytes=8_000_000, n_positions=NO_LIMIT)
     monkeypatch.setattr("batching.context.Context", None)  # making one would fail
-    monkeypatch.setattr("batching.context.supports_gpu", lambda: False)
-    assert choose_flash_attn(model, ContextParams(flash_attn="on"))
-    assert not choose_flash_attn(model, ContextParams(flash_attn="off"))
-    assert choose_flash_attn(model, ContextParams(kv_type="q8_0"))  # a quantised cache needs it
-    monkeypatch.setattr("batching.context.supports_gpu", lambda: True)
-    assert choose_flash_attn(model, ContextParams())
+    on_cpu, on_gpu = model(n_host_layers=2), model(n_host_layers=0)
+    assert choose_flash_attn(on_cpu, ContextParams(flash_attn="on")) == "on"
+    assert choose_flash_attn(on_cpu, ContextParams(flash_attn="off")) == "off"
+    assert choose_flash_attn(on_cpu, ContextParams(kv_type="q8_0")) == "on"  # as such a cache needs
+    assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp knows what it can do
 
 
 def test_it_is_measured_with_a_model_that_cannot_drop_rows_too(tmp_path: Path) -> None:
