@@ -6,8 +6,11 @@ import argparse
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+
+import gradio as gr
 
 from app.backend import LocalBackend
 from app.messages import Failed, ModelSpec
@@ -91,7 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The page opens at once and follows the load; a load that fails is shown there.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()
-    page = build(backend, spec, flags.method)
+    try:
+        _serve(build(backend, spec, flags.method), flags)
+    finally:
+        backend.close()  # the server ends with the process, without waiting for pages that are open
+
+
+def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
+    """Show the page until Ctrl-C."""
     try:
         url = launch(
             page,
@@ -105,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{where}: taken, or no address of this machine; give another --port or --host")
     print(f"Speculation is at {url} (Ctrl-C ends it)", flush=True)
     with suppress(KeyboardInterrupt):
-        threading.Event().wait()
-    backend.close()  # the server ends with the process, without waiting for pages that are open
+        while True:  # Ctrl-C does not end waiting for an event on Windows, nor with musl
+            time.sleep(3600)
 
 
 def _check_host(host: str) -> None:
