@@ -213,7 +213,7 @@ def _fit(curve: Curve, bend: int) -> Roof:
     if bend < curve.sizes[-1]:
         parts.append(np.maximum(0.0, sizes - bend))
     design = np.stack(parts, axis=1) / seconds[:, None]
-    solution = np.linalg.lstsq(design, np.ones_like(sizes))[0]
+    solution = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)[0]
     error = float(np.sqrt(np.mean((design @ solution - 1.0) ** 2)))
     fixed, row, *beyond = map(float, solution)
     return Roof(fixed, row, beyond[0] if beyond else row, bend, error)
