@@ -17,6 +17,7 @@ from app.messages import Failed, ModelSpec
 from app.ui import build, launch
 from batching.context import FLASH_ATTN, KV_TYPES
 from batching.errors import SpeculationError
+from speculation.console import print_anything
 from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED
@@ -77,6 +78,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    print_anything()
     flags = parse_flags(arguments)
     _check_host(flags.host)
     spec = ModelSpec(

@@ -28,6 +28,7 @@ from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
+from speculation.console import print_anything
 from speculation.engine import Engine, Generation
 from speculation.registry import heads_for, resolve
 
@@ -36,9 +37,7 @@ OK, FAILED, INTERRUPTED = 0, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code. Errors end with one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):  # a pipe may be ASCII, and prompts are anything
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    print_anything()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_options(arguments)
     if options.list_methods:

@@ -20,6 +20,7 @@ from batching.context import Context, ContextParams
 from batching.errors import InvalidParameter, SpeculationError
 from batching.model import Model
 from batching.rows import Rows
+from speculation.console import print_anything
 from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
 from speculation.files import read_text, require_other, require_writable
 from speculation.registry import DEFAULT_MODEL, resolve
@@ -62,6 +63,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; return the exit code. Errors end with one line on stderr."""
+    print_anything()
     args = _parser().parse_args(arguments)
     try:
         out = _make(args.model, args.text, args.out, args.max_tokens)

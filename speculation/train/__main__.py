@@ -18,6 +18,7 @@ from batching.gguf_file import GGUFFile, fingerprint
 from batching.internals import check_taps
 from batching.model import Model
 from batching.tree import Floats
+from speculation.console import print_anything
 from speculation.engine import DEFAULT_MODEL, Engine
 from speculation.files import digest, require_other, require_writable
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
@@ -60,6 +61,7 @@ goes on. The best data are texts as the model itself writes them: give prompts a
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; return the exit code. Errors end with one line on stderr."""
+    print_anything()
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
@@ -340,7 +342,8 @@ def _tree(args: argparse.Namespace) -> None:
         require_writable(out)
     if file.info.method != "medusa":
         raise _without_tree(args.heads, file.info.method)
-    weights = read_weights(file)
+    info, weights = file.info, read_weights(file)
+    del file  # which Windows does not replace while it is mapped
     _show_accuracy(weights.accuracy)
     if shows:
         print("\ndraft tokens, and tokens per step to be expected")
@@ -356,7 +359,7 @@ def _tree(args: argparse.Namespace) -> None:
     if len(tree[-1]) > weights.n_heads:
         raise TrainError(f"the tree is deeper than the {weights.n_heads} heads; shorten its paths")
     _show_tree(weights.accuracy, tree)
-    write_medusa(out, file.info, dataclasses.replace(weights, tree=tree))
+    write_medusa(out, info, dataclasses.replace(weights, tree=tree))
     print(f"written to {out}")
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from batching.errors import SpeculationError
 from speculation.bench.enlarge.gguf_file import TYPES, Source, write_enlarged
 from speculation.bench.enlarge.shape import EnlargeError
+from speculation.console import print_anything
 from speculation.engine import DEFAULT_MODEL
 from speculation.files import require_writable
 from speculation.registry import resolve
@@ -45,6 +46,7 @@ tensor. Exit code: 0, 2 after an error, 130 after Ctrl-C.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; return the exit code. Errors end with one line on stderr."""
+    print_anything()
     args = _parser().parse_args(arguments)
     try:
         _enlarge(args)
