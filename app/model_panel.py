@@ -110,7 +110,7 @@ class ModelPanel:
     def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:
         """Another model was chosen. What drafts fits one model alone: where there was some, now
         that of the new one."""
-        info = self._info((name or "").strip())
+        info = self._info(_typed(name))
         return (
             self._describe(info.name),
             gr.update(value=(info.draft or "") if draft else ""),
@@ -122,9 +122,9 @@ class ModelPanel:
     ) -> Iterator[tuple[Any, Any, Any, Any]]:
         wanted = dataclasses.replace(
             self._spec,
-            model=(name or "").strip(),
-            draft_model=(draft or "").strip() or None,
-            heads=tuple(heads or ()),
+            model=_typed(name),
+            draft_model=_typed(draft) or None,
+            heads=tuple(map(_typed, heads or ())),
             n_ctx=int(cells or 0),
         )
         # Each says all: of the first, the client may put some together and lose one.
@@ -168,6 +168,11 @@ class ModelPanel:
             yield self.status_html()
             sleep(UPDATE_SECONDS)
         yield self.status_html()
+
+
+def _typed(name: str | None) -> str:
+    """A name or path as it was meant: Windows copies paths with quotes around them."""
+    return (name or "").strip().strip('"')
 
 
 def status_html(status: Status) -> str:

@@ -112,7 +112,7 @@ class GGUFFile:
         if tensor.type != _I32:
             raise KeyError(name)
         n = math.prod(tensor.shape)
-        return np.frombuffer(self._bytes, np.int32, n, tensor.offset).reshape(tensor.shape)
+        return np.frombuffer(self._bytes, np.int32, n, tensor.offset).reshape(tensor.shape).copy()
 
     def output_matrix(self) -> Floats:
         """What turns a model's hidden states into logits, ``(n_vocab, n_embd)``.

@@ -84,9 +84,13 @@ def _refusal(gbnf: str) -> str:
 @contextmanager
 def _stderr_to(file: IO[bytes]) -> Iterator[None]:
     """What the process prints to its stderr meanwhile goes into ``file``."""
-    if sys.stderr is not None:  # as in a program without a console
+    try:
+        before = os.dup(2)
+    except OSError:  # a program without a console has none
+        yield
+        return
+    if sys.stderr is not None:
         sys.stderr.flush()
-    before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
         yield

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.backend import Backend, LocalBackend
 from app.chat import Reply, Settings, Turn
-from app.messages import ModelInfo, ModelSpec, Parameter, Text
+from app.messages import Event, ModelInfo, ModelSpec, Parameter, Text
 from app.render import coloured_html, markdown_html, turn_html
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
@@ -273,6 +275,24 @@ def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> N
     assert (draft["value"], heads["value"]) == ("", [])
     _, draft, heads = panel.follow("/a/path.gguf", "other", ["x"])
     assert (draft["value"], heads["value"]) == ("", [])
+
+
+def test_quotes_around_a_path_that_was_pasted_are_no_part_of_it() -> None:
+    wanted = []
+
+    class Backend(FakeBackend):
+        def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
+            wanted.append((spec.model, spec.draft_model, spec.heads))
+            return iter(())
+
+    async def make() -> model_panel.ModelPanel:
+        with ui.gr.Blocks():
+            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
+
+    panel = asyncio.run(make())
+    quoted = r'"C:\My models\m.gguf"'
+    list(panel._run(quoted, " ", [quoted], 0, SimpleNamespace(session_hash="1")))
+    assert wanted == [(r"C:\My models\m.gguf", None, (r"C:\My models\m.gguf",))]
 
 
 def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

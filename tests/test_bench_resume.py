@@ -296,6 +296,22 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert path.read_text(encoding="utf-8") == "old"
 
 
+def test_a_file_that_somebody_reads_for_a_moment_is_replaced_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, held = Path.replace, [True, True]
+
+    def replace_if_free(new: Path, path: Path) -> Path:
+        if held and held.pop():
+            raise PermissionError(13, "The process cannot access the file")
+        return replace(new, path)
+
+    monkeypatch.setattr(Path, "replace", replace_if_free)
+    JsonFile(tmp_path / "out.json").write(RESULTS, summary=False)
+    assert read_json(tmp_path / "out.json").runs == [RUN]
+    assert held == []
+
+
 def test_a_device_is_no_file_to_replace(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--json", "/dev/null"]) == 2
     assert "cannot write --json /dev/null: it is a device" in capsys.readouterr().err

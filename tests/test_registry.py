@@ -86,6 +86,7 @@ def test_a_hub_source_has_repository_path_and_revision() -> None:
         ("a | hf:o/r/a.bin | - |", "write hf:owner/repository/file.gguf"),
         ("a | hf:o/r/../../a.gguf | - |", "'..' step"),
         ("a | hf:o/r/a.gguf@../x | - |", "'..' step"),
+        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' step"),
         ("a | bundled:../a.gguf | - |", "bundled:file.gguf"),
         ("a | a.gguf | b |", "the draft 'b' is no name in this file"),
         ("a | a.gguf | a |", "cannot be its own draft"),

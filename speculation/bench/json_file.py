@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import Row, summarise
 from speculation.files import obstacle
+
+_WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between tries
 
 
 def check_writable(path: Path) -> None:
@@ -50,7 +54,7 @@ class JsonFile:
             file.write(_text(results, self._runs, summarise(results.runs) if summary else []))
             file.flush()
             os.fsync(file.fileno())
-        new.replace(path)
+        _put(new, path)
 
 
 def run_fields(run: Run) -> dict[str, Any]:
@@ -110,6 +114,17 @@ def _text(results: Results, runs: Sequence[str], summary: Sequence[Row]) -> str:
         f'"skipped": {_list(_lines(results.skipped))}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _put(new: Path, path: Path) -> None:
+    """Have ``new`` take the place of ``path``. On Windows, who reads either holds it up: an editor,
+    or a virus scanner for a moment after it was written."""
+    for wait in _WAITS:
+        with suppress(PermissionError):
+            new.replace(path)
+            return
+        time.sleep(wait)
+    new.replace(path)
 
 
 def _lines(items: Sequence[Any]) -> list[str]:

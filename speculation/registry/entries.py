@@ -64,7 +64,7 @@ def parse_hub(source: str) -> HubFile:
     wanted = HubFile(match["repo"], match["file"], match["revision"] or "main")
     # Both become paths in the cache: a step upwards would leave it.
     for text in (wanted.path, wanted.revision):
-        if not {"", ".", ".."}.isdisjoint(text.split("/")):
+        if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", text)):
             raise RegistryError(f"{source!r} has an empty, '.' or '..' step; write {HUB_FORM}")
     return wanted
 
