@@ -215,7 +215,8 @@ def _heading(engine: Engine, what: str) -> str:
     return (
         f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
         f"KV cache {context.params.kv_type}, flash attention {_on(context.flash_attn)}, "
-        f"{counted(context.n_threads, 'thread')}\n{what}"
+        f"{counted(context.n_threads, 'thread')}\n"
+        f"{', '.join(describe_device(engine)['devices'])}\n{what}"
     )
 
 
