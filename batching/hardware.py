@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def physical_cores() -> int:
             found = _sysctl(name)
             if found:
                 return found
-    return max(1, (os.cpu_count() or 2) // 2)
+    return _cores_of_windows() or max(1, (os.cpu_count() or 2) // 2)
 
 
 def _sysctl(name: str) -> int:
@@ -82,13 +83,37 @@ def _sysctl(name: str) -> int:
     return 0 if failed else value.value
 
 
+def _cores_of_windows() -> int:
+    """What Windows says, of processors without hyper-threads as well; 0 on other systems."""
+    if sys.platform != "win32":
+        return 0
+    ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx
+    size = ctypes.c_uint32(0)
+    ask(0, None, ctypes.byref(size))  # of cores (0) it has so many bytes to tell
+    records = ctypes.create_string_buffer(size.value)
+    return _count_records(records.raw) if ask(0, records, ctypes.byref(size)) else 0
+
+
+def _count_records(data: bytes) -> int:
+    """How many records there are, each with its length in its second four bytes."""
+    n = at = 0
+    while at + 8 <= len(data):
+        at += max(8, struct.unpack_from("<I", data, at + 4)[0])
+        n += 1
+    return n
+
+
 def available_memory() -> int | None:
-    """Bytes of main memory that can still be had, or None where that cannot be told."""
+    """Bytes of main memory that can still be had, or None where that cannot be told.
+
+    Of macOS all there is: it writes out what others hold. Windows refuses what it has not, and
+    llama.cpp says so.
+    """
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+    if sys.platform != "win32" and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

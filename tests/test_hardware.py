@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,12 @@ def test_cores_are_those_that_macos_counts(
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(hardware, "_sysctl", lambda name: known.get(name, 0))
     assert physical_cores() == cores
+
+
+def test_cores_of_windows_are_records_of_their_own_lengths() -> None:
+    cores = [struct.pack("<II", 0, size) + bytes(size - 8) for size in (48, 48, 64)]
+    assert hardware._count_records(b"".join(cores)) == 3
+    assert hardware._count_records(b"") == 0
 
 
 @pytest.mark.parametrize(
