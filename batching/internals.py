@@ -18,18 +18,29 @@ from batching.library import exported
 from batching.model import Model
 
 # Architectures whose graphs hand out the inputs of their layers. Asked for them, others end the
-# process, so what is not known to do it is refused.
+# process, so what is not known to do it is refused. (qwen4exp's are wider than it would read.)
 TAPPED = (
+    "bailingmoe3",
+    "deepseek4",
     "gemma4",
     "gpt-oss",
     "hunyuan-dense",
     "hunyuan_vl",
+    "lfm2",
+    "lfm2moe",
     "llama",
     "mimo2",
+    "minimax-01",
     "minimax-m2",
+    "muse-glimmer",
     "nanbeige",
+    "nemotron_h",
+    "nemotron_h_moe",
     "qwen3",
+    "qwen35",
+    "qwen35moe",
     "qwen3moe",
+    "qwen3next",
 )
 
 _CONTEXT = C.llama_context_p_ctypes

@@ -25,6 +25,7 @@ from speculation.train.eagle3_file import write_eagle3
 from tests import tiny_gguf
 from tests.exact import EXACT, PROMPT
 from tests.head_checks import TEXT, check_a_tree, check_texts, started
+from tests.mtp_gguf import write_mtp_gguf
 from tests.reference import layer, rms_norm
 from tests.tiny_eagle3 import (
     N_FF,
@@ -34,7 +35,7 @@ from tests.tiny_eagle3 import (
     eagle3_tensors,
     write_tiny_eagle3,
 )
-from tests.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
+from tests.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 DRAFTED = tuple(range(2, N_TINY, 3))
 
@@ -89,6 +90,40 @@ def test_the_inputs_of_layers_are_those_of_the_reference_for_every_row(target: P
         output = decode(5, 1)
         with pytest.raises(RuntimeError, match="inputs of layer 2 were not asked for"):
             output.layer_inputs(0, (2,))
+
+
+@pytest.fixture(params=["lfm2", "qwen35"])
+def hybrid(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write = write_hybrid_gguf if request.param == "lfm2" else write_mtp_gguf
+    return write(tmp_path / "hybrid.gguf")
+
+
+def test_a_hybrid_models_inputs_of_layers_are_the_same_however_they_are_asked_for(
+    hybrid: Path,
+) -> None:
+    tokens = [5, 270, 271, 272, 280, 281]
+
+    def inputs(layers: tuple[int, ...], *chunks: int) -> Floats:
+        """(time, len(layers) * 32)"""
+        found, first = [], 0
+        with Context(model, EXACT) as context:
+            context.want_layers(layers)
+            for n in chunks:
+                some, places = tokens[first : first + n], range(first, first + n)
+                outputs = [False] * (n - 1) + [True]
+                output = context.decode(Rows(some, places, [range(1)] * n, outputs))
+                found += [output.layer_inputs(row, layers).copy() for row in range(n)]
+                first += n
+        return np.stack(found)
+
+    with Model(hybrid) as model:
+        together = inputs((0, 1, 2), 6)
+        embeddings = GGUFFile(hybrid).tensor("token_embd.weight")[tokens]
+        np.testing.assert_array_equal(together[:, :32], embeddings)
+        np.testing.assert_array_equal(inputs((2,), 6), together[:, 64:])
+        for chunks in ((1,) * 6, (3, 1, 2)):
+            np.testing.assert_allclose(inputs((0, 1, 2), *chunks), together, atol=1e-4)
+    assert abs(together[:, 32:64] - together[:, 64:]).max() > 0.01
 
 
 def test_layers_that_a_model_does_not_have_or_give_out_are_refused(
@@ -356,3 +391,21 @@ def test_any_head_gives_the_text_of_plain_decoding(
         wide = engine.generate(PROMPT, method="eagle-3:nodes=100,top_k=12", max_tokens=20).run()
         plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
         assert wide.token_ids == plain.token_ids
+
+
+def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, hybrid: Path) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", layers=(0, 1, 2))
+    with (
+        Engine.load(hybrid, EXACT, heads=path, mtp=False) as engine,
+        Engine.load(hybrid, EXACT, mtp=False) as plain,
+    ):
+        found = check_texts(engine, METHODS)
+        assert max(found["eagle-3"].rows_histogram) <= 1 + engine.context.n_rewind
+        assert found["eagle-3"].n_drafted > 30
+        text = engine.model.tokenize(PROMPT)
+        for n, method in enumerate(METHODS):  # one goes on where the other ended
+            reply = engine.generate(text, method=method, max_tokens=20).run()
+            assert (
+                reply.token_ids == plain.generate(text, method="ar", max_tokens=20).run().token_ids
+            )
+            text = [*text, *reply.token_ids, 270 + n]
