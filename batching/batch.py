@@ -17,6 +17,10 @@ from batching.errors import TreeTooLarge, TreeTooWide
 from batching.rows import Rows, SeqIds
 from batching.tree import Floats
 
+# Positions of a row that is fed as an embedding, one array after the other, where a model has axes
+# for time and place in an image (M-RoPE): those of text are the same, the same and 0.
+_AXES = 4
+
 
 class BatchMemory:
     """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them.
@@ -24,17 +28,14 @@ class BatchMemory:
     first_token, first_pos  of the first row, once more, for who changes nothing else
     """
 
-    def __init__(
-        self, n_batch: int, n_seq_max: int, n_embd: int = 0, *, takes_both: bool = False
-    ) -> None:
-        """``n_embd`` is the width of rows that are fed as embeddings; ``takes_both`` says that
-        the model reads the tokens of such rows as well."""
+    def __init__(self, n_batch: int, n_seq_max: int, *, takes_both: bool = False) -> None:
+        """``takes_both`` says that the model reads the tokens of rows that are fed as embeddings
+        as well."""
         self.n_batch = n_batch
-        self.n_embd = n_embd
         self.takes_both = takes_both
-        self._embd = np.zeros((0, n_embd), np.float32)  # made when it is needed first
+        self._embd = np.zeros((0, 0), np.float32)  # made when it is needed first
         self.token = np.zeros(n_batch, np.int32)
-        self.pos = np.zeros(n_batch, np.int32)
+        self.pos = np.zeros(_AXES * n_batch, np.int32)
         self.n_seq_id = np.zeros(n_batch, np.int32)
         self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
         self.logits = np.zeros(n_batch, np.int8)
@@ -76,6 +77,9 @@ class BatchMemory:
         ints, flags = _packers(n)
         ints(self.token, 0, *rows.tokens)
         ints(self.pos, 0, *rows.positions)
+        if rows.embeddings is not None and not self.takes_both:
+            self.pos[n : 3 * n].reshape(2, n)[:] = self.pos[:n]
+            self.pos[3 * n : _AXES * n] = 0
         flags(self.logits, 0, *rows.outputs)
         first = rows.seq_ids[0]
         if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
@@ -97,8 +101,9 @@ class BatchMemory:
         if embeddings is None or self.takes_both:
             token = self.token.ctypes.data_as(ctypes.POINTER(C.llama_token))
         if embeddings is not None:
-            if not len(self._embd):
-                self._embd = np.zeros((self.n_batch, self.n_embd), np.float32)
+            width = embeddings.shape[1]
+            if width != self._embd.shape[1]:
+                self._embd = np.zeros((self.n_batch, width), np.float32)
             self._embd[: len(embeddings)] = embeddings
             embd = self._embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self.struct.token, self.struct.embd = token, embd

@@ -116,25 +116,34 @@ class Context:
         trace: str | Path | None = None,
         mtp: bool = False,
         other: Context | None = None,
+        causal: bool = True,
     ) -> None:
         """Make a context for ``model``; ``trace`` names a file that gets one JSON line a decode.
 
         With ``mtp`` it is one for the first of the layers that predict further tokens: its rows
         take a token and a state. ``other`` is a context, to be closed later, of the model whose
-        embeddings and output matrix, or KV cache, this one shares.
+        embeddings and output matrix, or KV cache, this one shares. Without ``causal`` the rows of
+        a decode see those after them as well.
         """
         params = params or ContextParams()
         self.model = model
+        if model.is_head and other is None:
+            raise UnsupportedModel(
+                f"{model.path} ({model.description}) drafts for the model that it came with and "
+                f"does not go on with a text by itself; {TEXT_MODEL}"
+            )
         if model.is_mtp_alone and not mtp:
             raise UnsupportedModel(
                 f"{model.path} holds a model's layers for multi-token prediction and not the model"
             )
-        self._is_head = mtp or model.takes_both
+        self._is_head = mtp or model.is_head
         flash_attn = choose_flash_attn(model, params)
         with whole_log() as log:
             self._handle: Any = _new_context(model, params, flash_attn, mtp=mtp, other=other)
         refused = any("Flash Attention not supported" in line for line in log)
         self.flash_attn = flash_attn != "off" and not refused
+        if not causal:
+            C.llama_set_causal_attn(self._handle, False)
         self.params = params
         self.n_vocab = model.n_vocab
         self.n_ctx: int = min(C.llama_n_ctx(self._handle), model.n_positions)
@@ -148,8 +157,8 @@ class Context:
             0  # of the last decode's rows, those that can be taken back: if it is limited
         )
         self._memory = C.llama_get_memory(self._handle)
-        width = model.n_embd_out if mtp else model.n_embd_inp
-        self._batch = BatchMemory(self.n_batch, self.n_seq_max, width, takes_both=self._is_head)
+        takes_both = mtp or model.takes_both
+        self._batch = BatchMemory(self.n_batch, self.n_seq_max, takes_both=takes_both)
         self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
         self._features: BatchMemory | None = None  # of encode, made when it is needed first
         self._row_seq = 0  # sequences of the last decode's row, where that was a plain step's
@@ -246,9 +255,8 @@ class Context:
 
         Raises DecodeFailed when llama.cpp refuses them or fails.
         """
-        width = features.shape[1]
-        if self._features is None or self._features.n_embd != width:
-            self._features = BatchMemory(self.n_batch, self.n_seq_max, width)
+        if self._features is None:
+            self._features = BatchMemory(self.n_batch, self.n_seq_max)
         found: Floats = np.empty((len(features), self.model.n_embd_out), np.float32)
         for first in range(0, len(features), self.n_batch):
             some = features[first : first + self.n_batch]
@@ -259,7 +267,7 @@ class Context:
             self._features.fill(rows)
             code = C.llama_encode(self._handle, self._features.struct)
             if code:
-                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {width}")
+                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {some.shape[1]}")
             pointer = internal("llama_get_embeddings_nextn")(self._handle)
             found[first : first + n] = np.ctypeslib.as_array(pointer, (n, found.shape[1]))
         return found
@@ -430,11 +438,6 @@ def _new_context(
             f"llama.cpp could not make a context of {native.n_ctx:,} tokens "
             f"(KV cache {params.kv_type}) for {model.path}: {reason}"
         )
-        if "ctx_other" in reason:
-            raise UnsupportedModel(
-                f"{model.path} ({model.description}) drafts for the model that it came with and "
-                f"does not go on with a text by itself; {TEXT_MODEL}"
-            )
         if "alloc" in log.lower() or "memory" in log.lower():
             raise OutOfMemory(f"{message}; {_less_memory(model)}")
         # Of some models the cache cannot be quantised: by the size of heads, or for want of flash

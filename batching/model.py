@@ -35,6 +35,7 @@ from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
 TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a token and an embedding
+HEADS = (*TAKE_BOTH, "dflash")  # architectures that draft for another model, and run beside it
 
 # llama.cpp reports why something failed only through its log, so the last lines are kept for the
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
@@ -156,10 +157,10 @@ class Model:
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_embd: int = C.llama_model_n_embd(handle)
-        self.n_embd_inp: int = C.llama_model_n_embd_inp(handle)  # width of rows fed as embeddings
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         architecture = self.metadata("general.architecture")
         self.takes_both = architecture in TAKE_BOTH
+        self.is_head = architecture in HEADS
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Whether it hands out the state that layers for multi-token prediction begin with; how
         # many of these were loaded and can be run; whether there is nothing else.
@@ -179,7 +180,7 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        reason = None if self.takes_both else why_no_text(handle, self.metadata)
+        reason = None if self.is_head else why_no_text(handle, self.metadata)
         if reason is not None:
             self.close()
             raise UnsupportedModel(f"{self.path} {reason}; {TEXT_MODEL}")
@@ -243,7 +244,7 @@ class Model:
         return text or None
 
     def special_token(self, name: str) -> int | None:
-        """The id of ``bos``, ``eos``, ``eot`` or ``nl``, or None where the model has none."""
+        """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None where there is none."""
         token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
         return token if token >= 0 else None
 

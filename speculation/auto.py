@@ -42,6 +42,7 @@ SOURCES = (
     "eagle",
     "eagle-3",
     "mtp",
+    "dflash",
 )
 _FLOOR = 0.02  # path probability below which nothing is looked at, however cheap a row
 # Drafts must beat plain decoding by so much at most: where rows are dear, so is the way back to it.

@@ -38,7 +38,7 @@ class Scores(Protocol):
     """What a draft says of the tokens that follow each row it was given."""
 
     def logits(self, row: int) -> Floats:
-        """Of every token that can be drafted, (n_drafted,)."""
+        """Of every token that can be drafted, (n_drafted,), or what else the draft's Top reads."""
         ...
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,21 +23,22 @@ from batching.levels import LevelDecoder
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
-from speculation.growth import likeliest, named
-from speculation.heads.eagle import DraftHead
+from speculation.growth import Top, likeliest, named
+from speculation.heads.eagle import DraftHead, StateHead
 
+H = TypeVar("H", bound=StateHead)
 _UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
 
 
-class _OfHead:
+class _OfHead(Generic[H]):
     """What drafting asks of a head, whatever becomes of the text.
 
-    top  the likeliest tokens after a row of logits
+    top  the likeliest tokens after a row of what the head gives
     """
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: H, top: Top) -> None:
         self.head = head
-        self.top = named(likeliest, head.tokens)
+        self.top = top
 
     @property
     def needs_hidden(self) -> bool:
@@ -47,44 +49,31 @@ class _OfHead:
         return self.head.layers
 
 
-class HeadLevels(_OfHead):
-    """The text in a head's context; reads the states of prompts (``batching.cache.StateReader``).
+class HeldText(_OfHead[H]):
+    """What a head's context holds of the text; reads prompts (``batching.cache.StateReader``).
 
-    window   tokens at the end of a prompt whose states are wanted, for the texts to come
-    n_leaves nodes that can be decoded in one level
+    ahead   how far behind a state in the text the token is that its row stands for
+    window  tokens at the end of a prompt whose states are wanted, for the texts to come
     """
 
-    def __init__(self, head: DraftHead) -> None:
-        super().__init__(head)
+    ahead = 1
+
+    def __init__(self, head: H, top: Top) -> None:
+        super().__init__(head, top)
         self.window = 0
-        self.n_leaves = 1
-        self._levels = LevelDecoder(head.context)
         self._text: list[int] = []  # as far as it is known and, of a prompt, was read
         self._prompt: list[int] = []
         self._places: list[int] = []  # which tokens of the text have a row
-        self._states: dict[int, Floats] = {}  # by token, until there is a row for the next
-        self._row = 0  # of the last level's first node in its output
-        self._output: Output | None = None
-
-    def prepare(self, window: int, n_leaves: int) -> None:
-        """A text will be drafted with trees of ``n_leaves``, by ``window`` tokens of its prompt."""
-        self.window = window
-        if n_leaves != self.n_leaves:
-            self.n_leaves = n_leaves
-            self._levels.keep(len(self._places), n_leaves)
+        self._states: dict[int, Floats] = {}  # by token, until there is a row for it
 
     def begin(self, tokens: Sequence[int]) -> int:
-        """A text starts with ``tokens``: the first whose state is wanted, as far as needed.
-
-        That of the last common token is asked for again, for the row that follows it.
-        """
+        """A text starts with ``tokens``: the first whose state is wanted, as far as needed."""
         n_common = common_prefix(self._text, tokens)
         del self._places[bisect_left(self._places, n_common) :]
-        self._levels.keep(len(self._places), self.n_leaves)
         self._states.clear()
         first = len(tokens)
         if self.window:
-            first = max(0, first - self.window, n_common - 1)
+            first = max(0, first - self.window, n_common - self.ahead)
         self._prompt, self._text = list(tokens), list(tokens[:first])
         return first
 
@@ -101,25 +90,61 @@ class HeadLevels(_OfHead):
         """Whether ``begin`` was called for this very prompt, but for its last token."""
         return self._text == list(prompt[:-1])
 
-    def root(self, tokens: Sequence[int], n_below: int) -> tuple[Output, int] | None:
+    def _take_states(self, last: int) -> tuple[list[int], list[Floats]]:
+        """States that came and have no row yet, of tokens before ``last``: their rows' tokens, by
+        place in the text, and what they are. None is left."""
+        done = self._places[-1] if self._places else -1
+        known = sorted(p for p in self._states if done < p + self.ahead and p < last)
+        states = [self._states[place] for place in known]
+        self._states.clear()
+        return [place + self.ahead for place in known], states
+
+
+class HeadLevels(HeldText[DraftHead]):
+    """The text in the context of a head that goes on from its own states.
+
+    That of the last common token of two texts is asked for again, for the row that follows it.
+
+    n_leaves nodes that can be decoded in one level
+    """
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head, named(likeliest, head.tokens))
+        self.n_leaves = 1
+        self._n_below = 0  # rows of a tree below the text's last token, at most
+        self._levels = LevelDecoder(head.context)
+        self._row = 0  # of the last level's first node in its output
+        self._output: Output | None = None
+
+    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
+        """A text will be drafted with trees of ``n_leaves``, ``depth`` levels deep, by ``window``
+        tokens of its prompt: how deep they can be."""
+        self.window = window
+        self._n_below = depth * n_leaves
+        if n_leaves != self.n_leaves:
+            self.n_leaves = n_leaves
+            self._levels.keep(len(self._places), n_leaves)
+        return depth
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        first = super().begin(tokens)
+        self._levels.keep(len(self._places), self.n_leaves)
+        return first
+
+    def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
         """Decode rows for the tokens of the text whose states came: output and row of the last.
 
         None where the state before the last token is unknown, or the context has no room for that
-        and ``n_below`` nodes of a tree.
+        and a tree.
         """
         last = len(tokens) - 1
-        done = self._places[-1] if self._places else -1
-        known = sorted(place for place in self._states if done <= place < last)
-        n_rows = len(self._places) + len(known) + n_below
-        if not known or known[-1] != last - 1 or n_rows > self.head.context.n_ctx:
-            self._states.clear()
+        places, known = self._take_states(last)
+        n_rows = len(self._places) + len(places) + self._n_below
+        if not places or places[-1] != last or n_rows > self.head.context.n_ctx:
             return None
-        states = self.head.encode(np.stack([self._states[place] for place in known]))
-        self._states.clear()
         self._text += tokens[len(self._text) :]
-        places = [place + 1 for place in known]
         fresh = [tokens[place] for place in places]
-        embeddings = self.head.inputs(fresh, states)
+        embeddings = self.head.inputs(fresh, self.head.encode(np.stack(known)))
         if self._levels.n_past != len(self._places):  # an error came in between
             self._levels.keep(len(self._places), self.n_leaves)
         if len(fresh) > _UNREAD:  # a prompt: no output but for the last row
@@ -143,7 +168,7 @@ class HeadLevels(_OfHead):
         return self._output
 
 
-class AttachedLevels(_OfHead):
+class AttachedLevels(_OfHead[DraftHead]):
     """The same for a head that attends to the target's KV cache, and so holds nothing of a text.
 
     A tree needs the state before the text's last token and no other; all of its rows have that
@@ -153,15 +178,16 @@ class AttachedLevels(_OfHead):
     window = 1
 
     def __init__(self, head: DraftHead) -> None:
-        super().__init__(head)
+        super().__init__(head, named(likeliest, head.tokens))
         self._text: list[int] = []
         self._last = -1  # the token of the text whose state was seen last
         self._state: Floats | None = None
         self._position = 0
         self._output: Output | None = None
 
-    def prepare(self, window: int, n_leaves: int) -> None:
+    def prepare(self, window: int, n_leaves: int, depth: int) -> int:
         """Whatever the tree, there is nothing to prepare."""
+        return depth
 
     def begin(self, tokens: Sequence[int]) -> int:
         self._text = list(tokens)
@@ -177,7 +203,7 @@ class AttachedLevels(_OfHead):
     def follows(self, prompt: Sequence[int]) -> bool:
         return self._text == list(prompt[:-1])
 
-    def root(self, tokens: Sequence[int], n_below: int) -> tuple[Output, int] | None:
+    def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
         """Decode the text's last token: output and row. None where the state before it is
         unknown."""
         self._position = len(tokens) - 1

@@ -19,7 +19,7 @@ from speculation.cost import CostModel
 from speculation.drafter import Drafter
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params, MtpParams
+from speculation.drafters.eagle import DFlashParams, Eagle, Eagle1Params, Eagle2Params, MtpParams
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
@@ -155,6 +155,8 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
         ):
             if heads in resources.heads:
                 sources[heads] = partial(_eagle, shape, resources, heads, target_seconds)
+        if "dflash" in resources.heads:  # a deeper level of whose tree takes no time
+            sources["dflash"] = lambda: _eagle(DFlashParams(top_k=8, nodes=64), resources, "dflash")
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         if "redrafter" in resources.heads:
@@ -195,6 +197,7 @@ METHODS: dict[str, MethodKind] = {
         MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),
         MethodKind("mtp", "Multi-token prediction", MtpParams, lambda p, r: [_eagle(p, r, "mtp")]),
+        MethodKind("dflash", "DFlash", DFlashParams, lambda p, r: [_eagle(p, r, "dflash")]),
     )
 }
 

@@ -9,6 +9,7 @@ from batching.errors import InvalidParameter
 from batching.levels import LevelDecoder
 from batching.target import Target
 from batching.tree import NO_LIMIT
+from speculation.block_levels import BlockLevels
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
@@ -111,8 +112,8 @@ class Resources:
             )
         return head
 
-    def head_levels(self, name: str) -> HeadLevels | AttachedLevels:
-        """The text in the context of the head ``name``: eagle, eagle-3 or mtp.
+    def head_levels(self, name: str) -> HeadLevels | AttachedLevels | BlockLevels:
+        """The text in the context of the head ``name``: eagle, eagle-3, mtp or dflash.
 
         Raises InvalidParameter when none was loaded.
         """
@@ -128,8 +129,7 @@ class Resources:
                 f"this method needs a head of the kind {name} and none was loaded; give one with "
                 f"--heads{_OR_IN_CHAT}"
             )
-        levels = AttachedLevels if heads.attends_to_target else HeadLevels
-        return self.keep(("levels", name), lambda: levels(heads))
+        return self.keep(("levels", name), lambda: _levels_of(heads))
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What is kept under ``key``, made when it is asked for first."""
@@ -137,3 +137,9 @@ class Resources:
             self._kept[key] = make()
         found: T = self._kept[key]
         return found
+
+
+def _levels_of(head: Any) -> HeadLevels | AttachedLevels | BlockLevels:
+    if head.drafts_blocks:
+        return BlockLevels(head)
+    return AttachedLevels(head) if head.attends_to_target else HeadLevels(head)

@@ -270,7 +270,7 @@ def test_a_target_does_not_go_back_far_for_states() -> None:
     held = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
         levels = HeadLevels(Recorder())
-        levels.prepare(1024, 1)
+        levels.prepare(1024, 1, 5)
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
         cache.prefill(held)
         assert cache.prefill([*held, 7, 8], reader=levels) == n_reused

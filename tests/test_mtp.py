@@ -89,10 +89,10 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
         (head,) = load_heads([], model).values()
         head.start(EXACT, context)
         levels = HeadLevels(head)
-        levels.prepare(64, 1)
+        levels.prepare(64, 1, 4)
         cache = SequenceCache(context)
         cache.prefill(text[:-1], reader=levels)
-        found = levels.root(text, 4)
+        found = levels.root(text)
         assert found is not None
         logits = found[0].logits(found[1]).copy()
         head.close()

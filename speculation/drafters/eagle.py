@@ -17,12 +17,12 @@ from time import perf_counter
 
 from batching.cache import StateReader
 from batching.errors import InvalidParameter
-from batching.target import Output
 from batching.tree import TokenTree
+from speculation.block_levels import BlockLevels
 from speculation.confidence import Confidence, LevelTime
 from speculation.drafter import Step
 from speculation.estimates import Estimates
-from speculation.growth import Candidate, below, best_nodes, grow, grow_static, hang
+from speculation.growth import Candidate, Scores, below, best_nodes, grow, grow_static, hang
 from speculation.head_levels import AttachedLevels, HeadLevels
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.ranges import check_ranges
@@ -135,6 +135,26 @@ class MtpParams(Eagle2Params):
     window: int = 1024
 
 
+@dataclass(frozen=True)
+class DFlashParams(Eagle2Params):
+    """How much of a block is drafted, and what is kept of it.
+
+    depth   draft tokens in a row, at most as many as a block of the head has: one less than its
+            size, or all of it
+    top_k   tokens looked at of each place, and paths that go on to the next: 1 = a chain
+    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    p_min   least probability that the head must give a draft
+    window  tokens at the end of a prompt that the head sees. 0 = none: drafting begins with the
+            second step
+    """
+
+    depth: int = 15
+    top_k: int = 1
+    nodes: int = 24
+    p_min: float = 0.0
+    window: int = 8192
+
+
 def _check_window(window: int) -> None:
     if window < 0:
         raise InvalidParameter(f"window is {window}; give 0 or more tokens")
@@ -146,7 +166,7 @@ class Eagle:
     def __init__(
         self,
         params: Eagle1Params | Eagle2Params,
-        levels: HeadLevels | AttachedLevels,
+        levels: HeadLevels | AttachedLevels | BlockLevels,
         *,
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
@@ -162,7 +182,7 @@ class Eagle:
         self._confidence = Confidence(estimates)
         self._time = LevelTime(target_seconds)
         self._last = 0  # place of the text's last token
-        levels.prepare(params.window, params.width)
+        self._depth = levels.prepare(params.window, params.width, params.depth)
 
     @property
     def needs_hidden(self) -> bool:
@@ -179,7 +199,7 @@ class Eagle:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
-        self._levels.prepare(self.params.window, self.params.width)
+        self._levels.prepare(self.params.window, self.params.width, self.params.depth)
         if not self._levels.follows(prompt):
             self._levels.begin(prompt[:-1])
 
@@ -187,7 +207,7 @@ class Eagle:
         self._last = len(tokens) - 1
         self._confidence.note(())
         start = perf_counter()
-        root = self._levels.root(tokens, self.params.depth * self.params.width)
+        root = self._levels.root(tokens)
         if root is None:
             return  # the first states of a text are still to come, or there is no room
         nodes = self._grow(*root, tree)
@@ -204,7 +224,7 @@ class Eagle:
             self._levels.see(self._last, step.output, node)
             self._last += 1
 
-    def _grow(self, output: Output, row: int, tree: TokenTree) -> list[Candidate]:
+    def _grow(self, output: Scores, row: int, tree: TokenTree) -> list[Candidate]:
         params, levels = self.params, self._levels
         if isinstance(params, Eagle1Params):
             return grow_static(params.shape, levels.top, levels.level, output, row)
@@ -220,6 +240,6 @@ class Eagle:
             levels.level,
             output,
             row,
-            depth=min(params.depth, tree.max_depth),
+            depth=min(self._depth, tree.max_depth),
             width=params.width,
         )

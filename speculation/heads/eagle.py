@@ -28,21 +28,12 @@ from batching.target import Output, Target
 from batching.tree import Floats
 
 
-class DraftHead(Protocol):
-    """A head that is autoregressive over states: what drafting needs of EAGLE's and its successors.
-
-    A row of its context takes a token and the state before it, and gives the state after it: the
-    target's where that is known, or what the row above gave.
-    """
+class StateHead(Protocol):
+    """A head that is fed with the target's states, in a context of its own."""
 
     @property
     def context(self) -> Target:
-        """The head's own context. Its ``Output.hidden`` is what a row below takes as its state."""
-        ...
-
-    @property
-    def attends_to_target(self) -> bool:
-        """Whether it reads the target's KV cache, and so has none of its own."""
+        """The head's own context."""
         ...
 
     @property
@@ -57,6 +48,20 @@ class DraftHead(Protocol):
 
     def states_of(self, output: Output, row: int) -> Floats:
         """What the head reads of a row of the target, (width,); a view."""
+        ...
+
+
+class DraftHead(StateHead, Protocol):
+    """A head that is autoregressive over states: what drafting needs of EAGLE's and its successors.
+
+    A row of its context takes a token and the state before it, and gives the state after it: the
+    target's where that is known, or what the row above gave. ``Output.hidden`` of its context is
+    what a row below takes as its state.
+    """
+
+    @property
+    def attends_to_target(self) -> bool:
+        """Whether it reads the target's KV cache, and so has none of its own."""
         ...
 
     def encode(self, states: Floats) -> Floats:
@@ -110,9 +115,15 @@ class EagleShape:
 
 
 class HeadInContext:
-    """A head whose layer llama.cpp runs, in a context of its own. Close it with the target."""
+    """A head whose layer llama.cpp runs, in a context of its own. Close it with the target.
+
+    drafts_blocks  whether it drafts several tokens at once, as DFlash does
+    gives_states   whether its rows give more than logits: ``Output.hidden``
+    """
 
     attends_to_target = False
+    drafts_blocks = False
+    gives_states = True
 
     def __init__(self, model: Model) -> None:
         """``model`` is what llama.cpp is to run; it is closed with the head."""
@@ -123,7 +134,7 @@ class HeadInContext:
         """Make the context, by what the target's is: ``flash_attn`` on or off."""
         self.stop()
         self._context = self._make_context(params, target)
-        self._context.want_hidden(True)
+        self._context.want_hidden(self.gives_states)
 
     def stop(self) -> None:
         """Free the context until the next start, as where that of the target is made anew."""

@@ -11,7 +11,7 @@ from batching.errors import HeadsError, ModelError
 from batching.gguf_file import GGUFFile
 from batching.model import Model
 from batching.mtp_layers import find_mtp_layers
-from speculation.heads import assistant, eagle3, mtp
+from speculation.heads import assistant, dflash, eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import ARCHITECTURE, HeadsFile
@@ -35,6 +35,7 @@ def require_no_heads(path: Path) -> None:
     if is_mtp_alone or architecture in (
         ARCHITECTURE,
         assistant.ARCHITECTURE,
+        dflash.ARCHITECTURE,
         eagle3.ARCHITECTURE,
     ):
         raise HeadsError(
@@ -77,6 +78,8 @@ def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
     architecture = gguf.metadata.get("general.architecture")
     if architecture == eagle3.ARCHITECTURE:
         return eagle3.METHOD, partial(eagle3.load_eagle3, gguf)
+    if architecture == dflash.ARCHITECTURE:
+        return dflash.METHOD, partial(dflash.load_dflash, gguf)
     if architecture == assistant.ARCHITECTURE:
         return mtp.METHOD, partial(assistant.load_assistant, gguf)
     if find_mtp_layers(path).alone:
@@ -86,7 +89,7 @@ def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
     if method not in LOADERS:
         raise HeadsError(
             f"{path} holds heads for the method {method!r}, which this version does not "
-            f"have; it has {', '.join((*LOADERS, eagle3.METHOD, mtp.METHOD))}"
+            f"have; it has {', '.join((*LOADERS, eagle3.METHOD, mtp.METHOD, dflash.METHOD))}"
         )
 
     def load(model: Model) -> Any:

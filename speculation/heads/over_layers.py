@@ -1,0 +1,62 @@
+"""A head in a file of llama.cpp's own form, fed with what goes into some of the target's layers.
+
+All of it runs in llama.cpp. The target's embeddings and output matrix, where the file has none of
+its own, are reached through a small context of the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from batching.context import Context, ContextParams
+from batching.errors import HeadsError
+from batching.model import Model
+from batching.target import Output
+from batching.tree import Floats
+from batching.vocabulary import check_same_vocabulary
+from speculation.heads.eagle import HeadInContext
+from speculation.heads.file import model_name
+
+
+class HeadOverLayers(HeadInContext):
+    """What such heads have in common.
+
+    causal  whether a row sees only those before it
+    """
+
+    needs_hidden = False
+    tokens = None  # llama.cpp gives logits for the whole vocabulary
+    causal = True
+
+    def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
+        super().__init__(Model(path, n_gpu_layers=target.n_gpu_layers))
+        self.layers = layers
+        self._target = target
+        self._shared: Context | None = None
+
+    def check_vocabulary(self) -> None:
+        """Raise VocabularyMismatch or HeadsError where the head's tokens are not the target's."""
+        model, target = self.model, self._target
+        check_same_vocabulary(target, model, special=False)
+        if model.n_vocab != target.n_vocab:
+            raise HeadsError(
+                f"the head {model.path.name} knows {model.n_vocab} tokens, the model "
+                f"{model_name(target)!r} {target.n_vocab}; take the head that was made for it"
+            )
+
+    def _make_context(self, params: ContextParams, target: Context) -> Context:
+        # The target's own context may be made anew while this one lives, so it gets another.
+        if self._shared is None:
+            small = replace(params, n_ctx=32, n_batch=1, n_seq_max=1)
+            self._shared = Context(self._target, small)
+        return Context(self.model, params, other=self._shared, causal=self.causal)
+
+    def states_of(self, output: Output, row: int) -> Floats:
+        return output.layer_inputs(row, self.layers)
+
+    def close(self) -> None:
+        super().close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
