@@ -54,7 +54,7 @@ class BlockLevels(HeldText[DFlashHead]):
         self._add_rows(last)
         block = self.head.block(tokens[-1], self._depth)
         n_past, n, context = len(self._places), len(block), self.head.context
-        if not n_past or self._places[-1] != last - 1 or n_past + n > context.n_ctx:
+        if not n_past or self._done != last - 1 or n_past + n > context.n_ctx:
             return None
         self._text += tokens[len(self._text) :]
         output = self._decode(Rows(block, range(n_past, n_past + n), [range(1)] * n, [True] * n))

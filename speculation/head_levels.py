@@ -67,13 +67,18 @@ class HeldText(_OfHead[H]):
         self._states: dict[int, Floats] = {}  # by token, until there is a row for it
 
     def begin(self, tokens: Sequence[int]) -> int:
-        """A text starts with ``tokens``: the first whose state is wanted, as far as needed."""
+        """A text starts with ``tokens``: the first whose state is wanted, as far as needed.
+
+        What was known of the tokens that the text before began with stays; the first after these is
+        asked for, seen before or not.
+        """
         n_common = common_prefix(self._text, tokens)
         del self._places[bisect_left(self._places, n_common) :]
-        self._states.clear()
+        self._states = {p: state for p, state in self._states.items() if p < n_common}
         first = len(tokens)
         if self.window:
-            first = max(0, first - self.window, n_common - self.ahead)
+            known = max(self._done - self.ahead, *self._states, -1)
+            first = max(0, first - self.window, known + 1)
         self._prompt, self._text = list(tokens), list(tokens[:first])
         return first
 
@@ -90,10 +95,15 @@ class HeldText(_OfHead[H]):
         """Whether ``begin`` was called for this very prompt, but for its last token."""
         return self._text == list(prompt[:-1])
 
+    @property
+    def _done(self) -> int:
+        """The last token that has a row."""
+        return self._places[-1] if self._places else -1
+
     def _take_states(self, last: int) -> tuple[list[int], list[Floats]]:
         """States that came and have no row yet, of tokens before ``last``: their rows' tokens, by
         place in the text, and what they are. None is left."""
-        done = self._places[-1] if self._places else -1
+        done = self._done
         known = sorted(p for p in self._states if done < p + self.ahead and p < last)
         states = [self._states[place] for place in known]
         self._states.clear()
@@ -102,8 +112,6 @@ class HeldText(_OfHead[H]):
 
 class HeadLevels(HeldText[DraftHead]):
     """The text in the context of a head that goes on from its own states.
-
-    That of the last common token of two texts is asked for again, for the row that follows it.
 
     n_leaves nodes that can be decoded in one level
     """

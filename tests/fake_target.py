@@ -61,6 +61,7 @@ class FakeHeads:
 class FakeEagleHead:
     """A head whose context guesses like ``logits``; its rows carry token and state, (n, 1 + 5)."""
 
+    drafts_blocks = False
     attends_to_target = False
     needs_hidden = True
     layers = ()

@@ -260,10 +260,10 @@ def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> No
     stops = iter([False, True])
     with pytest.raises(Cancelled):
         cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
-    assert cache.prefill(prompt[:-1], reader=levels) == 1
+    assert cache.prefill(prompt[:-1], reader=levels) == 2  # which were read
     eagle.begin(prompt)
     eagle.draft(prompt, TokenTree(6))
-    assert [token for token, _ in head.rows] == [3, 4, 5, 6]
+    assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
 
 
 def test_a_target_does_not_go_back_far_for_states() -> None:

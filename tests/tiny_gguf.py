@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGUFWriter, LlamaFileType, TokenType
 
 CHAT_TEMPLATE = (
@@ -43,10 +44,13 @@ def write_tiny_gguf(
     n_bytes: int = 256,
     tokenizer: str = "llama",
     more: Callable[[GGUFWriter], object] | None = None,
+    influence: float = 1.0,
+    tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
     """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
     the path whose name the files, ``name-00001-of-00003.gguf``, are made from. ``more`` adds to its
-    metadata."""
+    metadata. Layers add ``influence`` of what random weights would; ``tensors`` take the place of
+    random ones."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary(n_bytes=n_bytes)[0])
     writer = begun(
@@ -72,7 +76,10 @@ def write_tiny_gguf(
 
     def add(name: str, *shape: int, scale: float = 0.0) -> None:
         scale = scale or 1.6 / np.sqrt(shape[-1])
-        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
+        if name.endswith(("attn_output.weight", "ffn_down.weight")):
+            scale *= influence
+        random = (scale * rng.standard_normal(shape)).astype(np.float32)
+        writer.add_tensor(name, (tensors or {}).get(name, random))
 
     def add_norm(name: str) -> None:
         writer.add_tensor(name, np.ones(n_embd, np.float32))

@@ -37,6 +37,11 @@ class StateHead(Protocol):
         ...
 
     @property
+    def drafts_blocks(self) -> bool:
+        """Whether it drafts several tokens at once, and does not go on from them."""
+        ...
+
+    @property
     def needs_hidden(self) -> bool:
         """Whether the states after the target's final norm are what it reads."""
         ...
@@ -117,8 +122,7 @@ class EagleShape:
 class HeadInContext:
     """A head whose layer llama.cpp runs, in a context of its own. Close it with the target.
 
-    drafts_blocks  whether it drafts several tokens at once, as DFlash does
-    gives_states   whether its rows give more than logits: ``Output.hidden``
+    gives_states  whether its rows give more than logits: ``Output.hidden``
     """
 
     attends_to_target = False
