@@ -138,6 +138,7 @@ def test_both_sides_draft_alike() -> None:
         "--spec-draft-n-max 8"
     )
     assert " -md head.gguf --spec-type draft-eagle3 " in arguments("eagle-3", settings)
+    assert " --spec-type draft-dflash " in arguments("dflash", settings)
     line = arguments("mtp", settings)  # the model's own layer
     assert " --spec-type draft-mtp " in line
     assert "-md" not in line

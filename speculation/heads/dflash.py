@@ -54,7 +54,8 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
 class DFlashHead(HeadOverLayers):
     """The head in a context without causal attention, and what its blocks say.
 
-    n_drafts  tokens that a block drafts at most
+    n_drafts   tokens that a block drafts at most
+    is_dspark  whether a place leans on the token before it
     """
 
     drafts_blocks = True
@@ -64,6 +65,7 @@ class DFlashHead(HeadOverLayers):
         self.causal = block.causal
         self.gives_states = block.says_more
         self.n_drafts = block.size - block.first
+        self.is_dspark = block.is_dspark
         self._block = block
 
     def block(self, last: int, n_drafts: int) -> list[int]:

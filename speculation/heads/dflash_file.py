@@ -29,6 +29,7 @@ class Block(NamedTuple):
     first         row that holds the first draft: 1, or 0 where the last token's own row has it
     causal        whether a row sees only those before it
     n_candidates  of DFlash 2: for each place; otherwise 0
+    is_dspark     whether a place leans on the token before it
     has_confidence  of DSpark: whether it says how likely each draft is to hold
     """
 
@@ -38,6 +39,7 @@ class Block(NamedTuple):
     first: int
     causal: bool
     n_candidates: int
+    is_dspark: bool
     has_confidence: bool
 
     @property
@@ -90,5 +92,6 @@ def check_dflash(gguf: GGUFFile, model: Model) -> Block:
         first=first,
         causal=value("attention.causal", False),
         n_candidates=value("selector_top_k", 0) if SELECTOR in gguf.tensors else 0,
+        is_dspark=is_dspark,
         has_confidence=is_dspark and CONFIDENCE in gguf.tensors,
     )

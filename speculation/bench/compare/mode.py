@@ -36,7 +36,7 @@ _DRAFT_FLAGS = {
 }
 # What is compared, asked for or not, where there is something that drafts so; as a chain, which is
 # all that llama.cpp drafts. And what gives it.
-CHAINS = {DRAFT: DRAFT, "mtp": "mtp", "eagle-3": "eagle-3:top_k=1"}
+CHAINS = {DRAFT: DRAFT, "mtp": "mtp", "eagle-3": "eagle-3:top_k=1", "dflash": "dflash"}
 _GIVEN_BY = {DRAFT: "--draft-model", "mtp": "a model that has layers for it, or --heads"}
 
 
@@ -194,9 +194,9 @@ def _drafts(engine: Engine) -> dict[str, Path | None]:
     found: dict[str, Path | None] = {}
     if engine.draft is not None:
         found[DRAFT] = engine.draft.model.path
-    for name in ("mtp", "eagle-3"):
+    for name in ("mtp", "eagle-3", "dflash"):
         head = engine.resources.heads.get(name)
-        if head is not None:
+        if head is not None and not getattr(head, "is_dspark", False):  # to them another kind
             found[name] = None if head.model is engine.model else head.model.path
     return found
 

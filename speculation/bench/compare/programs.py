@@ -63,6 +63,7 @@ PROGRAMS = {
         Program("llama-speculative-simple", "draft", n_more=1, drafts_by="draft-simple"),
         Program("llama-speculative-simple", "eagle-3", n_more=1, drafts_by="draft-eagle3"),
         Program("llama-speculative-simple", "mtp", n_more=1, drafts_by="draft-mtp"),
+        Program("llama-speculative-simple", "dflash", n_more=1, drafts_by="draft-dflash"),
     )
 }
 
