@@ -17,9 +17,10 @@ from speculation.auto import Auto, AutoParams, Source
 from speculation.confidence import PRIORS as HEAD_PRIORS
 from speculation.cost import CostModel
 from speculation.drafter import Drafter
+from speculation.drafters.dflash import DFlash, DFlashParams
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.eagle import DFlashParams, Eagle, Eagle1Params, Eagle2Params, MtpParams
+from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params, MtpParams
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.lookahead import Lookahead, LookaheadParams
 from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
@@ -30,6 +31,7 @@ from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
 from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.estimates import Estimates
+from speculation.head_drafter import GrownParams
 from speculation.resources import Resources
 from speculation.verify import Match, Rejection, Typical, Verifier
 
@@ -78,7 +80,7 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
 
 
 def _eagle(
-    params: Eagle1Params | Eagle2Params,
+    params: Eagle1Params | GrownParams,
     resources: Resources,
     heads: str = "eagle",
     target_seconds: Callable[[], float] | None = None,
@@ -89,6 +91,12 @@ def _eagle(
         estimates=resources.keep(heads, lambda: Estimates(HEAD_PRIORS)),
         target_seconds=target_seconds,
     )
+
+
+def _dflash(params: DFlashParams, resources: Resources) -> DFlash:
+    """Whatever its drafts cost: a deeper level of a block takes no further time."""
+    estimates = resources.keep("dflash", lambda: Estimates(HEAD_PRIORS))
+    return DFlash(params, resources.head_levels("dflash"), estimates=estimates)
 
 
 def _medusa(params: MedusaParams, resources: Resources) -> Medusa:
@@ -155,8 +163,8 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
         ):
             if heads in resources.heads:
                 sources[heads] = partial(_eagle, shape, resources, heads, target_seconds)
-        if "dflash" in resources.heads:  # a deeper level of whose tree takes no time
-            sources["dflash"] = lambda: _eagle(DFlashParams(top_k=8, nodes=64), resources, "dflash")
+        if "dflash" in resources.heads:
+            sources["dflash"] = lambda: _dflash(DFlashParams(top_k=8, nodes=64), resources)
         if "medusa" in resources.heads:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         if "redrafter" in resources.heads:
@@ -197,7 +205,7 @@ METHODS: dict[str, MethodKind] = {
         MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
         MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),
         MethodKind("mtp", "Multi-token prediction", MtpParams, lambda p, r: [_eagle(p, r, "mtp")]),
-        MethodKind("dflash", "DFlash", DFlashParams, lambda p, r: [_eagle(p, r, "dflash")]),
+        MethodKind("dflash", "DFlash", DFlashParams, lambda p, r: [_dflash(p, r)]),
     )
 }
 

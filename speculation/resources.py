@@ -13,6 +13,7 @@ from speculation.block_levels import BlockLevels
 from speculation.cost import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
+from speculation.head_drafter import Levels
 from speculation.head_levels import AttachedLevels, HeadLevels
 from speculation.heads.medusa import Heads
 from speculation.heads.redrafter import RecurrentHead
@@ -112,7 +113,7 @@ class Resources:
             )
         return head
 
-    def head_levels(self, name: str) -> HeadLevels | AttachedLevels | BlockLevels:
+    def head_levels(self, name: str) -> Levels:
         """The text in the context of the head ``name``: eagle, eagle-3, mtp or dflash.
 
         Raises InvalidParameter when none was loaded.
@@ -139,7 +140,7 @@ class Resources:
         return found
 
 
-def _levels_of(head: Any) -> HeadLevels | AttachedLevels | BlockLevels:
+def _levels_of(head: Any) -> Levels:
     if head.drafts_blocks:
         return BlockLevels(head)
     return AttachedLevels(head) if head.attends_to_target else HeadLevels(head)

@@ -27,10 +27,12 @@ from batching.model import Model
 from batching.rows import Rows, text_rows
 from batching.tree import Floats
 from speculation.block_levels import BlockLevels
+from speculation.cost import CostCurve, CostModel
 from speculation.engine import Engine
 from speculation.growth import Scores
 from speculation.heads.dflash import DFlashHead
 from speculation.heads.load import load_heads
+from speculation.resources import Resources
 from speculation.sampling import SamplingParams
 from tests import tiny_gguf
 from tests.exact import EXACT, PROMPT
@@ -231,6 +233,28 @@ def test_a_tree_of_the_likeliest_tokens_of_each_place_holds_more_than_a_chain(
     )
     assert tree.n_accepted > chain.n_accepted
     assert max(tree.rows_histogram) == 17
+
+
+def test_auto_drafts_with_it_where_a_step_is_dear_and_rows_are_not(engine: Engine) -> None:
+    cost = CostModel({0: CostCurve((1, 64), (0.02, 0.024))})
+    engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
+    sampling = endless(engine)
+    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()
+    drafted = engine.generate(
+        "abc", method="auto:sources=dflash", sampling=sampling, max_tokens=80
+    ).run()
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.accepted_by_source["dflash"] > 20
+
+
+def test_trees_wider_than_the_targets_context_has_it_made_anew(engine: Engine) -> None:
+    sampling, n_seq = endless(engine), engine.context.n_seq_max
+    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=40).run()
+    for method in ("dflash", "dflash:top_k=12,nodes=100", "dflash"):
+        drafted = engine.generate("abc", method=method, sampling=sampling, max_tokens=40).run()
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.n_accepted > 10
+    assert engine.context.n_seq_max > n_seq
 
 
 def test_the_heads_context_follows_the_text_from_turn_to_turn(

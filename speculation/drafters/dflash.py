@@ -1,0 +1,37 @@
+"""DFlash: a head fills in a block of masked tokens at once, from the target's states.
+
+Chen, Liang and Liu 2026, "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv
+2602.06036. The likeliest token of each place is a chain; with more of each the places are levels of
+a tree, and its likeliest nodes are drafted (Ringel and Romano 2026, "Accelerating Speculative
+Decoding with Block Diffusion Draft Trees", arXiv 2604.12989). Neither needs another decode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculation.head_drafter import GrownParams, HeadDrafter
+
+
+@dataclass(frozen=True)
+class DFlashParams(GrownParams):
+    """How much of a block is drafted, and what is kept of it.
+
+    depth   draft tokens in a row, at most as many as a block of the head has: one less than its
+            size, or all of it
+    top_k   tokens looked at of each place, and paths that go on to the next: 1 = a chain
+    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    p_min   least probability that the head must give a draft
+    window  tokens at the end of a prompt that the head sees. 0 = none: drafting begins with the
+            second step
+    """
+
+    depth: int = 15
+    top_k: int = 1
+    nodes: int = 24
+    p_min: float = 0.0
+    window: int = 8192
+
+
+class DFlash(HeadDrafter):
+    """Drafts from the places of a block."""
