@@ -34,6 +34,7 @@ PALETTE = (
     "#8a1c4a",
     "#7ab800",
     "#333333",
+    "#ff8a70",
 )
 PHASE_COLOURS = {
     "draft": "#e69f00",
