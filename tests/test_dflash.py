@@ -435,6 +435,24 @@ def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, write: An
         assert max(found["dflash"].rows_histogram) == 1 + engine.context.n_rewind
 
 
+def test_drafts_hold_for_a_hybrid_target_from_turn_to_turn(tmp_path: Path) -> None:
+    target = write_counting_gguf(tmp_path / "target.gguf", influence=0.02, hybrid=True)
+    head = write_counting_head(tmp_path / "head.gguf")
+    with Engine.load(target, EXACT, heads=head) as engine, Engine.load(target, EXACT) as plain:
+        text, n_reused = [1, *counted()[:30]], []
+        for cut, temperature in ((None, 0.0), (None, 0.7), (-30, 0.0), (40, 0.7), (None, 0.0)):
+            text = [*text[:cut], 60, 61, 62]
+            sampling = endless(engine, temperature)
+            drafted = engine.generate(text, method="dflash", sampling=sampling, max_tokens=40).run()
+            plain.cache.truncate(0)
+            expected = plain.generate(text, method="ar", sampling=sampling, max_tokens=40).run()
+            assert drafted.token_ids == expected.token_ids
+            assert 8 < drafted.stats.n_accepted < drafted.stats.n_drafted
+            n_reused.append(drafted.stats.n_reused)
+            text = [*text, *drafted.token_ids]
+        assert max(n_reused) > 60
+
+
 # Files
 
 

@@ -12,7 +12,13 @@ from gguf import GGMLQuantizationType, GGUFValueType, TokenType
 
 from batching.tree import Floats
 from tests.head_checks import random_weights
-from tests.tiny_gguf import begun, finished, vocabulary, write_tiny_gguf
+from tests.tiny_gguf import (
+    begun,
+    finished,
+    vocabulary,
+    write_hybrid_gguf,
+    write_tiny_gguf,
+)
 
 N_HEAD, N_HEAD_KV, HEAD, N_FF = 4, 2, 8, 64
 N_TINY = len(vocabulary()[0])
@@ -169,15 +175,16 @@ def _turn(n: int) -> Floats:
     return turn
 
 
-def write_counting_gguf(path: Path, *, influence: float = 0.0) -> Path:
+def write_counting_gguf(path: Path, *, influence: float = 0.0, hybrid: bool = False) -> Path:
     """Write a model of four layers that counts, and now and then does not, the more often the more
-    its random layers add."""
+    its random layers add; ``hybrid`` writes one of those that can take back a few tokens."""
     embeddings = np.zeros((N_TINY, 32), np.float32)
     embeddings[:, :8] = _on_circle()
     embeddings[:, _CONSTANT] = 1
     output = np.zeros((N_TINY, 32), np.float32)
     output[:, :8] = 2 * _on_circle() @ _turn(-1).T
-    return write_tiny_gguf(
+    write = write_hybrid_gguf if hybrid else write_tiny_gguf
+    return write(
         path,
         n_layer=4,
         influence=influence,

@@ -131,9 +131,19 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
     return finished(writer, path)
 
 
-def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head: int = 4) -> Path:
+def write_hybrid_gguf(
+    path: Path,
+    *,
+    n_embd: int = 32,
+    n_layer: int = 3,
+    n_head: int = 4,
+    influence: float = 1.0,
+    tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> Path:
     """Write an LFM2 model of random weights, every third layer attention and the others short
-    convolutions: its memory can take back what it keeps copies for."""
+    convolutions: its memory can take back what it keeps copies for. Layers add ``influence`` of
+    what random weights would; ``tensors`` are added or take the place of random ones."""
+    own = dict(tensors or {})
     rng = np.random.default_rng(0)
     head, width = n_embd // n_head, 3
     is_attention = [i % 3 == 2 for i in range(n_layer)]
@@ -147,7 +157,10 @@ def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head:
 
     def add(name: str, *shape: int, scale: float = 0.0) -> None:
         scale = scale or 1.6 / np.sqrt(shape[-1])
-        writer.add_tensor(name, (scale * rng.standard_normal(shape)).astype(np.float32))
+        if name.endswith(("attn_output.weight", "ffn_down.weight", "out_proj.weight")):
+            scale *= influence
+        random = (scale * rng.standard_normal(shape)).astype(np.float32)
+        writer.add_tensor(name, own.pop(name, random))
 
     def add_norm(name: str, n: int = n_embd) -> None:
         writer.add_tensor(name, np.ones(n, np.float32))
@@ -169,6 +182,8 @@ def write_hybrid_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 3, n_head:
             add(f"blk.{i}.shortconv.conv.weight", n_embd, width)
             add(f"blk.{i}.shortconv.in_proj.weight", 3 * n_embd, n_embd)
             add(f"blk.{i}.shortconv.out_proj.weight", n_embd, n_embd)
+    for name, values in own.items():
+        writer.add_tensor(name, values)
     return finished(writer, path)
 
 
