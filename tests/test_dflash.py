@@ -484,7 +484,6 @@ def test_a_head_is_no_model_and_needs_to_be_given(tmp_path: Path, target: Path) 
             "has blocks of None tokens",
         ),
         ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4"),
-        ({"metadata": {"dflash.hyper_connection.count": 4}}, "layers of DeepSeek V4"),
         (
             {"tensors": {"output.weight": matrix(9, 32)}},
             f"gives 9 logits and has no d2t to say for which of the {N_TINY} tokens",

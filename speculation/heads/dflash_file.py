@@ -58,11 +58,6 @@ def check_dflash(gguf: GGUFFile, model: Model) -> Block:
 
     check_made_for(gguf, model)
     check_width(gguf, model, value("embedding_length"))
-    if value("hyper_connection.count", 0):
-        raise HeadsError(
-            f"the head {name} has layers of DeepSeek V4, which have not been tried here; take "
-            f"another, or use the model's own layer for multi-token prediction (method mtp)"
-        )
     if value("attention.key_length") != value("attention.value_length"):
         raise HeadsError(
             f"the head {name} has keys {value('attention.key_length')} wide and values "
