@@ -35,7 +35,7 @@ PROMPT = "the cat saw a dog and the"
 
 def test_the_model_itself_as_a_draft_is_always_right(tiny_model: Path) -> None:
     with Engine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
-        stats = engine.generate(PROMPT, method="draft:p_min=0", max_tokens=40).run().stats
+        stats = engine.generate(PROMPT, method="draft:p_min=0,p_path=0", max_tokens=40).run().stats
     assert stats.tokens_per_step > 7  # all nine of a step, but for the last one
 
 
@@ -96,22 +96,33 @@ def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> N
         context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
 
 
-def test_drafts_shorter_than_draft_min_are_dropped() -> None:
-    def lengths(**params: float) -> list[int]:
-        drafter = DraftModel(DraftModelParams(**params), LevelDecoder(FakeTarget()))  # type: ignore[arg-type]
-        found = []
-        for seed in range(40):
-            prompt = prompt_of(seed)
-            drafter.begin(prompt)
-            tree = TokenTree(prompt[-1])
-            drafter.draft(prompt, tree)
-            found.append(len(tree) - 1)
-        return found
+def lengths(**params: float) -> list[int]:
+    """Of the first drafts of 40 texts, with a draft model that is not always sure."""
+    drafter = DraftModel(DraftModelParams(**params), LevelDecoder(FakeTarget()))  # type: ignore[arg-type]
+    found = []
+    for seed in range(40):
+        prompt = prompt_of(seed)
+        drafter.begin(prompt)
+        tree = TokenTree(prompt[-1])
+        drafter.draft(prompt, tree)
+        found.append(len(tree) - 1)
+    return found
 
-    all_lengths = lengths(p_min=0.4, draft_max=6)
+
+def test_drafts_shorter_than_draft_min_are_dropped() -> None:
+    all_lengths = lengths(p_min=0.4, p_path=0.0, draft_max=6)
     assert {1, 2, 3} < set(all_lengths)
-    kept = lengths(p_min=0.4, draft_max=6, draft_min=3)
+    kept = lengths(p_min=0.4, p_path=0.0, draft_max=6, draft_min=3)
     assert kept == [n if n >= 3 else 0 for n in all_lengths]
+
+
+def test_a_chain_ends_where_all_of_it_is_unlikely_to_hold() -> None:
+    free, shorter, bound = (
+        lengths(p_min=0.3, p_path=p_path, draft_max=6) for p_path in (0.0, 0.2, 0.95)
+    )
+    assert all(a >= b for a, b in zip(free, shorter, strict=True))
+    assert sum(free) > sum(shorter) > 0
+    assert set(bound) == {0}  # what the draft model is surest of is taken to hold in 92%
 
 
 def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
@@ -137,7 +148,7 @@ def test_rejection_at_temperature_zero_is_the_text_of_plain_decoding(engine: Eng
     assert ours.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("method", ["draft:p_min=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"])
+@pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"])
 def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, method: str) -> None:
     # Few tokens are left by top-k, so that 400 texts tell distributions apart.
     sampling = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.2)

@@ -79,7 +79,7 @@ METHODS = (
     "recycling",
     "recycling:nodes=7,depth=2,rows=all",
     "draft",
-    "draft:p_min=0,draft_max=4",
+    "draft:p_min=0,p_path=0,draft_max=4",
     "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
     "draft:width=4,nodes=5,p_min=0,draft_max=5",
     "medusa",
@@ -206,7 +206,7 @@ def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
         assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
 
 
-@pytest.mark.parametrize("method", ["draft:p_min=0,draft_max=4", "auto:sources=draft"])
+@pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=4", "auto:sources=draft"])
 @pytest.mark.parametrize("n_rewind", [3, NO_LIMIT])
 def test_a_draft_model_that_takes_nothing_back_drafts_as_another_does(
     method: str, n_rewind: int

@@ -44,6 +44,8 @@ class DraftModelParams:
     draft_min  drafts of fewer tokens in a row are dropped, as llama.cpp does; for match alone,
                since what was drawn decides it
     p_min      drafting stops where the draft model's own first choice is less probable
+    p_path     a chain also ends where all of it is less likely to hold, by what the draft model's
+               word was worth so far: each row costs the same, and the last is the least likely
     width      nodes of a level: 1 drafts a chain, more a tree of the likeliest paths
     p_split    probability from which a further choice is drafted beside the first, in a tree
     nodes      draft tokens of a tree, the likeliest paths first
@@ -54,6 +56,7 @@ class DraftModelParams:
     draft_max: int = 16
     draft_min: int = 0
     p_min: float = 0.5
+    p_path: float = 0.4
     width: int = 1
     p_split: float = 0.1
     nodes: int = 24
@@ -66,6 +69,7 @@ class DraftModelParams:
                 ("draft_max", 1, 64),
                 ("draft_min", 0, 64),
                 ("p_min", 0.0, 1.0),
+                ("p_path", 0.0, 1.0),
                 ("width", 1, 16),
                 ("p_split", 0.0, 1.0),
                 ("nodes", 1, 63),
@@ -182,7 +186,8 @@ class DraftModel:
         logits: Floats,
     ) -> list[Candidate]:
         """The drafts below a candidate: the first choice if its probability is at least ``p_min``,
-        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path."""
+        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path, and
+        so in a chain with ``p_path``."""
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
             path = []
@@ -197,10 +202,12 @@ class DraftModel:
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
             return [Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
         found: list[Candidate] = []
-        for token, prob in likeliest(logits, self.params.width):
+        params = self.params
+        least = floor or (params.p_path if params.width == 1 else 0.0)
+        for token, prob in likeliest(logits, params.width):
             path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
-            needed = self.params.p_split if found else self.params.p_min
-            if path_prob >= floor if floor else prob >= needed:
+            needed = 0.0 if floor else params.p_split if found else params.p_min
+            if prob >= needed and path_prob >= least:
                 found.append(Candidate(parent, token, prob, path_prob, None))
         return found
 
