@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from app.backend import Backend
+from app.files import File, with_files
 from app.messages import ChatRequest, Done, Event, Failed, LeftOut, Opening, Prefill, Text, Waiting
 from speculation.overflow import without_turns
 from speculation.thoughts import Thoughts, answer_of, find_thoughts
@@ -119,6 +120,7 @@ class Reply:
 class Turn:
     """What the user said and the reply to it.
 
+    files   those that go with what was written
     before  the reply that was cut short, while another that goes on with it is due
     n_ctx   where the model reads only from this turn on, the size of the context that was full
     """
@@ -127,6 +129,12 @@ class Turn:
     reply: Reply | None = None
     before: Reply | None = None
     n_ctx: int = 0
+    files: tuple[File, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The message as the model reads it."""
+        return with_files(self.user, self.files)
 
     @property
     def shown(self) -> Reply | None:
@@ -145,8 +153,8 @@ class Conversation:
         self.turns: list[Turn] = []
         self.plain_runs: dict[str, PlainRun] = {}
 
-    def ask(self, text: str) -> None:
-        self.turns.append(Turn(text))
+    def ask(self, text: str, files: tuple[File, ...] = ()) -> None:
+        self.turns.append(Turn(text, files=files))
 
     def retry(self, index: int) -> None:
         """Drop the reply of a turn and everything after it."""
@@ -162,14 +170,14 @@ class Conversation:
             text, drafted = turn.before.pieces[-1]
             turn.before.pieces[-1] = (text.rstrip("\ufffd"), drafted)
 
-    def edit(self, index: int, text: str) -> None:
+    def edit(self, index: int, text: str, files: tuple[File, ...] = ()) -> None:
         """Say something else in a turn, and drop everything after it."""
         self.retry(index)
-        self.turns[index].user = text
+        self.turns[index].user, self.turns[index].files = text, files
 
-    def undo(self) -> str:
-        """Drop the last turn; what the user had said in it."""
-        return self.turns.pop().user if self.turns else ""
+    def undo(self) -> Turn:
+        """Drop the last turn; what the user had said is in it."""
+        return self.turns.pop() if self.turns else Turn("")
 
     def clear(self) -> None:
         self.turns.clear()
@@ -193,10 +201,10 @@ class Conversation:
         messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
         for turn in self.turns[:-1]:
             if turn.reply is not None and turn.has_text:
-                messages.append({"role": "user", "content": turn.user})
+                messages.append({"role": "user", "content": turn.said})
                 messages.append({"role": "assistant", "content": turn.reply.answer})
         if self.turns:
-            messages.append({"role": "user", "content": self.turns[-1].user})
+            messages.append({"role": "user", "content": self.turns[-1].said})
             if self.turns[-1].before is not None:
                 messages.append({"role": "assistant", "content": self.turns[-1].before.text})
         return tuple(messages)
@@ -343,7 +351,7 @@ def markdown(conversation: Conversation) -> str:
     """The conversation as a Markdown document, for export."""
     parts = []
     for turn in conversation.turns:
-        parts.append(f"## You\n\n{turn.user}\n")
+        parts.append(f"## You\n\n{turn.said}\n")
         reply = turn.shown
         if reply is not None:
             line = " · ".join(filter(None, (reply.model_name, reply.method, stats_line(reply))))

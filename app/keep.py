@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from app.chat import Conversation, PlainRun, Reply, Turn, stats_line
+from app.files import read_files
 from app.messages import Done, LoadedModel, ModelSpec
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     reply = _reply(kept) if kept else Reply("")
     if reply.done is None and not reply.error:
         reply.notice, reply.error = "", LEFT
-    return Turn(str(data["user"]), reply, n_ctx=int(data.get("n_ctx", 0)))
+    files = read_files(data.get("files", ()))
+    return Turn(str(data["user"]), reply, n_ctx=int(data.get("n_ctx", 0)), files=files)
 
 
 def _reply(data: Mapping[str, Any]) -> Reply:

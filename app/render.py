@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 
 from app.chat import Reply, Turn, stats_line
+from app.files import File, size_of
 
 _MATH = re.compile(r"\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$", re.DOTALL)
 
@@ -61,7 +62,10 @@ def turn_html(
     ``with_model`` names the model of the reply, in a conversation with several.
     """
     edit = "" if live else _actions("edit")
-    said = f'<div class="said" dir="auto">{escape(turn.user)}</div>'
+    files = [(file.leads, _file(n, file)) for n, file in enumerate(turn.files)]
+    before = "".join(html for leads, html in files if leads)
+    after = "".join(html for leads, html in files if not leads)
+    said = f'{before}<div class="said" dir="auto">{escape(turn.user)}</div>{after}'
     parts = [f'<div class="user" role="group" aria-label="You">{said}{edit}</div>']
     reply = turn.shown
     if reply is not None:
@@ -143,6 +147,14 @@ def _left_out(n_ctx: int) -> str:
         return ""
     text = f"Above this line: no longer read by the model; its context of {n_ctx} tokens is full"
     return f'<p class="left-out" role="note">{text}</p>'
+
+
+def _file(n: int, file: File) -> str:
+    """A file of a message, to be unfolded. Its text, which may be long, is put in by the page, and
+    stays in there for as long as the file is the same."""
+    name = f"<bdi>{escape(file.name)}</bdi> <span>{size_of(file.text)}</span>"
+    text = f'<div class="code" data-keeps="{hash(file)}"></div>'
+    return f'<details class="file" data-file="{n}"><summary>{name}</summary>{text}</details>'
 
 
 def _body(reply: Reply, coloured: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from app.backend import Backend
 from app.chat import Conversation, Reply, Turn, markdown
 from app.events import QUICK, SLOW
 from app.fields import Fields, method_fields, read_settings, sampling_fields
+from app.files import files_to_text, read_files
 from app.keep import from_text, to_text
 from app.messages import ModelSpec
 from app.model_panel import ModelPanel
@@ -25,7 +27,7 @@ from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = (
-    *("transcript.js", "turns.js", "box.js", "files.js", "settings.js", "history.js"),
+    *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "files.js"),
     "window.js",
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
@@ -59,6 +61,8 @@ CHATS = """
   <label><input type="checkbox"> Keep chats in this browser</label>
 </div>
 """
+
+FILES = '<ul class="files" aria-label="Files of your message"></ul>'
 
 # What is kept lives as long as its tab: a page that is loaded again finds it there. history.js has
 # it stay for longer.
@@ -98,12 +102,26 @@ CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
 # The message is what the box held when it was sent (box.js notes it): what was typed since, while
 # Gradio made up its call, is no part of it …
-SAID = """(text, ...inputs) => {
-  const said = document.querySelector("#box textarea")?.dataset.said ?? text;
-  return [said, ...inputs.slice(0, -1), performance.now()];
+SAID = """(text, _, ...inputs) => {
+  const said = document.querySelector("#entry").said ?? { text, files: [] };
+  return [said.text, JSON.stringify(said.files), ...inputs.slice(0, -1), performance.now()];
 }"""
 # … and stays in the box.
-REST = "(text, sent) => text.startsWith(sent) ? text.slice(sent.length) : text"
+REST = """(text, sent) => {
+  if (!sent) return text;
+  const said = JSON.parse(sent);
+  document.dispatchEvent(new CustomEvent("sent", { detail: said.names }));
+  return text.startsWith(said.text) ? text.slice(said.text.length) : text;
+}"""
+
+# What was taken back is put beside the box, unless something is there or in it.
+WRITTEN = """(text, _, ...inputs) => {
+  const { files = [] } = document.querySelector("#entry");
+  return [text, JSON.stringify(files), ...inputs.slice(0, -1), performance.now()];
+}"""
+PUT_BACK = """(files) => {
+  if (files) document.dispatchEvent(new CustomEvent("put-back", { detail: JSON.parse(files) }));
+}"""
 
 DOWNLOAD = """(text) => {
   if (!text) return;
@@ -133,9 +151,7 @@ class Session:
     stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
-    _finished: list[tuple[Reply | None, tuple[str, int, bool, bool, bool], str]] = field(
-        default_factory=list
-    )
+    _finished: list[tuple[Reply | None, tuple[Any, ...], str]] = field(default_factory=list)
 
     def html(self) -> list[str]:
         """The turns; those that are finished are rendered once, as a long chat has many."""
@@ -176,7 +192,7 @@ class Session:
         if self.busy and last:
             del self._finished[index:]
             return turn_html(turn, coloured=self.coloured, live=True, last=True)
-        key = (turn.user, turn.n_ctx, self.coloured, last, with_model)
+        key = (turn.user, turn.files, turn.n_ctx, self.coloured, last, with_model)
         if index < len(self._finished):
             reply, known, html = self._finished[index]
             if reply is turn.reply and known == key:
@@ -249,6 +265,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             exported = gr.Textbox(visible=False)
             kept = gr.Textbox(visible=False)  # the conversation …
             sent = gr.Textbox(visible=False)  # what the box is to be rid of
+            attached = gr.Textbox(visible=False)  # the files beside it
             clicked = gr.Number(visible=False)  # when, by the page's clock
             kept_values = gr.Textbox(visible=False)  # … and the fields, when the page is loaded
         transcript = gr.HTML(
@@ -259,6 +276,12 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             elem_id="transcript",
         )
         with gr.Row(elem_id="entry"):
+            gr.HTML(
+                FILES,
+                js_on_load='document.dispatchEvent(new Event("files"))',
+                apply_default_css=False,
+                elem_id="files",
+            )
             gr.Button("Add text files", size="sm", min_width=0, scale=0, elem_id="add")
             box = fields.keep(
                 "box",
@@ -288,12 +311,14 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             buttons = {"submit_btn": "Send", "stop_btn": False}
         return {box: gr.update(**buttons), transcript: tab.html(), kept: tab.kept()}
 
-    def ask(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
+    def ask(text: str, given: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
-        if not tab.is_open(at) or not text.strip():
+        files = read_files(json.loads(given))
+        if not tab.is_open(at) or not (text.strip() or files):
             return nothing() | {sent: ""}
-        tab.conversation.ask(text.strip("\n"))
-        return begin(tab) | {sent: text}
+        tab.conversation.ask(text.strip("\n"), files)
+        names = [file.name for file in files]
+        return begin(tab) | {sent: json.dumps({"text": text, "names": names})}
 
     def retry(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
         tab.revive(known)
@@ -313,7 +338,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         tab.revive(known)
         if not tab.is_open(at):
             return nothing()
-        tab.conversation.edit(event.index, event.text)
+        tab.conversation.edit(event.index, event.text, read_files(event.files))
         return begin(tab)
 
     def answer(tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
@@ -348,12 +373,14 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             turn.reply.error = REFUSED
         return shown(tab)
 
-    def undo(text: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
+    def undo(text: str, given: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
         if not tab.is_open(at):
-            return nothing()
-        said = tab.conversation.undo()
-        return {box: text or said, transcript: tab.html(), kept: tab.kept()}
+            return nothing() | {attached: ""}
+        turn, back = tab.conversation.undo(), ""
+        if not text and not json.loads(given):
+            text, back = turn.user, files_to_text(turn.files)
+        return {box: text, attached: back, transcript: tab.html(), kept: tab.kept()}
 
     def clear(tab: Session, at: float, request: gr.Request) -> dict[Any, Any]:
         tab.ends, tab.ended_at = True, at
@@ -393,7 +420,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     acted = [kept, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
-        said = box.submit(ask, [box, *acted], [*taken, sent], **{**QUICK, "js": SAID})
+        said = box.submit(ask, [box, attached, *acted], [*taken, sent], **{**QUICK, "js": SAID})
         said.then(None, [box, sent], [box], js=REST, api_visibility="private")
         for asked in (
             said,
@@ -403,7 +430,9 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         ):
             replied = asked.then(answer, [session, *fields.for_replies], [*taken, header], **SLOW)
             replied.failure(give_up, [session], taken, **QUICK)
-        transcript.undo(undo, [box, *acted], taken, **in_order)
+        transcript.undo(
+            undo, [box, attached, *acted], [*taken, attached], **{**QUICK, "js": WRITTEN}
+        ).then(None, [attached], js=PUT_BACK, api_visibility="private")
         transcript.focus(models.status_html, None, [header], **QUICK)
         box.stop(stop, [session], **QUICK)
         new.click(clear, [session, clicked], taken, **in_order)

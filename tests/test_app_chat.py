@@ -30,10 +30,10 @@ def test_a_turn_that_failed_is_not_told_to_the_model() -> None:
 
 def test_undo_gives_the_last_message_back() -> None:
     conversation = talk("one", "two")
-    assert conversation.undo() == "two"
+    assert conversation.undo().user == "two"
     assert [turn.user for turn in conversation.turns] == ["one"]
     conversation.undo()
-    assert conversation.undo() == ""
+    assert conversation.undo().user == ""
 
 
 def test_retry_and_edit_drop_what_follows() -> None:

@@ -9,7 +9,8 @@ function focusBox() {
 function noteSaid(event) {
   const box = document.querySelector("#box textarea");
   if (box && (event.key === "Enter" ? event.target === box : event.target.closest("#box button"))) {
-    box.dataset.said = box.value;
+    const entry = document.querySelector("#entry");
+    entry.said = { text: box.value, files: filesOf(entry) };
   }
 }
 document.addEventListener("keydown", noteSaid, true);

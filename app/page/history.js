@@ -61,7 +61,8 @@ function keepChat(text) {
     name = `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
     ofTab.setItem("chat", name);
   }
-  const said = (JSON.parse(text)[0]?.user ?? "").slice(0, 1000).trim().replace(/\s+/g, " ");
+  const [{ user, files }] = JSON.parse(text);
+  const said = (user || files?.[0]?.name || "").slice(0, 1000).trim().replace(/\s+/g, " ");
   const title = [...said].slice(0, 80).join("");
   store({ name, title, at: Date.now() }, text);
 }

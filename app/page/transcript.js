@@ -62,6 +62,8 @@ function become(node, other) {
     else node.data = other.data;
     return;
   }
+  const { keeps } = node.dataset;
+  if (keeps !== undefined && keeps === other.dataset.keeps) return; // it was filled here
   for (const { name, value } of other.attributes) {
     if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   }

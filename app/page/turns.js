@@ -5,6 +5,7 @@ function edit(turn) {
   const user = said.parentElement;
   const form = document.createElement("form");
   form.innerHTML =
+    '<ul class="files" aria-label="Files of your message"></ul>' +
     '<textarea aria-label="Your message" dir="auto"></textarea>' +
     '<div class="actions"><button type="submit">Send</button>' +
     '<button type="button" data-action="cancel">Cancel</button></div>';
@@ -12,6 +13,7 @@ function edit(turn) {
   area.value = said.textContent;
   user.classList.add("editing");
   user.append(form);
+  showFiles(form, turnOf(turn)?.files ?? []);
   area.style.height = Math.min(area.scrollHeight + 4, 300) + "px";
   area.focus();
   const close = () => {
@@ -27,8 +29,8 @@ function edit(turn) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = area.value.replace(/^\n+|\n+$/g, "");
-    if (!text.trim() || isBusy() || !mayDrop(turn)) return;
-    trigger("edit", { index: Number(turn.dataset.index), text });
+    if (!(text.trim() || filesOf(form).length) || isBusy() || !mayDrop(turn)) return;
+    trigger("edit", { index: Number(turn.dataset.index), text, files: filesOf(form) });
     close();
     focusBox();
   });
@@ -78,7 +80,9 @@ element.addEventListener("click", (event) => {
   const text = turn.querySelector(".text");
   if (button.dataset.action === "copy" && text) copy(text.dataset.source ?? text.textContent, button);
   if (button.dataset.action === "copy-code") {
-    copy(button.parentElement.querySelector("code").textContent, button);
+    const file = button.closest(".file");
+    const code = button.closest(".code").querySelector("code");
+    copy(file ? fileOf(file).text : code.textContent, button);
   }
   if (button.dataset.action === "edit") edit(turn);
   if (button.dataset.action === "retry" && mayDrop(turn)) {

@@ -170,6 +170,18 @@ def test_a_reply_can_be_copied_and_a_conversation_exported_and_ended(chat: Chat)
     assert chat.page.locator(".turn").count() == 0
 
 
+def test_a_block_of_code_is_copied_by_itself(chat: Chat) -> None:
+    chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    chat.page.uncheck("#colour input")
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", 'root ::= "so:\\n```\\na < b\\n```"')
+    chat.ask("hi")
+    chat.page.click("[data-action=copy-code]")
+    chat.page.wait_for_selector("text=Copied")
+    assert chat.page.evaluate("navigator.clipboard.readText()") == "a < b\n"
+
+
 def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.page.click("#new")

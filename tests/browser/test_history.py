@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.browser.chat import Chat
+from tests.browser.test_files import DROP, FOX
 
 FILL = """(n) => {
   const list = [];
@@ -198,7 +199,11 @@ def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, addre
         "Object.defineProperty(window, name, {get() { throw new Error('denied'); }});"
     )
     chat.reload()
+    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+    chat.page.wait_for_selector("#files li")
     chat.ask("a cat")
+    chat.page.click(".file summary")
+    assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
     assert chat.page.locator("#chats input").is_disabled()
     assert not chat.page.locator("#chats input").is_checked()
     assert chat.errors == []
