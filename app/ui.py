@@ -27,8 +27,8 @@ from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = (
-    *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "files.js"),
-    "window.js",
+    *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
+    *("files.js", "window.js"),
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -56,6 +56,8 @@ REFUSED = "this reply could not begin: a value in the sidebar was refused; set i
 
 CHATS = """
 <div class="chats">
+  <input type="search" placeholder="Search" aria-label="Search chats" hidden>
+  <p class="found" role="status"></p>
   <ul></ul>
   <p class="none">None yet.</p>
   <label><input type="checkbox"> Keep chats in this browser</label>

@@ -1,5 +1,6 @@
 // Earlier chats: the browser keeps them, each under a name, and a list of these with titles, the latest
 // first. The tab knows which is its own. Whatever else was served at this address had the same storage.
+// chats.js shows the list.
 
 const CHATS = "speculation:chats";
 const SWITCH = "speculation:keeps-chats";
@@ -61,10 +62,28 @@ function keepChat(text) {
     name = `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
     ofTab.setItem("chat", name);
   }
+  const { title, named } = chats().find((chat) => chat.name === name) ?? {};
+  store({ name, title: named ? title : titleOf(text), named, at: Date.now() }, text);
+}
+
+// What was said first in a chat, as long as it was given no other.
+function titleOf(text) {
   const [{ user, files }] = JSON.parse(text);
-  const said = (user || files?.[0]?.name || "").slice(0, 1000).trim().replace(/\s+/g, " ");
-  const title = [...said].slice(0, 80).join("");
-  store({ name, title, at: Date.now() }, text);
+  return asTitle(user || files?.[0]?.name || "");
+}
+
+function asTitle(text) {
+  return [...text.slice(0, 1000).trim().replace(/\s+/g, " ")].slice(0, 80).join("");
+}
+
+// One that is empty makes way for what was said first.
+function rename(name, title) {
+  const list = chats();
+  const chat = list.find((other) => other.name === name);
+  if (!chat) return; // another tab deleted it
+  chat.named = title !== "";
+  chat.title = title || titleOf(stored.getItem(textKey(name)) ?? "[{}]");
+  stored.setItem(CHATS, JSON.stringify(list));
 }
 
 // Where there is no room the oldest make way; not for one that has no room even so.
@@ -92,45 +111,7 @@ function store(chat, text) {
   }
 }
 
-let listed = ""; // the rows as they are
-function showChats() {
-  const box = document.querySelector("#chats .chats");
-  if (!box) return;
-  const ul = box.querySelector("ul");
-  const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-  const list = chats().map(({ name, title, at }) => [name, title, when.format(at), name === own()]);
-  box.querySelector(".none").hidden = list.length > 0;
-  box.querySelector("input").checked = areKept();
-  box.querySelector("input").disabled = stored === null;
-  // A row that is made anew has neither the focus nor the pointer that is just pressed on it.
-  if (JSON.stringify(list) === listed && ul.children.length === list.length) return;
-  listed = JSON.stringify(list);
-  const { open, remove } = ul.contains(document.activeElement) ? document.activeElement.dataset : {};
-  ul.replaceChildren(...list.map((chat) => row(...chat)));
-  if (open ?? remove) find(open ? "open" : "remove", open ?? remove)?.focus();
-}
-
-function row(name, title, date, isOwn) {
-  const row = document.createElement("li");
-  const open = document.createElement("button");
-  open.textContent = title || "Without words";
-  open.title = `${title}\n${date}`;
-  open.dir = "auto";
-  open.dataset.open = name;
-  if (isOwn) open.ariaCurrent = "true";
-  const remove = document.createElement("button");
-  remove.textContent = "×";
-  remove.title = "Delete";
-  remove.ariaLabel = `Delete ${title}`;
-  remove.dataset.remove = name;
-  row.append(open, remove);
-  return row;
-}
-
 const isEmpty = () => !element.querySelector(".turns > *");
-const find = (what, name) =>
-  [...document.querySelectorAll(`#chats [data-${what}]`)].find((b) => b.dataset[what] === name);
-
 let next = null; // to be opened when the reply that comes has stopped
 function openChat(name) {
   const text = stored.getItem(textKey(name));
@@ -155,46 +136,12 @@ function openChat(name) {
   location.reload();
 }
 
-function deleteChat(button) {
-  const { remove: name } = button.dataset;
-  const row = button.closest("li");
-  const { textContent: title } = row.querySelector("[data-open]");
-  if (!confirm(`Delete the chat “${title}”?`)) return;
-  const list = chats();
-  forget(list, list.filter((chat) => chat.name === name));
-  const beside = row.nextElementSibling ?? row.previousElementSibling;
-  const other = beside?.querySelector("[data-remove]").dataset.remove;
-  const isOwn = name === own();
-  if (isOwn) ofTab.removeItem("chat");
-  showChats();
-  (find("remove", other) ?? document.querySelector("#chats input"))?.focus();
-  if (!isOwn) return;
-  isDeleted = !isEmpty();
-  document.querySelector("#new").click();
-}
-
 document.addEventListener("click", ({ target }) => {
   if (target.closest("[data-action=undo]")) isUndone = true;
   if (target.closest("#new")) {
     isUndone = false;
     if (isEmpty()) ofTab?.removeItem("chat");
   }
-  const button = target.closest("#chats button");
-  if (button?.dataset.open) openChat(button.dataset.open);
-  if (button?.dataset.remove) deleteChat(button);
-});
-
-document.addEventListener("change", ({ target }) => {
-  if (!target.matches("#chats input")) return;
-  const list = chats();
-  const forgets = `Forget ${list.length === 1 ? "the chat" : `all ${list.length} chats`} kept so far?`;
-  if (target.checked) stored.removeItem(SWITCH);
-  else if (list.length && !confirm(forgets)) target.checked = true;
-  else {
-    forget(list, list);
-    stored.setItem(SWITCH, "no");
-  }
-  showChats();
 });
 
 document.addEventListener("kept", ({ detail }) => {
@@ -206,6 +153,3 @@ document.addEventListener("kept", ({ detail }) => {
   showChats();
   if (next !== null) openChat(next);
 });
-document.addEventListener("chats", showChats); // where they are to be shown there is room now
-window.addEventListener("storage", showChats); // another tab kept some
-showChats();

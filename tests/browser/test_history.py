@@ -83,6 +83,86 @@ def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
     assert titles(chat) == ["a dog"]
 
 
+def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
+    chat.page.get_by_role("button", name="Rename a cat").click()
+    title = chat.page.get_by_role("textbox", name="Title")
+    assert title.input_value() == "a cat"
+    chat.page.keyboard.type("  Of   cats ")
+    chat.page.keyboard.press("Enter")
+    wait_for_titles(chat, "Of cats")
+    assert chat.page.evaluate(focused) == "Rename Of cats"
+    chat.ask("a dog", 2)
+    chat.reload()
+    chat.wait_for_reply(2)
+    wait_for_titles(chat, "Of cats")
+    chat.page.focus("#chats [data-open]")
+    chat.page.keyboard.press("F2")
+    chat.page.keyboard.type("Of dogs")
+    chat.page.keyboard.press("Escape")
+    wait_for_titles(chat, "Of cats")
+    chat.page.get_by_role("button", name="Rename Of cats").click()
+    title.fill("Of dogs")
+    chat.ask("a cow", 3)  # the field is left; meanwhile the chat is kept
+    wait_for_titles(chat, "Of dogs")
+    chat.page.get_by_role("button", name="Rename Of dogs").click()
+    title.fill("")
+    title.press("Enter")
+    wait_for_titles(chat, "a cat")  # without a name, as before
+
+
+def test_a_title_is_being_written_while_a_reply_is_kept(chat: Chat) -> None:
+    chat.begin_endless("a cat")
+    wait_for_titles(chat, "a cat")
+    chat.page.get_by_role("button", name="Rename a cat").click()
+    chat.page.keyboard.type("Of ")
+    kept = "Object.entries(localStorage).find(([k]) => /:chat:/.test(k))[1].length"
+    length = chat.page.evaluate(kept)
+    chat.page.wait_for_function(f"{kept} > {length}")
+    chat.page.keyboard.type("cats")
+    chat.page.keyboard.press("Enter")
+    wait_for_titles(chat, "Of cats")
+    chat.page.click("#box .stop-button")
+    chat.wait_for_reply()
+    wait_for_titles(chat, "Of cats")
+
+
+def test_chats_are_searched_by_title_and_by_all_that_was_said(chat: Chat) -> None:
+    assert not chat.page.is_visible("#chats [type=search]")
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    for n, (said, reply) in enumerate((("a Cat", "meow"), ("a dog", "bark"), ("a fox", "ÉCLAIR"))):
+        chat.set("Grammar (GBNF)", f'root ::= "{reply}"')
+        if n == 1:
+            chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+            chat.page.wait_for_selector("#files li")
+        chat.ask(said)
+        chat.page.wait_for_selector(f"#chats [data-open]:text-is('{said}')")
+        new_chat(chat)
+    search = chat.page.get_by_role("searchbox", name="Search chats")
+    found = chat.page.locator("#chats [role=status]")
+    for words, expected in (
+        ("cat", ["a Cat"]),
+        ("éclair", ["a fox"]),
+        ("HEN bark", ["a dog"]),
+        ("hen meow", []),
+        ("a", ["a fox", "a dog", "a Cat"]),
+    ):
+        search.fill(words)
+        wait_for_titles(chat, *expected)
+        assert found.inner_text() == f"{len(expected)} of 3"
+    search.fill("meow")
+    chat.page.click("#chats [data-open]:has-text('a Cat')")
+    chat.page.wait_for_selector(".said:has-text('a Cat')")
+    wait_for_titles(chat, "a Cat")
+    assert search.input_value() == "meow"
+    search.press("Escape")
+    wait_for_titles(chat, "a fox", "a dog", "a Cat")
+    assert found.inner_text() == ""
+
+
 def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [data-open]")
@@ -204,7 +284,7 @@ def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, addre
     chat.ask("a cat")
     chat.page.click(".file summary")
     assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
-    assert chat.page.locator("#chats input").is_disabled()
-    assert not chat.page.locator("#chats input").is_checked()
+    assert chat.page.locator("#chats [type=checkbox]").is_disabled()
+    assert not chat.page.locator("#chats [type=checkbox]").is_checked()
     assert chat.errors == []
     chat.close()
