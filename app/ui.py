@@ -28,7 +28,7 @@ from speculation.engine import DEFAULT_METHOD
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = (
     *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
-    *("files.js", "window.js"),
+    *("files.js", "drafts.js", "window.js"),
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -81,6 +81,7 @@ KEEP = """(text) => {
   document.dispatchEvent(new CustomEvent("kept", { detail: text }));
 }"""
 KEEP_VALUES = """(...values) => {
+  if ("leaving" in document.documentElement.dataset) return;
   try {
     sessionStorage.setItem("values", JSON.stringify(values));
     sessionStorage.removeItem("typed");

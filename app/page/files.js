@@ -165,7 +165,7 @@ element.addEventListener(
 document.addEventListener("kept", () => element.querySelectorAll(".file[open]").forEach(unfold));
 
 // Where a message is written: in the box, or in a form that edits one.
-const written = (event) => event.target.closest("#box textarea, .turn textarea");
+const areaOf = (event) => event.target.closest("#box textarea, .turn textarea");
 
 // What was refused is of no interest once the message goes on.
 document.addEventListener("input", (event) => {
@@ -198,14 +198,14 @@ document.addEventListener("drop", (event) => {
   if (!hasFiles(event)) return;
   event.preventDefault();
   mark(false);
-  addFiles(event.dataTransfer.files, written(event));
+  addFiles(event.dataTransfer.files, areaOf(event));
 });
 document.addEventListener("paste", (event) => {
   const { files, types } = event.clipboardData;
-  if (!files.length || !written(event)) return;
+  if (!files.length || !areaOf(event)) return;
   // Cells and paragraphs are copied along with a picture of them.
   const isPicture = [...files].every(({ type }) => type.startsWith("image/"));
   if (isPicture && types.includes("text/plain")) return;
   event.preventDefault();
-  addFiles(files, written(event));
+  addFiles(files, areaOf(event));
 });

@@ -34,7 +34,10 @@ const areKept = () => stored !== null && stored.getItem(SWITCH) !== "no";
 const own = () => ofTab?.getItem("chat") ?? null;
 
 function forget(list, unwanted) {
-  for (const chat of unwanted) stored.removeItem(textKey(chat.name));
+  for (const { name } of unwanted) {
+    stored.removeItem(textKey(name));
+    ofTab?.removeItem(draftKey(name));
+  }
   const left = list.filter((chat) => !unwanted.includes(chat));
   stored.setItem(CHATS, JSON.stringify(left));
   return left;
@@ -123,7 +126,9 @@ function openChat(name) {
     return;
   }
   try {
+    keepDraft(own(), written());
     ofTab.setItem("conversation", text);
+    exchangeDrafts(name);
   } catch (error) {
     console.warn(error);
     alert("This tab has no room for that chat; open it in another.");
@@ -140,6 +145,7 @@ document.addEventListener("click", ({ target }) => {
   if (target.closest("[data-action=undo]")) isUndone = true;
   if (target.closest("#new")) {
     isUndone = false;
+    if (ofTab !== null) beginDraft();
     if (isEmpty()) ofTab?.removeItem("chat");
   }
 });

@@ -33,6 +33,7 @@ function show() {
     else box.append(turn);
     shown[index] = html;
   });
+  if (turns.length) reopenEdits();
   element.querySelector(".welcome")?.toggleAttribute("hidden", turns.length > 0);
   const from = box.querySelector(".left-out")?.parentElement.dataset.index;
   announce(box.querySelector(".live") !== null, from);

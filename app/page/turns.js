@@ -1,6 +1,7 @@
 // What can be done with a turn: edit, copy, retry, continue, undo.
 
-function edit(turn) {
+// With what was written when the form was open before, if it was.
+function edit(turn, before) {
   const said = turn.querySelector(".said");
   const user = said.parentElement;
   const form = document.createElement("form");
@@ -10,12 +11,12 @@ function edit(turn) {
     '<div class="actions"><button type="submit">Send</button>' +
     '<button type="button" data-action="cancel">Cancel</button></div>';
   const area = form.querySelector("textarea");
-  area.value = said.textContent;
+  area.value = before?.text ?? said.textContent;
   user.classList.add("editing");
   user.append(form);
-  showFiles(form, turnOf(turn)?.files ?? []);
+  showFiles(form, before?.files ?? turnOf(turn)?.files ?? []);
   area.style.height = Math.min(area.scrollHeight + 4, 300) + "px";
-  area.focus();
+  if (!before) area.focus();
   const close = () => {
     user.classList.remove("editing");
     form.remove();
