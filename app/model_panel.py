@@ -64,6 +64,9 @@ class ModelPanel:
             precision=0,
             elem_id="ctx",
         )
+        self.in_effect = gr.HTML(
+            in_effect_html(backend.status()), apply_default_css=False, elem_id="ctx-note"
+        )
         self._load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
         self._cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
         self._load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
@@ -79,11 +82,11 @@ class ModelPanel:
         self._load.click(
             self._run,
             [self._model, self._draft, self._heads, self._n_ctx],
-            [self._load, self._cancel, self._load_note, header],
+            [self._load, self._cancel, self._load_note, header, self.in_effect],
             **SLOW,
         )
         self._cancel.click(self.stop, **QUICK)
-        page.load(self._watch, outputs=[header], **SLOW)
+        page.load(self._watch, outputs=[header, self.in_effect], **SLOW)
         page.load(
             self._as_loaded,
             outputs=[self._note, self._model, self._draft, self._heads, self._n_ctx],
@@ -119,7 +122,7 @@ class ModelPanel:
 
     def _run(
         self, name: str, draft: str, heads: Sequence[str], cells: float, request: gr.Request
-    ) -> Iterator[tuple[Any, Any, Any, Any]]:
+    ) -> Iterator[tuple[Any, ...]]:
         wanted = dataclasses.replace(
             self._spec,
             model=_typed(name),
@@ -129,7 +132,7 @@ class ModelPanel:
         )
         # Each says all: of the first, the client may put some together and lose one.
         hidden, seen = gr.update(visible=False), gr.update(visible=True)
-        yield hidden, seen, "", self.status_html()
+        yield hidden, seen, "", *self.status()
         note, due = "", 0.0
         for event in self._backend.load(wanted, _load_id(request)):
             if isinstance(event, Waiting):
@@ -141,12 +144,17 @@ class ModelPanel:
                 due = monotonic() + UPDATE_SECONDS
             else:
                 note = error_html(event.message) if isinstance(event, Failed) else ""
-            yield hidden, seen, note, self.status_html()
+            yield hidden, seen, note, *self.status()
         for status in self._watch():  # another tab's load may have begun
-            yield seen, hidden, note, status
+            yield seen, hidden, note, *status
 
     def status_html(self) -> str:
         return status_html(self._backend.status())
+
+    def status(self) -> tuple[str, str]:
+        """For the header, and for below the field of the context."""
+        status = self._backend.status()
+        return status_html(status), in_effect_html(status)
 
     def _as_loaded(self) -> tuple[Any, ...]:
         """The fields of the model that is loaded, which another tab may have chosen."""
@@ -162,12 +170,12 @@ class ModelPanel:
         heads = paired.heads if spec.heads == (PAIRED,) else spec.heads
         return spec.model, draft or "", list(heads), spec.n_ctx
 
-    def _watch(self) -> Iterator[str]:
+    def _watch(self) -> Iterator[tuple[str, str]]:
         """The status, followed for as long as a model is being loaded."""
         while self._backend.status().loading is not None:
-            yield self.status_html()
+            yield self.status()
             sleep(UPDATE_SECONDS)
-        yield self.status_html()
+        yield self.status()
 
 
 def _typed(name: str | None) -> str:
@@ -187,6 +195,11 @@ def status_html(status: Status) -> str:
     elif status.error is not None and status.model is None:
         parts.append(error_html(status.error))
     return "".join(parts) or notice_html("No model is loaded")
+
+
+def in_effect_html(status: Status) -> str:
+    """How large the context is, which may be more or less than what was asked for."""
+    return notice_html(f"In effect: {status.model.n_ctx} tokens") if status.model else ""
 
 
 def loading_notice(event: Loading) -> str:

@@ -436,7 +436,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         transcript.undo(
             undo, [box, attached, *acted], [*taken, attached], **{**QUICK, "js": WRITTEN}
         ).then(None, [attached], js=PUT_BACK, api_visibility="private")
-        transcript.focus(models.status_html, None, [header], **QUICK)
+        transcript.focus(models.status, None, [header, models.in_effect], **QUICK)
         box.stop(stop, [session], **QUICK)
         new.click(clear, [session, clicked], taken, **in_order)
         colour.input(set_colour, [colour, kept, session], [transcript], **QUICK)
