@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from app.messages import Event, Failed, Waiting
+from app.wording import in_page
 from batching.errors import SpeculationError
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,6 @@ class JobQueue:
 def message_of(error: Exception) -> str:
     """What to show of an error: those we raise on purpose speak for themselves."""
     if isinstance(error, SpeculationError):
-        return str(error)
+        return in_page(str(error))
     log.error("unexpected", exc_info=error)
     return f"unexpected {type(error).__name__}: {error}"

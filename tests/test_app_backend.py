@@ -154,6 +154,14 @@ def test_what_cannot_run_fails_with_its_reason(backend: LocalBackend) -> None:
         assert reason in failed.message
 
 
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_page(
+    backend: LocalBackend,
+) -> None:
+    failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
+    assert isinstance(failed, Failed)
+    assert "shorten it (Undo, or New chat) or raise “Context” under Model (--ctx)" in failed.message
+
+
 def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_path: Path) -> None:
     backend = LocalBackend()
     list(backend.load(spec(tiny_model)))
