@@ -94,6 +94,16 @@ def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
     chat.page.keyboard.press("Enter")
     wait_for_titles(chat, "Of cats")
     assert chat.page.evaluate(focused) == "Rename Of cats"
+    other = chat.context.new_page()
+    other.goto(chat.page.url)
+    other.click("#chats [data-rename]")
+    other.keyboard.type("Of one cat")
+    other.keyboard.press("Enter")
+    wait_for_titles(chat, "Of one cat")  # another tab's are shown in this one, and kept
+    other.close()
+    chat.page.get_by_role("button", name="Rename Of one cat").click()
+    chat.page.keyboard.type("Of cats")
+    chat.page.keyboard.press("Enter")
     chat.ask("a dog", 2)
     chat.reload()
     chat.wait_for_reply(2)
