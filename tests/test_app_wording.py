@@ -9,7 +9,6 @@ import pytest
 
 from app.messages import ModelSpec
 from app.wording import FIELDS, in_page
-from batching.context import LESS_MEMORY
 from tests.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
@@ -27,7 +26,10 @@ with warnings.catch_warnings():
             "the context holds 256; shorten it (Undo, or New chat) or raise "
             "“Context” under Model (--ctx) to at least 300",
         ),
-        (LESS_MEMORY, "lower “Context” under Model (--ctx) or use --kv-type q8_0"),
+        (
+            "lower --ctx (in the chat: Context under Model) or --gpu-layers, or use --kv-type q8_0",
+            "lower “Context” under Model (--ctx) or --gpu-layers, or use --kv-type q8_0",
+        ),
         (
             "give a file with --heads, or in the chat under Model, or use auto",
             "give a file with “Drafting heads” under Model (--heads), or use auto",

@@ -148,7 +148,9 @@ def test_rejection_at_temperature_zero_is_the_text_of_plain_decoding(engine: Eng
     assert ours.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"])
+@pytest.mark.parametrize(
+    "method", ["draft:p_min=0,p_path=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"]
+)
 def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, method: str) -> None:
     # Few tokens are left by top-k, so that 400 texts tell distributions apart.
     sampling = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.2)

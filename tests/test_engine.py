@@ -65,7 +65,7 @@ def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
 
 
 def test_no_draft_goes_beyond_the_tokens_asked_for(engine: Engine) -> None:
-    for method in ("prompt-lookup:adaptive=off", "draft:p_min=0"):
+    for method in ("prompt-lookup:adaptive=off", "draft:p_min=0,p_path=0"):
         for most in (1, 2, 3):
             stats = engine.generate(PROMPT, method=method, max_tokens=most).run().stats
             assert max(stats.rows_histogram) == most, method

@@ -135,7 +135,7 @@ def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path
             endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
             given = {"sampling": endless, "max_tokens": 40}
             plain = engine.generate(PROMPT, method="ar", **given).run()  # type: ignore[arg-type]
-            for method in ("draft:p_min=0,draft_max=4", "auto"):
+            for method in ("draft:p_min=0,p_path=0,draft_max=4", "auto"):
                 drafted = engine.generate(PROMPT, method=method, **given).run()  # type: ignore[arg-type]
                 assert drafted.token_ids == plain.token_ids
                 if target == hybrid and method.startswith("draft"):

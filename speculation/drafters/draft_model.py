@@ -186,8 +186,8 @@ class DraftModel:
         logits: Floats,
     ) -> list[Candidate]:
         """The drafts below a candidate: the first choice if its probability is at least ``p_min``,
-        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path, and
-        so in a chain with ``p_path``."""
+        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path.
+        In a chain ``p_path`` is a floor beside ``p_min``."""
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
             path = []

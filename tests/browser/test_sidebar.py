@@ -70,6 +70,7 @@ def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
     assert "give one with “Draft model” under Model (--draft-model)" in chat.last(".error")
     chat.unfold("Parameters")
     chat.set("p min", "0")  # a model of random weights is never sure
+    chat.set("p path", "0")
     chat.unfold("Model")
     chat.choose("draft-model", str(model))
     chat.page.click("#load")
