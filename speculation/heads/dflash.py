@@ -42,13 +42,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     if block.says_more:
         internal("llama_set_embeddings_nextn")
         internal("llama_get_embeddings_nextn")
-    head = DFlashHead(gguf, model, block)
-    try:
-        head.check_vocabulary()
-    except BaseException:
-        head.close()
-        raise
-    return head
+    return DFlashHead(gguf, model, block)
 
 
 class DFlashHead(HeadOverLayers):

@@ -35,13 +35,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     layers = eagle3_file.check_eagle3(gguf, model)
     check_taps(model, layers)
     internal("llama_set_embeddings_nextn")
-    head = Eagle3Head(gguf.path, model, layers)
-    try:
-        head.check_vocabulary()
-    except BaseException:
-        head.close()
-        raise
-    return head
+    return Eagle3Head(gguf.path, model, layers)
 
 
 class Eagle3Head(HeadOverLayers):

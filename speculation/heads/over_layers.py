@@ -30,13 +30,18 @@ class HeadOverLayers(HeadInContext):
     causal = True
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
+        """Raises VocabularyMismatch or HeadsError where the head's tokens are not the target's."""
         super().__init__(Model(path, n_gpu_layers=target.n_gpu_layers))
         self.layers = layers
         self._target = target
         self._shared: Context | None = None
+        try:
+            self._check_vocabulary()
+        except BaseException:
+            self.close()
+            raise
 
-    def check_vocabulary(self) -> None:
-        """Raise VocabularyMismatch or HeadsError where the head's tokens are not the target's."""
+    def _check_vocabulary(self) -> None:
         model, target = self.model, self._target
         check_same_vocabulary(target, model, special=False)
         if model.n_vocab != target.n_vocab:
