@@ -15,6 +15,7 @@ from app.backend import Backend, LocalBackend
 from app.chat import Reply, Settings, Turn
 from app.messages import Event, ModelInfo, ModelSpec, Parameter, Text
 from app.render import coloured_html, markdown_html, turn_html
+from app.session import Session
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 from tests.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -123,7 +124,7 @@ def test_code_can_be_copied_by_itself_and_tex_stays_as_it_is_written() -> None:
 
 
 def test_replies_name_their_model_where_there_are_several() -> None:
-    tab = ui.Session(talk("one", "two"))
+    tab = Session(talk("one", "two"))
     assert not any("m.gguf" in html for html in tab.html())
     other = dataclasses.replace(MODEL, spec=ModelSpec("models/other.gguf"))
     reply = tab.conversation.turns[1].reply
@@ -223,7 +224,7 @@ def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
 
 
 def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> None:
-    tab = ui.Session(talk("one", "two"))
+    tab = Session(talk("one", "two"))
     first = tab.html()
     assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
     tab.coloured = False
