@@ -12,16 +12,19 @@ from batching.target import Target
 from batching.tree import NO_LIMIT
 
 _MOST = 9  # pairs
+_CHUNK = 16  # rows by which it is found out how much text is affordable
 
 
 def log_ratio(a: Target, b: Target, n_past: int, budget_seconds: float) -> float:
     """Logarithm of the time that decoding takes in ``a``, relative to ``b``.
 
-    Both decode 1, 4 and 16 rows after ``n_past`` tokens; single rows count half, since they are
-    most of what is decoded. After ``budget_seconds`` what was measured decides, for a large model
-    the single rows. Both must be empty, and are not afterwards.
+    Both decode 1, 4 and 16 rows after ``n_past`` tokens, or fewer where those alone would take
+    half of ``budget_seconds``; single rows count half, since they are most of what is decoded.
+    After the budget what was measured decides, for a large model the single rows. Both must be
+    empty, and are not afterwards.
     """
     start = time.perf_counter()
+    n_past = affordable_text(a, n_past, 0.25 * budget_seconds)
     for target in (a, b):
         target.decode(_rows(0, n_past))  # warms up, and is the text that the rows attend to
     total = 0.0
@@ -33,6 +36,22 @@ def log_ratio(a: Target, b: Target, n_past: int, budget_seconds: float) -> float
                 return total + weight * math.log(median(ratios))
         total += weight * math.log(median(ratios))
     return total
+
+
+def affordable_text(target: Target, n_past: int, seconds: float) -> int:
+    """So many of ``n_past`` tokens as are read in that time, about; never fewer than 16 of them.
+
+    Of a large model's decode little is attention, so a short text says of it what a long one does.
+    ``target`` must be empty and is so afterwards.
+    """
+    if n_past <= _CHUNK or min(target.n_ctx, target.n_batch) < _CHUNK:
+        return n_past
+    for _ in range(2):  # at first the weights may have to come from the disk
+        start = time.perf_counter()
+        target.decode(_rows(0, _CHUNK))
+        share = seconds / (time.perf_counter() - start)
+        target.seq_rm(-1, 0, -1)
+    return min(n_past, int(_CHUNK * max(1.0, share)))
 
 
 def all_over_one(

@@ -20,18 +20,21 @@ from typing import Any
 from batching.context import Context
 from batching.hardware import build_info, devices
 from batching.rows import Rows, text_rows
+from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
 from speculation.cost import REGIONS, SIZES, CostCurve, CostModel, middle
 from speculation.user_cache import cache_folder
 
 _FAR = 1024  # the region that is measured beside the first
 _FAR_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_NEEDED = (1, 2, 4, 8, 16)  # sizes that are measured whatever they take: they show the bend
 _LARGEST_SMALL = 8  # rows; larger batches leave the caches cold, and are rare in a text
 _SINGLES = 4  # rows decoded one by one before a small size
 _REPEATS = 3  # of a small size
 _SMALL_ROUNDS = 3  # for each over the large sizes
 _MOST_ROUNDS = 32
-_VERSION = 5  # of how it is measured: what an older one measured is measured again
+_WARM_SHARE = 0.05  # of the budget: what takes longer is timed without having been run before
+_VERSION = 6  # of how it is measured: what an older one measured is measured again
 
 
 def measure_curve(
@@ -42,12 +45,14 @@ def measure_curve(
 ) -> CostCurve:
     """The curve over ``sizes``, which ascend from 1, as ``decode`` says it.
 
-    ``decode(n)`` decodes n rows and returns the seconds that took. First each size once, in order,
-    which is cut short when the budget is spent: sizes that it did not reach are left out. Then
-    rounds, of which no one is begun that would exceed the budget. In a round over the small sizes
-    each comes three times after four single rows; the last of each counts, relative to the
-    median of the round's single rows, and the first says what changing the size costs. One over the
-    large sizes is measured by the single rows of the round before. Of all rounds the medians count.
+    ``decode(n)`` decodes n rows and returns the seconds that took. First each size once: 1, 2, 4, 8
+    and 16 in any case, since a large model's curve may be flat between the first and bend before
+    the last; then the other powers of two, then those between, which ends when the budget is spent:
+    sizes that it did not reach are left out. Then rounds, of which no one is begun that would
+    exceed the budget. In a round over the small sizes each comes three times after four single
+    rows; the last of each counts, relative to the median of the round's single rows, and the first
+    says what changing the size costs. One over the large sizes is measured by the single rows of
+    the round before. Of all rounds the medians count.
     ``progress`` is told each size when it has been measured first.
     """
     rounds = _Rounds(decode)
@@ -84,13 +89,18 @@ class _Rounds:
     def first(
         self, sizes: Sequence[int], budget_seconds: float, progress: Callable[[int], None] | None
     ) -> None:
-        for i, n in enumerate(sizes):
-            if i >= 2 and self.spent > budget_seconds:
-                return
-            self._seconds(n)  # memory may have to be found, and a compute graph made
-            self.known[n] = self._seconds(n)
+        needed = [n for n in sizes if n in _NEEDED]
+        others = sorted((n for n in sizes if n not in _NEEDED), key=lambda n: (n & (n - 1) > 0, n))
+        known: dict[int, float] = {}
+        for n in (*needed, *others):
+            if n not in _NEEDED and self.spent > budget_seconds:
+                break
+            known[n] = self._seconds(n)  # memory may have to be found, and a compute graph made
+            if known[n] < _WARM_SHARE * budget_seconds:
+                known[n] = self._seconds(n)
             if progress is not None:
                 progress(n)
+        self.known = dict(sorted(known.items()))
 
     def seconds_of_small(self, sizes: Sequence[int]) -> float:
         """About what a round takes."""
@@ -172,10 +182,14 @@ def measure_regions(
     budget_seconds: float = 1.5,
     progress: Callable[[int], None] | None = None,
 ) -> CostModel:
-    """The curve at the start of the context and, if the budget allows, one far along in it."""
+    """The curve at the start of the context and, if the budget allows, one far along in it.
+
+    A large model takes longer than the budget, for the few sizes without which nothing is known.
+    """
     start = perf_counter()
+    n_past = affordable_text(context, middle(0), budget_seconds / 6)
     near = measure_cost(
-        context, n_past=middle(0), budget_seconds=budget_seconds / 3, progress=progress
+        context, n_past=n_past, budget_seconds=budget_seconds / 3, progress=progress
     )
     curves = {0: near}
     n_past = middle(_FAR)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from batching.rows import Rows
+from batching.timing import affordable_text
 from speculation.cost import SIZES, CostCurve
 from speculation.cost_measured import measure_curve
 
@@ -61,13 +65,26 @@ def test_the_time_of_a_single_row_is_that_of_most_moments() -> None:
 
 
 def test_measuring_ends_with_its_budget() -> None:
-    enough, little, none = Machine(), Machine(), Machine()
+    enough, little = Machine(), Machine()
     measure_curve(enough.decode, SIZES, budget_seconds=0.7)
     assert 0.35 < enough.seconds <= 0.7
-    curve = measure_curve(little.decode, SIZES, budget_seconds=0.012)
-    assert curve.sizes == (1, 2, 3, 4)  # the last is the one that went beyond
+    curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
+    assert curve.sizes == (1, 2, 4, 8, 16, 32)  # the last is the one that went beyond
     assert curve.at(64) == pytest.approx(32.5e-3)  # as steep as before
-    assert measure_curve(none.decode, SIZES, budget_seconds=0.0).sizes == (1, 2)
+
+
+def test_a_large_model_is_measured_to_where_its_rows_cost_something() -> None:
+    """Eight billion parameters on a few cores: the first rows cost what the weights do."""
+    sizes: list[int] = []
+
+    def decode(n: int) -> float:
+        sizes.append(n)
+        return max(0.120, 0.015 * n)
+
+    curve = measure_curve(decode, SIZES, budget_seconds=0.5)
+    assert sizes == [1, 2, 4, 8, 16]  # 0.72 seconds; none of them twice
+    assert [curve.at(n) for n in (1, 4, 8)] == [0.120] * 3
+    assert curve.at(64) == pytest.approx(0.960)
 
 
 def test_sizes_are_told_as_they_come() -> None:
@@ -86,3 +103,27 @@ def test_a_curve_of_single_rows_is_one_too() -> None:
 def test_weights_that_do_not_fit_their_times_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="weights must be positive, one for each size"):
         CostCurve((1, 2), (1.0, 1.5), 0.0, weights)
+
+
+@pytest.mark.parametrize(
+    ("row_seconds", "n_past"),
+    [(0.06, 16), (0.004, 62), (0.001, 192)],
+    ids=["billions", "hundreds-of-millions", "small"],
+)
+def test_as_much_text_is_read_before_measuring_as_there_is_time_for(
+    row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class Target:
+        n_ctx, n_batch = 1024, 256
+
+        def decode(self, rows: Rows) -> None:
+            clock[0] += row_seconds * len(rows)
+
+        def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+            pass
+
+    monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
+    target: Any = Target()
+    assert affordable_text(target, 192, seconds=0.25) == n_past
