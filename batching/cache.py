@@ -11,7 +11,7 @@ from typing import Protocol
 
 from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
 from batching.rows import Rows
-from batching.target import Output, Target
+from batching.target import Cancelled, Output, Target, Watch
 from batching.tree import NO_LIMIT, Floats
 
 END = -1  # llama.cpp's "to the last position"
@@ -50,15 +50,12 @@ class StateReader(Protocol):
         ...
 
 
-class Cancelled(Exception):
-    """The caller's ``cancelled`` said so in the middle of a prefill. The cache stays usable."""
-
-
 class SequenceCache:
     """The committed tokens and the sequences that hold them.
 
     n_held  so many of the last tokens are not decoded yet: they go into one batch with the rows of
             the next tree, by ``with_held``, so that a prompt and the first token are one decode
+    watch   for that decode
 
     Of a target that cannot take back all of a text the state is saved shortly before the end of
     each prompt: the next turn of a chat, or another reply to the same, begins there.
@@ -69,6 +66,7 @@ class SequenceCache:
         self.tokens: list[int] = []
         self.n_seq = 1
         self.n_held = 0
+        self.watch: Watch | None = None
         self._saved: list[tuple[int, object]] = []  # after so many tokens, the state; ascending
 
     @property
@@ -109,15 +107,17 @@ class SequenceCache:
         """Make the cache hold exactly ``tokens``; return how many of them it held already.
 
         Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
-        ``progress(done, total)`` is called after each chunk; ``cancelled()`` is asked before each.
+        ``progress(done, total)`` is called after each chunk and while a long one goes on;
+        ``cancelled()`` is asked before each, and while a long one goes on.
         Tokens whose states ``reader`` wants are decoded in smaller chunks where these are hidden
         states. Of those held already the last few are decoded again for it, but none of a target
         that would have to go back further for them. With ``hold`` the last chunk is left to the
-        decode of the next tree, if it leaves room for a row; ``progress`` does not see it.
+        decode of the next tree, if it leaves room for a row; ``progress`` sees no end of it.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
         """
         self._drop_held()
+        self.watch = None
         n_ctx = self.target.n_ctx
         if len(tokens) >= n_ctx:
             raise PromptTooLong(
@@ -146,9 +146,12 @@ class SequenceCache:
                 if hold and len(tokens) - first < self.target.n_batch and first >= save_at:
                     self.n_held = len(tokens) - first
                     self.tokens += tokens[first:]
+                    self.watch = _watch(first, len(tokens), len(tokens), progress, cancelled)
                     break
                 if reader is None or first < read_from:
-                    self._append(tokens[first : min(first + most, read_from)])
+                    end = min(first + most, read_from)
+                    watch = _watch(first, end, len(tokens), progress, cancelled)
+                    self._append(tokens[first:end], watch=watch)
                 else:
                     if not reading:
                         self.target.want_hidden(reader.needs_hidden)
@@ -157,7 +160,8 @@ class SequenceCache:
                     if reader.needs_hidden:
                         most = min(most, STATE_ROWS)
                     n = min(most, len(tokens) - first)
-                    reader.read(first, n, self._append(tokens[first : first + n]))
+                    watch = _watch(first, first + n, len(tokens), progress, cancelled)
+                    reader.read(first, n, self._append(tokens[first : first + n], watch=watch))
                 if progress is not None:
                     progress(self.n_past, len(tokens))
         finally:
@@ -195,6 +199,7 @@ class SequenceCache:
         *,
         output_last: bool = False,
         embeddings: Floats | None = None,
+        watch: Watch | None = None,
     ) -> Output:
         n_past, n = self.n_past, len(chunk)
         try:
@@ -204,7 +209,7 @@ class SequenceCache:
                 everyone = range(self.n_seq)
                 outputs = [False] * (n - 1) + [output_last]
                 rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
-                output = self.target.decode(rows)
+                output = self.target.decode(rows, watch)
         except BaseException:
             self.truncate(n_past)
             raise
@@ -276,6 +281,25 @@ class SequenceCache:
         if self.n_held:
             del self.tokens[-self.n_held :]
             self.n_held = 0
+
+
+def _watch(
+    first: int,
+    end: int,
+    total: int,
+    progress: Callable[[int, int], None] | None,
+    cancelled: Callable[[], bool] | None,
+) -> Watch | None:
+    """For the decode of a prompt's tokens ``first`` to ``end``, out of ``total``."""
+    if progress is None and cancelled is None:
+        return None
+
+    def watch(share: float) -> bool:
+        if progress is not None:
+            progress(first + int(share * (end - first)), total)
+        return cancelled is not None and cancelled()
+
+    return watch
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -35,9 +35,10 @@ from batching.kinds import TEXT_MODEL
 from batching.model import Model, recent_log, whole_log
 from batching.output import DecodeOutput
 from batching.rows import Rows
-from batching.target import Output
+from batching.target import Cancelled, Output, Watch
 from batching.timing import all_over_one, log_ratio
 from batching.tree import NO_LIMIT, Floats
+from batching.watch import DecodeWatch, was_ended
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MOST_REWIND = 16  # with more, llama.cpp ends the process over graphs of LFM2 models of usual size
@@ -156,6 +157,9 @@ class Context:
         self._n_back = (
             0  # of the last decode's rows, those that can be taken back: if it is limited
         )
+        # Whether a decode was broken off: a recurrent state is then of no text.
+        self._is_lost = False
+        self._watch = DecodeWatch(model.n_bytes)
         self._memory = C.llama_get_memory(self._handle)
         takes_both = mtp or model.takes_both
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, takes_both=takes_both)
@@ -172,23 +176,38 @@ class Context:
                 self.close()
                 raise
 
-    def decode(self, rows: Rows) -> Output:
+    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
         """Run one ``llama_decode``; the views it returns are valid until the next one.
 
         Raises CacheFull when no cells are free, TreeTooLarge when the batch memory cannot hold the
-        rows, DecodeFailed when llama.cpp refuses them or fails.
+        rows, DecodeFailed when llama.cpp refuses them or fails, Cancelled when ``watch`` says so;
+        see ``Target``.
         """
         self._row_seq = 0
         # The graph of a head computes all rows, and llama.cpp takes its output from the first.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
-        code = _llama_decode(self._handle, self._batch.struct)
-        if code:
+        if self._watch.is_long(len(rows)):
+            self._decode_watched(len(rows), watch)
+        elif code := _llama_decode(self._handle, self._batch.struct):
             raise self._error(code, len(rows))
         self._n_back = min(len(rows) - 1, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
+
+    def _decode_watched(self, n_rows: int, watch: Watch | None) -> None:
+        def decode() -> int:
+            code: int = _llama_decode(self._handle, self._batch.struct)
+            return code
+
+        self._is_lost = True
+        code = self._watch.run(self._handle, decode, watch)
+        if was_ended(code):
+            raise Cancelled
+        if code:
+            raise self._error(code, n_rows)
+        self._is_lost = False
 
     def decode_row(self, token: int, position: int, n_seq: int) -> Output:
         """As ``decode``: another row of the same shape changes two numbers of the batch."""
@@ -275,6 +294,7 @@ class Context:
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
             C.llama_memory_clear(self._memory, False)  # recurrent memory, too, can do this
+            self._is_lost = False
         elif self.n_rewind == NO_LIMIT:
             C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
         else:
@@ -287,9 +307,10 @@ class Context:
         others are that llama.cpp would take without a word; and goes back to one of them once.
         """
         n = C.llama_memory_seq_pos_max(self._memory, 0) + 1 - position
-        if n <= 0:
+        if n <= 0 and not self._is_lost:
             return
-        if n > self._n_back or not C.llama_memory_seq_rm(self._memory, 0, position, -1):
+        can_go_back = n <= self._n_back and not self._is_lost
+        if not can_go_back or not C.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise CannotRewind(
                 f"{self.model.path} ({self.model.description}) cannot take back {n} tokens: its "
                 f"memory is recurrent; use method ar"
@@ -310,6 +331,7 @@ class Context:
         if C.llama_state_seq_set_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
             raise ContextError(f"llama.cpp could not restore the state of {self.model.path}")
         self._n_back = 0
+        self._is_lost = False
         C.llama_memory_seq_rm(self._memory, 0, n_tokens, -1)  # what of it is a KV cache
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:

@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batching.rows import Rows
 from batching.tree import Floats
+
+Watch = Callable[[float], bool]
+
+
+class Cancelled(Exception):
+    """The caller said so in the middle of a prompt. The cache stays usable."""
 
 
 class Output(Protocol):
@@ -73,7 +79,10 @@ class Target(Protocol):
         """
         ...
 
-    def decode(self, rows: Rows) -> Output: ...
+    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
+        """One decode. A long one asks ``watch`` now and then, with the share of it that is done
+        (0 as long as that cannot be told), whether to end it, which raises Cancelled."""
+        ...
 
     def decode_row(self, token: int, position: int, n_seq: int) -> Output:
         """``decode`` of a single row with output, in the first ``n_seq`` sequences, for less."""

@@ -169,7 +169,10 @@ class _Loop:
             cache.reserve(n_seq)
         rows = tree_rows(tree, n_past, cache.n_seq)
         built = perf_counter()
-        output = target.decode(cache.with_held(rows) if cache.n_held else rows)
+        if cache.n_held:
+            output = target.decode(cache.with_held(rows), cache.watch)
+        else:
+            output = target.decode(rows)
         decoded = perf_counter()
 
         # 3. Verify: an accepted path and one token more, or what of it the text has room for.

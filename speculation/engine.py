@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from batching.cache import Cancelled, SequenceCache
+from batching.cache import SequenceCache
 from batching.context import Context, ContextParams
 from batching.errors import (
     CannotRewind,
@@ -20,6 +20,7 @@ from batching.errors import (
 )
 from batching.model import Model
 from batching.sampler import SamplerChain
+from batching.target import Cancelled
 from batching.tree import NO_LIMIT
 from batching.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.cost import CostModel
@@ -398,18 +399,14 @@ class Generation:
             if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
                 engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
             cache = engine.cache
-            try:
-                stats.n_reused = cache.prefill(
-                    self.prompt[:-1],
-                    progress=self._progress,
-                    cancelled=self._cancelled,
-                    reader=reader_of(drafters),
-                    # Where states are read, every row has output, which a prompt's are not to have.
-                    hold=not reads_states(drafters),
-                )
-            except Cancelled:
-                self.finish_reason = "cancelled"
-                return
+            stats.n_reused = cache.prefill(
+                self.prompt[:-1],
+                progress=self._progress,
+                cancelled=self._cancelled,
+                reader=reader_of(drafters),
+                # Where states are read, every row has output, which a prompt's are not to have.
+                hold=not reads_states(drafters),
+            )
             if isinstance(sampler, SamplerChain):
                 sampler.accept_prompt(self.prompt)
             stats.prefill_seconds = perf_counter() - start
@@ -432,6 +429,8 @@ class Generation:
             if self.finish_reason is None:
                 self.finish_reason = "cancelled"
             yield from self._text.rest()
+        except Cancelled:
+            self.finish_reason = "cancelled"
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()

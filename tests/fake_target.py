@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from batching.errors import CannotRewind
 from batching.rows import Rows
+from batching.target import Cancelled, Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
 
@@ -132,14 +133,17 @@ class FakeTarget:
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
+        self.is_slow = False  # enough to be asked in the middle of a decode
         self.decoded: list[Rows] = []
         self.copies = 0
         self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
         self._has_hidden = False
         self._output = FakeOutput([], [], logits)
 
-    def decode(self, rows: Rows) -> FakeOutput:
+    def decode(self, rows: Rows, watch: Watch | None = None) -> FakeOutput:
         assert 1 <= len(rows) <= self.n_batch, f"{len(rows)} rows in a batch of {self.n_batch}"
+        if self.is_slow and watch is not None and watch(0.5):
+            raise Cancelled
         self._output.stale = True
         self.decoded.append(rows)
         prefixes = []

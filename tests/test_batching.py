@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from batching.batch import BatchMemory
-from batching.cache import Cancelled, SequenceCache, common_prefix
+from batching.cache import SequenceCache, common_prefix
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.model import size_name
 from batching.rows import Row, Rows, branch_ends, n_sequences, tree_rows
+from batching.target import Cancelled
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
 from tests.fake_target import FakeTarget, fake_logits
@@ -344,6 +345,22 @@ def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
         cache.prefill(list(range(10)), cancelled=lambda: len(target.decoded) == 2)
     assert cache.tokens == list(range(8))
     assert cache.prefill(list(range(10))) == 8
+
+
+def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
+    target = FakeTarget(n_batch=4)
+    target.is_slow = True
+    cache = SequenceCache(target)
+    told: list[tuple[int, int]] = []
+    with pytest.raises(Cancelled):
+        cache.prefill(
+            list(range(10)),
+            progress=lambda *parts: told.append(parts),
+            cancelled=lambda: len(told) == 4,
+        )
+    assert told == [(0, 10), (2, 10), (4, 10), (6, 10)]
+    assert cache.tokens == [0, 1, 2, 3]
+    assert target.n_cells() == 4
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.cache import Cancelled, SequenceCache
+from batching.cache import SequenceCache
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf_file import GGUFFile
 from batching.levels import LevelDecoder
 from batching.model import Model
 from batching.rows import tree_rows
+from batching.target import Cancelled
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import Step
 from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
