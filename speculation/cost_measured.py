@@ -188,8 +188,12 @@ def measure_regions(
     """
     start = perf_counter()
     n_past = affordable_text(context, middle(0), budget_seconds / 6)
+    is_quick = n_past == middle(0)
     near = measure_cost(
-        context, n_past=n_past, budget_seconds=budget_seconds / 3, progress=progress
+        context,
+        n_past=n_past,
+        budget_seconds=budget_seconds / 3 if is_quick else budget_seconds,
+        progress=progress,
     )
     curves = {0: near}
     n_past = middle(_FAR)
