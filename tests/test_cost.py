@@ -8,8 +8,10 @@ import pytest
 
 from batching.rows import Rows
 from batching.timing import affordable_text
+from batching.tree import NO_LIMIT
+from speculation import cost_measured
 from speculation.cost import SIZES, CostCurve
-from speculation.cost_measured import measure_curve
+from speculation.cost_measured import measure_curve, measure_regions
 
 
 class Machine:
@@ -127,3 +129,34 @@ def test_as_much_text_is_read_before_measuring_as_there_is_time_for(
     monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
     target: Any = Target()
     assert affordable_text(target, 192, seconds=0.25) == n_past
+
+
+class Clocked:
+    """A context whose clock only decodes move: 1 ms a row, ``far`` times as much from 1024 on."""
+
+    n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
+
+    def __init__(self, far: float) -> None:
+        self.far, self.now = far, 0.0
+
+    def decode(self, rows: Rows) -> Clocked:
+        if any(rows.outputs):  # and not the text before them
+            self.now += 1e-3 * len(rows.tokens) * (self.far if rows.positions[0] >= 1024 else 1.0)
+        return self
+
+    def argmax(self, row: int) -> int:
+        return row
+
+    def seq_rm(self, seq_id: int, first: int, end: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("far", "regions"), [(1.2, {0, 1024}), (40.0, {0})])
+def test_a_curve_far_along_that_was_cut_short_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, far: float, regions: set[int]
+) -> None:
+    context: Any = Clocked(far)
+    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    cost = measure_regions(context, budget_seconds=6.0)
+    assert set(cost.curves) == regions
+    assert cost.curve(1000).at(64) < 64e-3 * 1.5
