@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -246,23 +246,33 @@ def parse_method(text: str) -> Method:
     name, _, rest = text.partition(":")
     kind = METHODS.get(name.strip())
     if kind is None:
-        near = difflib.get_close_matches(name, METHODS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise InvalidParameter(
-            f"there is no method {name!r}; {hint}give one of {', '.join(METHODS)}"
+            f"there is no method {name!r}; {_meant(name, METHODS)}give one of {', '.join(METHODS)}"
         )
     fields = {field.name: field for field in dataclasses.fields(kind.params)}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = item.partition("=")
-        field = fields.get(key.strip())
-        if field is None or not equals:
-            known = ", ".join(fields) or "none"
-            raise InvalidParameter(
-                f"{name} has no parameter {item!r}; write parameter=value with one of: {known}"
-            )
-        values[field.name] = _parse(name, field.name, value.strip(), field.default)
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if key not in fields:
+            raise InvalidParameter(f"{kind.name} has no parameter {key!r}; {_known(key, fields)}")
+        if not equals:
+            raise InvalidParameter(f"{kind.name}: {key} has no value; write {key}=value")
+        if key in values:
+            raise InvalidParameter(f"{kind.name}: {key} is given twice; give it once")
+        values[key] = _parse(kind.name, key, value, fields[key].default)
     return Method(kind, kind.params(**values))
+
+
+def _known(key: str, fields: Collection[str]) -> str:
+    """What to write instead of a parameter that a method has not."""
+    if not fields:
+        return "it has none"
+    return f"{_meant(key, fields)}write parameter=value with one of: {', '.join(fields)}"
+
+
+def _meant(text: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(text, known, 1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def parameter_docs(params: type[Any]) -> dict[str, str]:
