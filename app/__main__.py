@@ -15,7 +15,7 @@ import gradio as gr
 from app.backend import LocalBackend
 from app.messages import Failed, ModelSpec
 from app.ui import build, launch
-from batching.context import FLASH_ATTN, KV_TYPES
+from batching.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.errors import SpeculationError
 from speculation.console import print_anything
 from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
@@ -70,8 +70,16 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if flags.port is not None and not 1 <= flags.port <= 65535:
         parser.error(f"--port is {flags.port}; give 1 to 65535")
     flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
+    if flags.gpu_layers is not None and flags.gpu_layers < 0:
+        parser.error(f"--gpu-layers is {flags.gpu_layers}; give a whole number from 0")
     try:
         parse_method(flags.method)
+        ContextParams(
+            n_ctx=flags.ctx,
+            n_threads=flags.threads,
+            kv_type=flags.kv_type,
+            flash_attn=flags.flash_attn,
+        )
     except SpeculationError as error:
         parser.error(str(error))
     return flags

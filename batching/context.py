@@ -41,6 +41,7 @@ from batching.tree import NO_LIMIT, Floats
 from batching.watch import DecodeWatch, was_ended
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; with ever more the process ends
 MOST_REWIND = 16  # with more, llama.cpp ends the process over graphs of LFM2 models of usual size
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # a value; q8_0 has a scale for each 32
@@ -88,8 +89,8 @@ class ContextParams:
             raise InvalidParameter(f"n_seq_max is {self.n_seq_max}; give 1 to {MAX_SEQUENCES}")
         if not 0 <= self.n_rewind <= MOST_REWIND:
             raise InvalidParameter(f"n_rewind is {self.n_rewind}; give 0 to {MOST_REWIND}")
-        if self.n_threads is not None and self.n_threads < 1:
-            raise InvalidParameter(f"n_threads is {self.n_threads}; give at least 1")
+        if self.n_threads is not None and not 1 <= self.n_threads <= MAX_THREADS:
+            raise InvalidParameter(f"n_threads is {self.n_threads}; give 1 to {MAX_THREADS}")
         if self.kv_type not in KV_TYPES:
             raise InvalidParameter(
                 f"kv_type is {self.kv_type!r}; give one of {', '.join(KV_TYPES)}"
