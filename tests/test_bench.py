@@ -216,6 +216,7 @@ def piece(token: int) -> bytes:
 def test_identical_texts_are_one_line() -> None:
     runs = [run("ar", "p", 3, 1.0), run("jacobi", "p", 3, 1.0)]
     assert differences(runs, piece) == "every text identical to plain decoding (2 runs)"
+    assert differences(runs[:1], piece) == "every text identical to plain decoding (1 run)"
 
 
 def test_every_text_that_differs_is_listed_with_tokens_and_gap() -> None:

@@ -42,6 +42,7 @@ def test_later_turns_have_their_number_in_the_id() -> None:
     ("line", "reason"),
     [
         ("{prompt: 1}", "this is no JSON"),
+        ("[" * 5000, "this is no JSON"),
         ('["Hi"]', "this is no JSON object"),
         ('{"text": "Hi"}', 'neither "prompt" nor "turns"'),
         ('{"turns": []}', '"turns" must be a list of at least one text'),
@@ -51,11 +52,13 @@ def test_later_turns_have_their_number_in_the_id() -> None:
         ('{"prompt": "\\ud800x"}', "a prompt has half of a character"),
         ('{"prompt": "Hi", "category": 3}', "category must be text"),
         ('{"prompt": "Hi", "category": "all"}', "stands for all of them; call it otherwise"),
+        ('{"prompt": "Hi", "question_id": true}', "question_id must be text or a whole number"),
         ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
+        ('{"prompt": "Hi", "question_id": "x#2"}', "the question_id 'x#2' is taken by line 1"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_file(line: str, reason: str) -> None:
-    text = f'{{"prompt": "Hi", "question_id": "x"}}\n{line}\n'
+    text = f'{{"turns": ["Hi", "Ho"], "question_id": "x"}}\n{line}\n'
     with pytest.raises(PromptFileError) as caught:
         parse_prompts(text, "folder/p.jsonl")
     assert str(caught.value).startswith("folder/p.jsonl, line 2: ")

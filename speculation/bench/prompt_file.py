@@ -72,15 +72,15 @@ def parse_prompts(text: str, name: str) -> list[Prompt]:
             continue
         try:
             prompt = _parse_line(line, number)
-            if prompt.id in lines:
-                raise PromptFileError(
-                    f"the question_id {prompt.id!r} is taken by line {lines[prompt.id]}"
-                )
+            ids = [prompt.turn_id(turn) for turn in range(1, len(prompt.turns) + 1)]
+            taken = next((turn_id for turn_id in ids if turn_id in lines), None)
+            if taken is not None:
+                raise PromptFileError(f"the question_id {taken!r} is taken by line {lines[taken]}")
         except PromptFileError as error:
             raise PromptFileError(
                 f"{name}, line {number}: {error}\n    {line.strip():.100}"
             ) from None
-        lines[prompt.id] = number
+        lines.update(dict.fromkeys(ids, number))
         prompts.append(prompt)
     if not prompts:
         raise PromptFileError(f'{name} holds no prompts; write one {{"prompt": "..."}} a line')
@@ -117,13 +117,13 @@ def select_prompts(
 def _parse_line(line: str, number: int) -> Prompt:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptFileError(f"this is no JSON ({error}); write one object a line") from None
     if not isinstance(fields, dict):
         raise PromptFileError('this is no JSON object; write {"prompt": "..."}')
     identity = fields.get("question_id", f"line-{number}")
     category = fields.get("category", NO_CATEGORY)
-    if not isinstance(identity, (str, int)) or not isinstance(category, str):
+    if type(identity) not in (str, int) or not isinstance(category, str):
         raise PromptFileError("question_id must be text or a whole number, category must be text")
     if category == ALL:
         raise PromptFileError(f'the category "{ALL}" stands for all of them; call it otherwise')

@@ -139,7 +139,7 @@ def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
     """
     found = [(run, run.first_difference) for run in runs if run.first_difference is not None]
     if not found:
-        return f"every text identical to plain decoding ({len(runs)} runs)"
+        return f"every text identical to plain decoding ({counted(len(runs), 'run')})"
     lines = [
         f"{len(found)} of {len(runs)} runs differ from plain decoding; logit gap: plain decoding's "
         f"logit for its token minus that for the method's"
