@@ -205,12 +205,12 @@ class Engine:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if messages and messages[-1].get("role") == ASSISTANT and sampling and sampling.has_grammar:
+        prompt = chat_prompt(self.model, messages, thinking=thinking)
+        if messages[-1]["role"] == ASSISTANT and sampling and sampling.has_grammar:
             raise InvalidParameter(
                 "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
                 "out to go on with the reply, or begin the reply anew"
             )
-        prompt = chat_prompt(self.model, messages, thinking=thinking)
         generation = self.generate(
             prompt.tokens,
             method=method,

@@ -117,9 +117,10 @@ def _check(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidParameter("the conversation is empty; give at least one user message")
     for message in messages:
-        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+        said: Mapping[str, Any] = message if isinstance(message, Mapping) else {}
+        if said.get("role") not in ROLES or not isinstance(said.get("content"), str):
             raise InvalidParameter(
-                f"a message is {dict(message)!r:.120}; give a role of {', '.join(ROLES)} "
+                f"a message is {message!r:.120}; give a role of {', '.join(ROLES)} "
                 f"and its content as text"
             )
 

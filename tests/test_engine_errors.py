@@ -86,6 +86,12 @@ def test_an_unknown_role_is_refused(engine: Engine) -> None:
         engine.chat([{"role": "robot", "content": "beep"}])
 
 
+@pytest.mark.parametrize("given", [{"role": "user", "content": "Hi"}, ["Hi"]])
+def test_what_is_no_list_of_messages_is_refused(engine: Engine, given: Any) -> None:
+    with pytest.raises(InvalidParameter, match="a message is '(role|Hi)'; give a role of system"):
+        engine.chat(given)
+
+
 def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Path) -> None:
     with (
         Model(tiny_model) as model,

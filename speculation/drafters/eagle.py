@@ -1,4 +1,4 @@
-"""EAGLE: a head foretells the target's states, one after the other, and so its tokens.
+"""EAGLE, MTP: a head foretells the target's states, one after the other, and so its tokens.
 
 EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
 follow the head's confidence: of each level the likeliest paths are expanded, and of everything
