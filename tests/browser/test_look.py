@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from speculation.methods import METHODS
 from tests.browser.chat import Chat
 
 
@@ -159,3 +160,19 @@ def test_a_long_message_scrolls_and_is_whole_on_paper(chat: Chat) -> None:
     assert chat.page.evaluate(height) <= 0.5
     chat.page.emulate_media(media="print")
     assert chat.page.evaluate(height) > 1
+
+
+def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
+    chat.unfold("Sampling")
+    chat.page.wait_for_timeout(500)  # the panel grows
+    chat.page.click("#method input")
+    chat.page.wait_for_selector("#settings [role=option]:visible")
+    covered = chat.page.evaluate(
+        """() => [...document.querySelectorAll("#settings [role=option]")].map((option) => {
+          const box = option.getBoundingClientRect();
+          const inside = [0.1, 0.3, 0.5].map((share) => document.elementFromPoint(
+            box.left + share * box.width, (box.top + box.bottom) / 2));
+          return option.checkVisibility() && !inside.every((found) => option.contains(found));
+        })"""
+    )
+    assert covered == [False] * len(METHODS)
