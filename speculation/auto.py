@@ -78,14 +78,19 @@ class AutoParams:
     def __post_init__(self) -> None:
         if not 1 <= self.rows_max <= SIZES[-1]:
             raise InvalidParameter(f"rows_max is {self.rows_max}; give 1 to {SIZES[-1]}")
-        for name in self.sources.split("+"):
-            if name not in ("all", *SOURCES):
+        for name in self.named:
+            if name not in SOURCES:
                 raise InvalidParameter(
                     f"sources has {name!r}; give all, or some of {', '.join(SOURCES)} joined by +"
                 )
 
+    @property
+    def named(self) -> list[str]:
+        """The sources that were asked for by name."""
+        return [] if self.sources == "all" else self.sources.split("+")
+
     def allows(self, source: str) -> bool:
-        return self.sources == "all" or source in self.sources.split("+")
+        return self.sources == "all" or source in self.named
 
 
 class Explorer(Protocol):

@@ -464,11 +464,12 @@ def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter])
 
 def _require_rows(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
     n_batch = engine.context.n_batch
+    is_short = n_batch < engine.context.params.n_batch  # as many as the context, which has fewer
     for drafter in drafters:
         n_rows = getattr(drafter, "n_rows", 0)
         if n_rows > n_batch:
             raise InvalidParameter(
                 f"method {method.name} with these parameters decodes {n_rows} rows at a time, and "
-                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise --ctx, or "
-                "n_batch of ContextParams"
+                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise "
+                f"{'--ctx' if is_short else 'n_batch of ContextParams'}"
             )

@@ -32,7 +32,7 @@ from speculation.drafters.recycling import Recycling, RecyclingParams, Successor
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.estimates import Estimates
 from speculation.head_drafter import GrownParams
-from speculation.resources import Resources
+from speculation.resources import OR_IN_CHAT, Resources
 from speculation.verify import Match, Rejection, Typical, Verifier
 
 
@@ -169,6 +169,12 @@ def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
             sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
         if "redrafter" in resources.heads:
             sources["redrafter"] = lambda: _redrafter(ReDrafterParams(), resources, target_seconds)
+        for name in params.named:  # lookahead joins in only where its rows are cheap
+            if name not in sources and name != "lookahead":
+                raise InvalidParameter(
+                    f"auto: sources has {name}, and none was loaded; give one with --draft-model "
+                    f"or --heads{OR_IN_CHAT}, or leave it out"
+                )
         chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
         window = _window(resources.cost) if resources.n_rewind == NO_LIMIT else None
         if window is not None and params.allows("lookahead"):

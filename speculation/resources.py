@@ -21,7 +21,7 @@ from speculation.sampling import SamplingParams
 
 T = TypeVar("T")
 
-_OR_IN_CHAT = ", or in the chat under Model"
+OR_IN_CHAT = ", or in the chat under Model"
 
 
 class Resources:
@@ -87,7 +87,7 @@ class Resources:
         if draft is None:
             raise InvalidParameter(
                 "method draft needs a draft model and none was loaded; give one with "
-                f"--draft-model{_OR_IN_CHAT}"
+                f"--draft-model{OR_IN_CHAT}"
             )
         return self.keep("levels", lambda: LevelDecoder(draft))
 
@@ -98,7 +98,7 @@ class Resources:
         if heads is None:
             raise InvalidParameter(
                 "method medusa needs heads for it and none were loaded; give them with "
-                f"--heads{_OR_IN_CHAT}"
+                f"--heads{OR_IN_CHAT}"
             )
         return heads
 
@@ -109,7 +109,7 @@ class Resources:
         if head is None:
             raise InvalidParameter(
                 "method redrafter needs a head for it and none was loaded; give it with "
-                f"--heads{_OR_IN_CHAT}"
+                f"--heads{OR_IN_CHAT}"
             )
         return head
 
@@ -123,12 +123,12 @@ class Resources:
             raise InvalidParameter(
                 "method mtp needs a model with layers of its own for multi-token prediction, and "
                 "none were loaded that llama.cpp can run; give a file that holds them with "
-                f"--heads{_OR_IN_CHAT}, or use auto"
+                f"--heads{OR_IN_CHAT}, or use auto"
             )
         if heads is None:
             raise InvalidParameter(
                 f"this method needs a head of the kind {name} and none was loaded; give one with "
-                f"--heads{_OR_IN_CHAT}"
+                f"--heads{OR_IN_CHAT}"
             )
         return self.keep(("levels", name), lambda: _levels_of(heads))
 

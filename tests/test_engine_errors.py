@@ -136,12 +136,27 @@ def test_an_engine_outlives_a_wider_context_that_there_is_no_memory_for(
         assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before
 
 
-def test_a_window_that_no_batch_holds_is_refused(tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("n_ctx", "way_out"),
+    [(256, "holds 256 .* or raise --ctx"), (1024, "holds 512 .* or raise n_ba")],
+)
+def test_a_window_that_no_batch_holds_is_refused(
+    tiny_model: Path, n_ctx: int, way_out: str
+) -> None:
     with (
-        Engine.load(tiny_model, ContextParams(n_ctx=256)) as engine,
-        pytest.raises(InvalidParameter, match=r"decodes \d+ rows at a time, and a batch holds 256"),
+        Engine.load(tiny_model, ContextParams(n_ctx=n_ctx)) as engine,
+        pytest.raises(
+            InvalidParameter, match=rf"decodes \d+ rows at a time, and a batch {way_out}"
+        ),
     ):
-        engine.generate("hi", method="lookahead:window=60,ngram=9", max_tokens=4).run()
+        engine.generate(PROMPT, method="lookahead:window=60,ngram=15", max_tokens=9).run()
+
+
+def test_a_source_that_auto_is_told_to_use_has_to_be_there(engine: Engine) -> None:
+    with pytest.raises(
+        InvalidParameter, match="sources has medusa, and none was loaded; .*--heads"
+    ):
+        engine.generate(PROMPT, method="auto:sources=prompt-lookup+medusa", max_tokens=9).run()
 
 
 @pytest.mark.parametrize(

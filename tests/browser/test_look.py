@@ -176,3 +176,17 @@ def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
         })"""
     )
     assert covered == [False] * len(METHODS)
+
+
+def test_a_long_path_ends_before_the_arrow_of_its_field(chat: Chat) -> None:
+    chat.unfold("Model")
+    chat.choose("model", "/a/long/path/to/" + "some-model-" * 10 + "q8_0.gguf")
+    text, arrow = chat.page.evaluate(
+        """() => {
+          const input = document.querySelector("#model input");
+          const room = parseFloat(getComputedStyle(input).paddingRight);
+          const arrow = document.querySelector("#model .icon-wrap").getBoundingClientRect();
+          return [input.getBoundingClientRect().right - room, arrow.left];
+        }"""
+    )
+    assert text <= arrow
