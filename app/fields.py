@@ -204,8 +204,12 @@ def sampling_fields(fields: Fields) -> None:
         )
         number("mirostat_tau", 5.0, "Mirostat tau")
         number("mirostat_eta", 0.1, "Mirostat eta")
-        for name, label in (("grammar", "Grammar (GBNF)"), ("json_schema", "JSON schema")):
-            fields.add(f"sampling.{name}", gr.Textbox(label=label, lines=2, max_lines=12))
+        for name, label, info in (
+            ("grammar", "Grammar (GBNF)", None),
+            ("json_schema", "JSON schema", "Bounds of numbers are not kept."),
+        ):
+            box = gr.Textbox(label=label, info=info, lines=2, max_lines=12)
+            fields.add(f"sampling.{name}", box)
 
 
 def _title(info: MethodInfo) -> str:

@@ -24,7 +24,8 @@ class SamplingParams:
 
     With ``temperature`` 0 the most likely token is taken; otherwise one is drawn with ``seed``, and
     the same seed gives the same text with every method. Defaults leave each link out. -1 for how
-    far penalties and DRY look back is the whole context.
+    far penalties and DRY look back is the whole context. Of a JSON schema everything holds that
+    llama-cpp-python makes a grammar of, and so no bounds of numbers (``minimum``, ``multipleOf``).
     """
 
     temperature: float = 0.0
