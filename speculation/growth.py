@@ -89,16 +89,17 @@ def grow_static(
     while frontier:
         below: list[Path] = []
         for i, path in enumerate(frontier):
-            ranks = [child[-1] for child in shape if child[:-1] == path]
+            ranks = [longer[-1] for longer in shape if longer[:-1] == path]
             found = top(output.logits(row + i), max(ranks) + 1)
             reached = nodes[index[path]].path_prob if path else 1.0
             for rank in ranks:
                 if rank < len(found):
+                    child = (*path, rank)
                     token, prob = found[rank]
-                    index[(*path, rank)] = len(nodes)
+                    index[child] = len(nodes)
                     nodes.append(Candidate(index[path], token, prob, reached * prob))
-                    if (*path, rank) in inner:
-                        below.append((*path, rank))
+                    if child in inner:
+                        below.append(child)
         if below:
             place = {path: i for i, path in enumerate(frontier)}
             output = level(

@@ -104,9 +104,10 @@ class MedusaHeads:
         found = np.stack([_likeliest(row, n) for row in logits])
         values = np.take_along_axis(logits, found, axis=1)
         peak = values[:, :1]
-        probs: Floats = np.exp(values - peak) / np.exp(logits - peak).sum(axis=1, keepdims=True)
+        weights: Floats = np.exp(values - peak)
+        total: Floats = np.exp(logits - peak).sum(axis=1, keepdims=True)
         tokens = self._weights.tokens
-        return (found if tokens is None else tokens[found].astype(np.int64)), probs
+        return (found if tokens is None else tokens[found].astype(np.int64)), weights / total
 
 
 def _likeliest(logits: Floats, n: int) -> Ints:

@@ -53,6 +53,7 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
             weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
             biases[block, head] = file.tensor(f"{name}.bias", n_embd)
     shares_target = file.value("medusa.shares_target_output", bool)
+    output: Floats
     if shares_target and target is None:
         output = np.empty((0, n_embd), np.float32)
     elif shares_target and target is not None:

@@ -239,7 +239,10 @@ def _mapped(file: Path, kind: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any
     if file.exists():
         found: np.memmap[Any, Any] = np.load(file, mmap_mode="r+")
         return found
-    return np.lib.format.open_memmap(file, mode="w+", dtype=kind, shape=shape)
+    made: np.memmap[Any, Any] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+        file, mode="w+", dtype=kind, shape=shape
+    )
+    return made
 
 
 def _check_room(folder: Path, n_bytes: int) -> None:
