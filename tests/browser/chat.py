@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,13 @@ def served(model: Path, *flags: str) -> Iterator[str]:
             yield found[0]
         finally:
             process.terminate()
+
+
+def free_port() -> str:
+    """One that no other app looks for, so that a server that ended can be started anew there."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return str(asked.getsockname()[1])
 
 
 class Chat:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from tests.browser.chat import Chat, served
+from tests.browser.chat import Chat, free_port, served
 from tests.browser.test_files import DROP, FOX, wait_for_files
 from tests.browser.test_history import new_chat, wait_for_titles
 
@@ -113,7 +112,8 @@ def test_what_was_written_in_a_new_chat_is_there_in_the_next_and_else_goes_along
 def test_files_and_an_edit_outlive_a_server_that_was_started_anew(
     browser: Any, model: Path
 ) -> None:
-    with served(model) as address:
+    port = free_port()
+    with served(model, "--port", port) as address:
         chat = Chat(browser, address)
         chat.page.evaluate(DROP, {"kind": "drop", **FOX})
         wait_for_files(chat, "fox.txt 17 B")
@@ -122,7 +122,7 @@ def test_files_and_an_edit_outlive_a_server_that_was_started_anew(
         chat.page.evaluate(DROP, {"kind": "drop", **FOX, "name": "hen.txt"})
         wait_for_files(chat, "hen.txt 17 B")
         chat.wait_for_streams()
-    with served(model, "--port", str(urlsplit(address).port)):
+    with served(model, "--port", port):
         chat.go_to(address)
         chat.page.wait_for_selector(FORM)
         assert chat.page.input_value(FORM) == "two cats"

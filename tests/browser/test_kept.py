@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from tests.browser.chat import Chat, served
+from tests.browser.chat import Chat, free_port, served
 
 
 def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
@@ -87,18 +86,20 @@ def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> 
 
 
 def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
-    with served(model) as address:
+    port = free_port()
+    with served(model, "--port", port) as address:
         chat = Chat(browser, address)
         chat.ask("a cat")
         chat.wait_for_streams()
-    with served(model, "--port", str(urlsplit(address).port)):
+    with served(model, "--port", port):
         chat.ask("a dog", 2)
         assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
     chat.close()
 
 
 def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
-    with served(model) as address:
+    port = free_port()
+    with served(model, "--port", port) as address:
         chat = Chat(browser, address)
         chat.never_end()
         chat.say("a cat")
@@ -107,7 +108,7 @@ def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, mod
         chat.page.wait_for_timeout(300)
     chat.page.fill("#box textarea", "half a sentence")
     chat.page.wait_for_timeout(300)
-    with served(model, "--port", str(urlsplit(address).port)):
+    with served(model, "--port", port):
         chat.go_to(address)
         chat.page.wait_for_function(
             "document.querySelector('#box textarea')?.value === 'half a sentence'"
