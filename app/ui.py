@@ -24,6 +24,7 @@ from app.session import Session
 from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
+IN_HEAD = ("store.js", "tab.js")  # they are there before Gradio's first event
 SCRIPTS = (
     *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
     *("files.js", "drafts.js", "window.js"),
@@ -37,8 +38,7 @@ POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 WELCOME = """
 <div class="turns" role="region" aria-label="Conversation"></div>
 <div class="unseen" role="status"></div>
-<div class="unkept error" role="alert" hidden>This conversation is too long for the browser to
-keep: if the page is loaded again, its end is gone. Export saves it.</div>
+<div class="unkept error" role="alert" hidden></div>
 <div class="refused error" role="alert" hidden></div>
 <div class="welcome">
   <h1>See what speculation does</h1>
@@ -58,24 +58,16 @@ CHATS = """
   <p class="found" role="status"></p>
   <ul></ul>
   <p class="none">None yet.</p>
+  <p class="trouble" role="alert"></p>
   <label><input type="checkbox"> Keep chats in this browser</label>
 </div>
 """
 
 FILES = '<ul class="files" aria-label="Files of your message"></ul>'
 
-# What is kept lives as long as its tab: a page that is loaded again finds it there. history.js has
-# it stay for longer.
+# history.js keeps it.
 KEEP = """(text) => {
   if ("leaving" in document.documentElement.dataset) return;
-  try {
-    if (text) sessionStorage.setItem("conversation", text);
-    else sessionStorage.removeItem("conversation");
-    document.querySelector("#transcript .unkept").hidden = true;
-  } catch (error) {
-    console.warn(error);
-    document.querySelector("#transcript .unkept").hidden = false;
-  }
   document.dispatchEvent(new CustomEvent("kept", { detail: text }));
 }"""
 KEEP_VALUES = """(...values) => {
@@ -87,15 +79,14 @@ KEEP_VALUES = """(...values) => {
 }"""
 # ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
 # is away. The box is the last field.
-KEPT = """() => {
-  let [conversation, values] = ["", []];
+KEPT = """async () => {
+  let values = [];
   try {
-    conversation = sessionStorage.getItem("conversation") ?? "";
     values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
     const typed = sessionStorage.getItem("typed");
     if (values.length && typed !== null) values[values.length - 1] = typed;
   } catch (error) { console.warn(error); } // there may be no storage at all
-  return [conversation, JSON.stringify(values), null];
+  return [await revived, JSON.stringify(values), null];
 }"""
 
 # Gradio handles calls side by side: which came first, only the page knows.
@@ -125,12 +116,7 @@ PUT_BACK = """(files) => {
 }"""
 
 DOWNLOAD = """(text) => {
-  if (!text) return;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], {type: "text/markdown"}));
-  link.download = "conversation.md";
-  link.click();
-  URL.revokeObjectURL(link.href);
+  if (text) download(new Blob([text], { type: "text/markdown" }), "conversation.md");
 }"""
 
 
@@ -407,6 +393,7 @@ def launch(page: gr.Blocks, **options: Any) -> str:
     _, url, _ = page.launch(
         theme=theme,
         css=_text("page.css"),
+        head="".join(f"<script>{_text(name)}</script>" for name in IN_HEAD),
         footer_links=[],
         share=False,
         show_error=True,

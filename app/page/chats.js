@@ -4,31 +4,64 @@ const ACTS = ["open", "rename", "remove"]; // what the buttons of a row do
 const find = (act, name) =>
   [...document.querySelectorAll(`#chats [data-${act}]`)].find((b) => b.dataset[act] === name);
 
+let all = []; // the latest first
+let isBroken = false; // nothing can be kept
+let trouble = ""; // why, or what cannot be taken over
+let isStale = false;
+let isReading = false;
+async function readList() {
+  isStale = true;
+  if (isReading) return;
+  isReading = true;
+  while (isStale) {
+    isStale = false;
+    await readOnce();
+    await new Promise((resolve) => setTimeout(resolve, 100)); // an import changes it many times
+  }
+  isReading = false;
+}
+
+async function readOnce() {
+  try {
+    trouble = await store.check();
+    all = await store.list();
+    isBroken = false;
+  } catch (error) {
+    console.warn(error);
+    trouble = `The browser keeps no chats: ${store.reason(error)}`;
+    all = [];
+    isBroken = true;
+  }
+  showChats();
+}
+
 let listed = ""; // the rows as they are
-function showChats() {
+let nth = 0; // another search may begin before one ends
+async function showChats() {
+  const words = wanted();
+  const mine = ++nth;
+  const list = words.length ? await search(words, () => mine === nth) : all;
   const box = document.querySelector("#chats .chats");
   const ul = box?.querySelector("ul");
-  if (!ul || ul.querySelector("input")) return; // a title is being written
-  const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-  const all = chats();
-  const words = wanted();
-  const list = all
-    .filter((chat) => holds(chat, words))
-    .map(({ name, title, at }) => [name, title, when.format(at), name === own()]);
-  box.querySelector(".none").hidden = all.length > 0;
+  if (!ul || mine !== nth || ul.querySelector("input")) return; // a title is being written
+  box.querySelector(".none").hidden = all.length > 0 || isBroken;
   box.querySelector("[type=search]").hidden = !all.length;
-  const found = box.querySelector(".found");
   const number = words.length ? `${list.length} of ${all.length}` : "";
-  if (found.textContent !== number) found.textContent = number; // a screen reader is told of each
-  box.querySelector("[type=checkbox]").checked = areKept();
-  box.querySelector("[type=checkbox]").disabled = stored === null;
+  put(box.querySelector(".found"), number);
+  put(box.querySelector(".trouble"), trouble && `${trouble}.`);
+  box.querySelector("[type=checkbox]").checked = store.areKept() && !isBroken;
+  box.querySelector("[type=checkbox]").disabled = isBroken;
+  const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === own()]);
   // A row that is made anew has neither the focus nor the pointer that is just pressed on it.
-  if (JSON.stringify(list) === listed && ul.children.length === list.length) return;
-  listed = JSON.stringify(list);
+  if (JSON.stringify(rows) === listed && ul.children.length === rows.length) return;
+  listed = JSON.stringify(rows);
   const focused = ul.contains(document.activeElement) ? document.activeElement.dataset : {};
-  ul.replaceChildren(...list.map((chat) => row(...chat)));
+  ul.replaceChildren(...rows.map((chat) => row(...chat)));
   for (const act of ACTS) if (act in focused) find(act, focused[act])?.focus();
 }
+const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+// A screen reader is told of each change.
+const put = (place, text) => place.textContent !== text && (place.textContent = text);
 
 function row(name, title, date, isOwn) {
   const row = document.createElement("li");
@@ -53,20 +86,43 @@ function row(name, title, date, isOwn) {
 
 // Searched are titles and all that was said, files included; each word is to be somewhere.
 const inLower = (text) => text.normalize().toLocaleLowerCase();
-const wanted = () => inLower(document.querySelector("#chats [type=search]").value).match(/\S+/g) ?? [];
+const wanted = () => {
+  const field = document.querySelector("#chats [type=search]");
+  return inLower(field?.value ?? "").match(/\S+/g) ?? [];
+};
 
-const texts = new Map(); // by name: when the chat was kept, and what is in it
-function holds({ name, title, at }, words) {
-  if (!words.length) return true;
-  if (texts.get(name)?.at !== at) texts.set(name, { at, text: textIn(name) });
-  const { text } = texts.get(name);
-  return words.every((word) => inLower(title).includes(word) || text.includes(word));
+async function search(words, goesOn) {
+  const found = [];
+  for (const chat of all) {
+    const title = inLower(chat.title);
+    const left = words.filter((word) => !title.includes(word));
+    const text = left.length ? await textIn(chat) : "";
+    if (!goesOn()) break;
+    if (left.every((word) => text.includes(word))) found.push(chat);
+  }
+  return found;
 }
 
-function textIn(name) {
+// What was read is remembered, up to so many characters.
+const MOST_READ = 5e7;
+const texts = new Map(); // by version
+let nRead = 0;
+async function textIn({ name, version }) {
+  const before = texts.get(version);
+  if (before !== undefined) return before;
+  const text = allSaid((await store.text(name)) ?? "[]");
+  if (nRead + text.length > MOST_READ) {
+    texts.clear();
+    nRead = 0;
+  }
+  texts.set(version, text);
+  nRead += text.length;
+  return text;
+}
+
+function allSaid(kept) {
   try {
-    const turns = JSON.parse(stored.getItem(textKey(name)) ?? "[]");
-    const parts = turns.flatMap(({ user, files, reply }) => [
+    const parts = JSON.parse(kept).flatMap(({ user, files, reply }) => [
       user,
       ...(files ?? []).flatMap((file) => [file.name, file.text]),
       (reply?.pieces ?? []).map(([piece]) => piece).join(""),
@@ -81,8 +137,9 @@ function textIn(name) {
 // The title becomes a field. Enter, or leaving it, keeps what stands there; Escape does not.
 function writeTitle(name) {
   const open = find("open", name);
-  const { title } = chats().find((chat) => chat.name === name) ?? {};
-  if (!open || title === undefined) return;
+  const chat = all.find((other) => other.name === name);
+  if (!open || !chat) return;
+  const { title } = chat;
   const field = document.createElement("input");
   field.value = title;
   field.ariaLabel = "Title";
@@ -94,10 +151,9 @@ function writeTitle(name) {
     const hadFocus = document.activeElement === field;
     const given = asTitle(field.value);
     field.remove();
-    try {
-      if (isKept && given !== title) rename(name, given);
-    } catch (error) {
-      console.warn(error); // there is no room
+    if (isKept && given !== title) {
+      chat.title = given || title; // at once
+      rename(name, given).catch(lament);
     }
     listed = "";
     showChats();
@@ -117,17 +173,23 @@ function deleteChat(button) {
   const row = button.closest("li");
   const { textContent: title } = row.querySelector("[data-open]");
   if (!confirm(`Delete the chat “${title}”?`)) return;
-  const list = chats();
-  forget(list, list.filter((chat) => chat.name === name));
   const beside = row.nextElementSibling ?? row.previousElementSibling;
   const other = beside?.querySelector("[data-remove]").dataset.remove;
   const isOwn = name === own();
-  if (isOwn) ofTab.removeItem("chat");
+  if (isOwn) beOfNone();
+  ofTab?.removeItem(draftKey(name));
+  all = all.filter((chat) => chat.name !== name); // at once
+  keeping.then(() => store.remove(name)).catch(lament);
   showChats();
   (find("remove", other) ?? document.querySelector("#chats [type=checkbox]"))?.focus();
   if (!isOwn) return;
   isDeleted = !isEmpty();
   document.querySelector("#new").click();
+}
+
+function lament(error) {
+  console.warn(error);
+  refuse(`The browser did not take that: ${store.reason(error)}.`);
 }
 
 document.addEventListener("click", ({ target }) => {
@@ -148,15 +210,10 @@ document.addEventListener("input", ({ target }) => {
 
 document.addEventListener("change", ({ target }) => {
   if (!target.matches("#chats [type=checkbox]")) return;
-  const list = chats();
-  const forgets = `Forget ${list.length === 1 ? "the chat" : `all ${list.length} chats`} kept so far?`;
-  if (target.checked) stored.removeItem(SWITCH);
-  else if (list.length && !confirm(forgets)) target.checked = true;
-  else {
-    forget(list, list);
-    stored.setItem(SWITCH, "no");
-  }
-  showChats();
+  const forgets = `Forget ${all.length === 1 ? "the chat" : `all ${all.length} chats`} kept so far?`;
+  if (target.checked) store.switchTo(true).then(showChats);
+  else if (all.length && !confirm(forgets)) target.checked = true;
+  else forgetAll(all).catch(lament);
 });
 
 function beginList() {
@@ -166,5 +223,6 @@ function beginList() {
   showChats();
 }
 document.addEventListener("chats", beginList); // where they are to be shown there is room now
-window.addEventListener("storage", showChats); // another tab kept some
+document.addEventListener("chats-changed", readList); // here, or in another tab
 beginList();
+readList();

@@ -1,72 +1,75 @@
-// Earlier chats: the browser keeps them, each under a name, and a list of these with titles, the latest
-// first. The tab knows which is its own. Whatever else was served at this address had the same storage.
-// chats.js shows the list.
+// The conversation becomes a chat of the store's, and a chat of the store's the conversation. chats.js
+// shows the list of them.
 
-const CHATS = "speculation:chats";
-const SWITCH = "speculation:keeps-chats";
-const MOST_CHATS = 100;
-const textKey = (name) => `speculation:chat:${name}`;
+const ENDS =
+  ofTab === null
+    ? "The browser keeps nothing of this page: if it is loaded again, this conversation is gone"
+    : "This conversation is too long for the browser to keep: if the page is loaded again, its end is gone";
 
-// Where the browser is told to keep nothing, they throw when they are asked for.
-let stored = null;
-let ofTab = null;
-try {
-  stored = localStorage;
-  ofTab = sessionStorage;
-} catch (error) {
-  console.warn(error);
-}
-
-const isChat = (chat) =>
-  typeof chat?.name === "string" && typeof chat.title === "string" && Number.isFinite(chat.at);
-
-function chats() {
-  try {
-    const found = JSON.parse(stored?.getItem(CHATS) ?? "[]");
-    return Array.isArray(found) ? found.filter(isChat) : [];
-  } catch (error) {
-    console.warn(error);
-    return [];
-  }
-}
-
-const areKept = () => stored !== null && stored.getItem(SWITCH) !== "no";
-const own = () => ofTab?.getItem("chat") ?? null;
-
-function forget(list, unwanted) {
-  for (const { name } of unwanted) {
-    stored.removeItem(textKey(name));
-    ofTab?.removeItem(draftKey(name));
-  }
-  const left = list.filter((chat) => !unwanted.includes(chat));
-  stored.setItem(CHATS, JSON.stringify(left));
-  return left;
-}
-
-let known = ofTab?.getItem("conversation") ?? ""; // what this tab kept or opened last
 let isUndone = false; // what is said next takes the place of what was undone
 let isDeleted = false; // what comes before the next chat begins is unwanted
+let isFirst = true; // what was revived comes back, maybe with other spaces and zeros than in a file
+const asJson = (text) => JSON.stringify(JSON.parse(text));
+let keeping = Promise.resolve(); // until what was to be kept is
 
 function keepChat(text) {
+  const hasRoom = keepInTab(text);
   if (!text) isDeleted = false;
   if (!text && isUndone) return;
   isUndone = false;
   const before = known;
   known = text;
-  if (text === before || isDeleted) return; // it was only loaded again
-  if (!text || !areKept()) {
-    ofTab?.removeItem("chat"); // what is said next begins another
+  const isSame = text === before || (isFirst && text && before && asJson(text) === asJson(before));
+  isFirst = false;
+  if (isSame || isDeleted) return; // it was only loaded again
+  if (!text || !store.areKept()) {
+    beOfNone(); // what is said next begins another
+    warn(hasRoom ? "" : ENDS);
     return;
   }
-  let name = own();
-  // What another tab made of it meanwhile stays.
-  const other = name && stored.getItem(textKey(name));
-  if (!name || (other && before && other !== before)) {
-    name = `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
-    ofTab.setItem("chat", name);
+  if (own() === null) beOf({ name: store.newName(), versions: [] });
+  const chat = mine; // which may be another's turn when this one's comes
+  keeping = keeping.then(() => keepIn(chat, text, before, hasRoom));
+}
+
+async function keepIn(chat, text, before, hasRoom) {
+  const version = store.newName();
+  const versions = chat.versions;
+  const isCurrent = () => chat === mine && text === known;
+  const note = (changes) => {
+    Object.assign(chat, changes);
+    if (chat === mine) noteOwn();
+  };
+  note({ versions: [...versions, version] });
+  try {
+    const { name, gone } = await store.keep(chat, { title: titleOf(text), version, before }, text);
+    if (name !== null) note({ name, versions: [version] });
+    announceGone(gone);
+    if (!isCurrent()) return;
+    if (!hasRoom && name !== null) ofTab?.removeItem("conversation");
+    warn("");
+  } catch (error) {
+    console.warn(error);
+    note({ versions });
+    announceGone(error.gone ?? []);
+    const why = `The browser does not keep this conversation: ${store.reason(error)}`;
+    if (isCurrent()) warn(`${why}. ${hasRoom ? "It lasts as long as this tab" : ENDS}`);
   }
-  const { title, named } = chats().find((chat) => chat.name === name) ?? {};
-  store({ name, title: named ? title : titleOf(text), named, at: Date.now() }, text);
+}
+
+// What there is of it is in this tab alone, or not even there.
+function warn(why) {
+  const notice = element.querySelector(".unkept");
+  notice.textContent = why && `${why}. Export saves it.`;
+  notice.hidden = !why;
+}
+const isUnkept = () => !element.querySelector(".unkept").hidden;
+
+function announceGone(gone) {
+  if (!gone.length) return;
+  const titles = gone.map(({ title }) => `“${title}”`).join(", ");
+  const which = gone.length === 1 ? `the oldest chat, ${titles}` : `the ${gone.length} oldest chats: ${titles}`;
+  refuse(`There was no more room; the browser forgot ${which}.`);
 }
 
 // What was said first in a chat, as long as it was given no other.
@@ -80,64 +83,47 @@ function asTitle(text) {
 }
 
 // One that is empty makes way for what was said first.
-function rename(name, title) {
-  const list = chats();
-  const chat = list.find((other) => other.name === name);
-  if (!chat) return; // another tab deleted it
-  chat.named = title !== "";
-  chat.title = title || titleOf(stored.getItem(textKey(name)) ?? "[{}]");
-  stored.setItem(CHATS, JSON.stringify(list));
-}
-
-// Where there is no room the oldest make way; not for one that has no room even so.
-function store(chat, text) {
-  const list = chats();
-  const gone = [];
-  let left = list.filter(({ name }) => name !== chat.name);
-  for (;;) {
-    try {
-      if (left.length < MOST_CHATS) {
-        stored.setItem(CHATS, JSON.stringify([chat, ...left]));
-        stored.setItem(textKey(chat.name), text);
-        return;
-      }
-    } catch (error) {
-      if (!left.length) {
-        for (const [key, value] of gone) stored.setItem(key, value);
-        stored.setItem(CHATS, JSON.stringify(list));
-        throw error;
-      }
-    }
-    const key = textKey(left.at(-1).name);
-    gone.push([key, stored.getItem(key) ?? ""]);
-    left = forget(left, left.slice(-1));
-  }
+async function rename(name, title) {
+  await store.rename(name, title || titleOf((await store.text(name)) ?? "[{}]"), title !== "");
 }
 
 const isEmpty = () => !element.querySelector(".turns > *");
 let next = null; // to be opened when the reply that comes has stopped
-function openChat(name) {
-  const text = stored.getItem(textKey(name));
-  if (!text || (name === own() && !isEmpty())) return;
+async function openChat(name) {
+  if (name === own() && !isEmpty()) return;
   const stop = isBusy() && next === null && document.querySelector("#box .stop-button");
+  next = name;
   if (stop) {
-    next = name;
     stop.click();
     return;
   }
+  let found;
   try {
+    found = await store.read(name);
+  } catch (error) {
+    console.warn(error);
+    alert(`That chat cannot be read: ${store.reason(error)}.`);
+  }
+  await keeping;
+  if (next !== name) return; // another was clicked meanwhile
+  next = null;
+  const goes = "The conversation in the window is not kept; opening another chat discards it.";
+  if (!found || (isUnkept() && !isEmpty() && !confirm(goes))) return;
+  try {
+    ofTab.removeItem("conversation"); // for the drafts to have its room
     keepDraft(own(), written());
-    ofTab.setItem("conversation", text);
     exchangeDrafts(name);
   } catch (error) {
     console.warn(error);
+    keepInTab(known);
     alert("This tab has no room for that chat; open it in another.");
     return;
   }
   // What the page would still keep of the present one is there already, and the server reads the
   // other when the page is loaded.
   document.documentElement.dataset.leaving = "";
-  ofTab.setItem("chat", name);
+  beOf({ name, versions: [found.chat.version] });
+  if (!keepInTab(found.text)) ofTab.removeItem("conversation");
   location.reload();
 }
 
@@ -146,16 +132,24 @@ document.addEventListener("click", ({ target }) => {
   if (target.closest("#new")) {
     isUndone = false;
     if (ofTab !== null) beginDraft();
-    if (isEmpty()) ofTab?.removeItem("chat");
+    if (isEmpty()) beOfNone();
   }
 });
 
 document.addEventListener("kept", ({ detail }) => {
-  try {
-    keepChat(detail);
-  } catch (error) {
-    console.warn(error);
-  }
-  showChats();
+  keepChat(detail);
+  showChats(); // which of them is in the window may have changed
   if (next !== null) openChat(next);
+});
+
+// What was kept is forgotten, but for what this tab shows.
+async function forgetAll(list) {
+  await store.switchTo(false);
+  for (const { name } of list) ofTab?.removeItem(draftKey(name));
+  beOfNone();
+  if (!keepInTab(known)) warn(ENDS);
+}
+
+revived.then(() => {
+  if (unread) refuse(`The conversation cannot be read: ${store.reason(unread)}.`);
 });

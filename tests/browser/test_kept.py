@@ -74,10 +74,27 @@ def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with
     assert chat.page.locator(".turn .error").count() == 0
 
 
+def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) -> None:
+    chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
+    said = "a cat" + " and a dog" * 6000
+    chat.ask(said)
+    chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_function("sessionStorage.getItem('conversation') === null")
+    assert not chat.page.is_visible("#transcript .unkept")
+    chat.reload()
+    assert chat.last(".said") == said
+    chat.ask("a fox", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.size > 60_000)")
+    assert chat.page.locator("#chats li").count() == 1
+    chat.reload()
+    chat.wait_for_reply(2)
+
+
 def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
+    chat.page.get_by_label("Keep chats in this browser").uncheck()
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     chat.ask("a cat" + " and a dog" * 6000)
-    assert chat.page.is_visible("#transcript .unkept")
+    assert "too long for the browser to keep" in chat.page.inner_text("#transcript .unkept")
     chat.page.evaluate("sessionStorage.removeItem('other')")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
