@@ -24,7 +24,7 @@ from app.session import Session
 from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "page"
-IN_HEAD = ("store.js", "tab.js")  # they are there before Gradio's first event
+IN_HEAD = ("store.js", "tab.js", "archive.js")  # they are there before Gradio's first event
 SCRIPTS = (
     *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
     *("files.js", "drafts.js", "window.js"),
@@ -60,6 +60,9 @@ CHATS = """
   <p class="none">None yet.</p>
   <p class="trouble" role="alert"></p>
   <label><input type="checkbox"> Keep chats in this browser</label>
+  <div class="all"><button type="button" data-all="export">Export all</button>
+  <button type="button" data-all="import">Import</button></div>
+  <p class="told" role="status"></p>
 </div>
 """
 

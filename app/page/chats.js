@@ -51,6 +51,8 @@ async function showChats() {
   put(box.querySelector(".trouble"), trouble && `${trouble}.`);
   box.querySelector("[type=checkbox]").checked = store.areKept() && !isBroken;
   box.querySelector("[type=checkbox]").disabled = isBroken;
+  box.querySelector("[data-all=export]").disabled = !all.length;
+  box.querySelector("[data-all=import]").disabled = isBroken || !store.areKept();
   const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === own()]);
   // A row that is made anew has neither the focus nor the pointer that is just pressed on it.
   if (JSON.stringify(rows) === listed && ul.children.length === rows.length) return;
