@@ -12,10 +12,19 @@ onPaper.textContent = `@media print {
     display: block !important; height: auto !important; min-height: 0 !important;
     overflow: visible !important; padding-left: 0 !important;
   }
-  #settings, #entry, #top button, .actions { display: none !important; }
-  #transcript .said { max-height: none !important; }
+  #settings, #entry, #top button, .actions, .unkept, .refused { display: none !important; }
+  #transcript .said { max-height: none !important; border: 1px solid var(--line); }
+  #transcript .user { break-after: avoid; }
 }`;
 document.head.append(onPaper);
+
+// What is light in the dark is pale on paper.
+let isDark = false;
+window.addEventListener("beforeprint", () => {
+  isDark = document.body.classList.contains("dark");
+  document.body.classList.remove("dark");
+});
+window.addEventListener("afterprint", () => document.body.classList.toggle("dark", isDark));
 
 watch("value", show);
 show();

@@ -68,6 +68,19 @@ def test_on_paper_the_whole_conversation_stands_and_nothing_else(
     chat.close()
 
 
+def test_on_paper_the_conversation_is_dark_on_light(browser: Any, address: str) -> None:
+    chat = Chat(browser, address, color_scheme="dark")
+    ink = "getComputedStyle(document.querySelector('#transcript')).color"
+    dark = chat.page.evaluate(ink)
+    chat.page.evaluate(
+        f"() => {{ addEventListener('beforeprint', () => {{ window.ink = {ink} }}) }}"
+    )
+    chat.page.pdf()
+    assert chat.page.evaluate("window.ink") == "rgb(29, 33, 41)"
+    assert chat.page.evaluate(ink) == dark != "rgb(29, 33, 41)"
+    chat.close()
+
+
 def test_everything_that_can_be_pressed_or_filled_in_has_a_name(chat: Chat) -> None:
     chat.choose_method("Lookahead")
     for folded in ("Parameters", "Model", "System prompt", "Sampling", "More"):
