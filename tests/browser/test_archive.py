@@ -64,6 +64,9 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.click("#chats [data-open]:has-text('Of cats')")
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
+    chat.page.wait_for_timeout(300)
+    dates = "store.list().then((list) => list.map(({ at }) => at))"
+    assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
 
 
 def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_not_either(
