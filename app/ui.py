@@ -96,10 +96,13 @@ KEPT = """async () => {
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
 # The message is what the box held when it was sent (box.js notes it): what was typed since, while
-# Gradio made up its call, is no part of it …
-SAID = """(text, _, ...inputs) => {
+# Gradio made up its call, is no part of it. It goes on with what the page knows of the conversation,
+# which ``kept`` may not have yet where that was just loaded …
+SAID = """async (text, _, kept, session) => {
   const said = document.querySelector("#entry").said ?? { text, files: [] };
-  return [said.text, JSON.stringify(said.files), ...inputs.slice(0, -1), performance.now()];
+  const at = performance.now();
+  await revived;
+  return [said.text, JSON.stringify(said.files), known, session, at];
 }"""
 # … and stays in the box.
 REST = """(text, sent) => {

@@ -14,11 +14,11 @@ let keeping = Promise.resolve(); // until what was to be kept is
 
 function keepChat(text) {
   const hasRoom = keepInTab(text);
+  const before = known;
+  known = text;
   if (!text) isDeleted = false;
   if (!text && isUndone) return;
   isUndone = false;
-  const before = known;
-  known = text;
   const isSame = text === before || (isFirst && text && before && asJson(text) === asJson(before));
   isFirst = false;
   if (isSame || isDeleted) return; // it was only loaded again

@@ -131,3 +131,24 @@ def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, mod
             "document.querySelector('#box textarea')?.value === 'half a sentence'"
         )
     chat.close()
+
+
+def test_what_is_said_while_the_conversation_is_still_being_read_goes_on_with_it(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#chats [aria-current]")
+    chat.page.evaluate("sessionStorage.removeItem('conversation')")
+    chat.page.add_init_script(
+        "{ const open = IDBFactory.prototype.open;"
+        "IDBFactory.prototype.open = function (...asked) {"
+        "  const request = open.apply(this, asked); const late = {};"
+        "  request.onsuccess = () => setTimeout(() => late.onsuccess({}), 3000);"
+        "  Object.defineProperty(late, 'result', { get: () => request.result });"
+        "  return late; } }"
+    )
+    chat.reload()
+    chat.say("a dog")
+    chat.wait_for_reply(2)
+    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    assert chat.page.locator("#chats li").count() == 1
