@@ -96,8 +96,8 @@ KEPT = """async () => {
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
 # The message is what the box held when it was sent (box.js notes it): what was typed since, while
-# Gradio made up its call, is no part of it. It goes on with what the page knows of the conversation,
-# which ``kept`` may not have yet where that was just loaded …
+# Gradio made up its call, is no part of it. What the page knows of the conversation,
+# ``kept`` may lack where it was just loaded …
 SAID = """async (text, _, kept, session) => {
   const said = document.querySelector("#entry").said ?? { text, files: [] };
   const at = performance.now();
