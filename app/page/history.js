@@ -68,7 +68,8 @@ const isUnkept = () => !element.querySelector(".unkept").hidden;
 function announceGone(gone) {
   if (!gone.length) return;
   const titles = gone.map(({ title }) => `“${title}”`).join(", ");
-  const which = gone.length === 1 ? `the oldest chat, ${titles}` : `the ${gone.length} oldest chats: ${titles}`;
+  const which =
+    gone.length === 1 ? `the oldest chat, ${titles}` : `the ${gone.length} oldest chats: ${titles}`;
   refuse(`There was no more room; the browser forgot ${which}.`);
 }
 

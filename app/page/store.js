@@ -172,7 +172,10 @@ const store = (() => {
     }
     const left = oldChats().length;
     if (!left) local.removeItem(OLD);
-    leftBehind = failed && left ? `${left} of earlier versions could not be taken over: ${reason(failed)}` : "";
+    leftBehind =
+      failed && left
+        ? `${left} of earlier versions could not be taken over: ${reason(failed)}`
+        : "";
   }
 
   // Room

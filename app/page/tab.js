@@ -1,6 +1,6 @@
 // What a tab has: the conversation in the window, and which of the chats it is. sessionStorage keeps
-// both while the tab is open, as far as it has room (about 5 MB); a longer conversation is in the store alone.
-// It stands in the page's head, for Gradio's first event to find the conversation.
+// both while the tab is open, as far as it has room (about 5 MB); a longer conversation is in the store
+// alone. It stands in the page's head, for Gradio's first event to find the conversation.
 
 // Where the browser is told to keep nothing, it throws when it is asked for.
 let ofTab = null;
