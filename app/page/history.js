@@ -65,11 +65,12 @@ function warn(why) {
 }
 const isUnkept = () => !element.querySelector(".unkept").hidden;
 
+const forgotten = []; // since the page was loaded: the second may go before the first was read
 function announceGone(gone) {
   if (!gone.length) return;
-  const titles = gone.map(({ title }) => `“${title}”`).join(", ");
-  const which =
-    gone.length === 1 ? `the oldest chat, ${titles}` : `the ${gone.length} oldest chats: ${titles}`;
+  forgotten.push(...gone.map(({ title }) => `“${title}”`));
+  const [n, titles] = [forgotten.length, forgotten.join(", ")];
+  const which = n === 1 ? `the oldest chat, ${titles}` : `the ${n} oldest chats: ${titles}`;
   refuse(`There was no more room; the browser forgot ${which}.`);
 }
 
