@@ -161,7 +161,7 @@ def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -
     chat.page.wait_for_selector(".welcome:visible")
     assert not chat.page.is_visible("#transcript .unkept")
     chat.ask("a dog")
-    wait_for_titles(chat, "a dog", "old 0")
+    chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
 
 
 def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> None:
