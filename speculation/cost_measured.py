@@ -34,7 +34,8 @@ _REPEATS = 3  # of a small size
 _SMALL_ROUNDS = 3  # for each over the large sizes
 _MOST_ROUNDS = 32
 _WARM_SHARE = 0.05  # of the budget: what takes longer is timed without having been run before
-_VERSION = 6  # of how it is measured: what an older one measured is measured again
+_DISTURBED = 1.5  # a single row's time, over a larger batch's
+_VERSION = 7  # of how it is measured: what an older one measured is measured again
 
 
 def measure_curve(
@@ -96,8 +97,8 @@ class _Rounds:
             if n not in _NEEDED and self.spent > budget_seconds:
                 break
             known[n] = self._seconds(n)  # memory may have to be found, and a compute graph made
-            if known[n] < _WARM_SHARE * budget_seconds:
-                known[n] = self._seconds(n)
+            if n == 1 or known[n] < _WARM_SHARE * budget_seconds:
+                known[n] = min(known[n], self._seconds(n))
             if progress is not None:
                 progress(n)
         self.known = dict(sorted(known.items()))
@@ -231,6 +232,8 @@ def load_cost(
         if kept is not None:
             return kept
     cost = measure_regions(context, progress=progress)
+    if _is_nonsense(cost):
+        cost = measure_regions(context, progress=progress)
     save_cost(context, cost)
     return cost
 
@@ -269,7 +272,19 @@ def _read(path: Path) -> CostModel | None:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there, or of another version: it is measured again
-    return CostModel(curves) if curves and set(curves) <= set(REGIONS) else None
+    if not curves or not set(curves) <= set(REGIONS):
+        return None
+    cost = CostModel(curves)
+    return None if _is_nonsense(cost) else cost
+
+
+def _is_nonsense(cost: CostModel) -> bool:
+    """Whether a single row takes clearly longer than several, as where it was disturbed.
+
+    With such a curve every draft looks free, single rows are never decoded, and it stands for good.
+    """
+    curves = cost.curves.values()
+    return any(curve.seconds[0] > _DISTURBED * min(curve.seconds) for curve in curves)
 
 
 def _key(context: Context) -> str:

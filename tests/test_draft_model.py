@@ -284,6 +284,9 @@ def test_costs_are_measured_once_and_kept(tiny_model: Path, cache_folder: Path) 
         (file,) = [
             file for file in files if json.loads(file.read_text())["0"]["sizes"] == [1, 2, 4]
         ]
-        file.write_text(json.dumps({"0": {"sizes": "?"}}), encoding="utf-8")
-        assert load_cost(context).curve(0).sizes != (1, 2, 4)  # it was measured anew
+        # What cannot be read, and what was measured in a bad moment, is measured anew.
+        disturbed = {"sizes": [1, 2, 4], "seconds": [0.1, 0.02, 0.02], "switch_seconds": 0.0}
+        for broken in ({"sizes": "?"}, {**disturbed, "weights": [10, 10, 10]}):
+            file.write_text(json.dumps({"0": broken}), encoding="utf-8")
+            assert load_cost(context).curve(0).sizes != (1, 2, 4)
     assert list((cache_folder / "cost").glob("*.partial")) == []
