@@ -35,10 +35,10 @@ from batching.kinds import TEXT_MODEL
 from batching.model import Model, recent_log, whole_log
 from batching.output import DecodeOutput
 from batching.rows import Rows
-from batching.target import Cancelled, Output, Watch
+from batching.target import Output, Watch
 from batching.timing import all_over_one, log_ratio
 from batching.tree import NO_LIMIT, Floats
-from batching.watch import DecodeWatch, was_ended
+from batching.watch import DecodeWatch
 
 MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
 MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; with ever more the process ends
@@ -155,9 +155,7 @@ class Context:
         self.n_rewind = NO_LIMIT
         if not (mtp or model.can_rewind):
             self.n_rewind = int(C.llama_n_rs_seq(self._handle))
-        self._n_back = (
-            0  # of the last decode's rows, those that can be taken back: if it is limited
-        )
+        self._n_back = 0  # of the last decode's rows, those that can be taken back, if limited
         # Whether a decode was broken off: a recurrent state is then of no text.
         self._is_lost = False
         self._watch = DecodeWatch(model.n_bytes)
@@ -189,24 +187,19 @@ class Context:
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
-        if self._watch.is_long(len(rows)):
-            self._decode_watched(len(rows), watch)
+        n_rows = len(rows)
+        if n_rows > self._watch.most_rows:
+            self._decode_watched(n_rows, watch)
         elif code := _llama_decode(self._handle, self._batch.struct):
-            raise self._error(code, len(rows))
-        self._n_back = min(len(rows) - 1, self.n_rewind)
+            raise self._error(code, n_rows)
+        self._n_back = min(n_rows - 1, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
 
     def _decode_watched(self, n_rows: int, watch: Watch | None) -> None:
-        def decode() -> int:
-            code: int = _llama_decode(self._handle, self._batch.struct)
-            return code
-
+        handle, struct = self._handle, self._batch.struct
         self._is_lost = True
-        code = self._watch.run(self._handle, decode, watch)
-        if was_ended(code):
-            raise Cancelled
-        if code:
+        if code := self._watch.run(handle, lambda: _llama_decode(handle, struct), watch):
             raise self._error(code, n_rows)
         self._is_lost = False
 

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 
 from batching.interrupts import held_interrupts
-from batching.target import Watch
+from batching.target import Cancelled, Watch
 
 _SLOW = 1e10  # bytes of weights times rows: from about a tenth of a second on, on two cores
 _EVERY_SECONDS = 0.05
@@ -23,11 +23,14 @@ _NO_CALLBACK = C.ggml_abort_callback(0)
 
 
 class DecodeWatch:
-    """Runs the long decodes of one context."""
+    """Runs the long decodes of one context.
+
+    most_rows  of a decode that need not be run here: short ones would feel it
+    """
 
     def __init__(self, n_bytes: int) -> None:
         """``n_bytes`` are those of the model's weights."""
-        self._n_bytes = n_bytes
+        self.most_rows = int(_SLOW / n_bytes)
         self._n_nodes = 0  # of the graph, counted in the first long decode; 0 = not known yet
         self._n_done = 0
         self._asked_at = 0.0
@@ -36,15 +39,11 @@ class DecodeWatch:
         self._error: BaseException | None = None
         self._callback = C.ggml_abort_callback(self._node_done)
 
-    def is_long(self, n_rows: int) -> bool:
-        """Whether a decode of so many rows is to be run here: short ones would feel it."""
-        return n_rows * self._n_bytes > _SLOW
-
     def run(self, handle: Any, decode: Callable[[], int], ask: Watch | None) -> int:
         """The code of ``decode``, a call of llama_decode with the context ``handle``.
 
-        Raises what ``ask`` raised, and KeyboardInterrupt at once where Ctrl-C was pressed; then
-        llama.cpp has dropped the rows.
+        Raises Cancelled where ``ask`` says so, what it raised, and KeyboardInterrupt at once where
+        Ctrl-C was pressed; then llama.cpp has dropped the rows.
         """
         self._n_done, self._asked_at = 0, perf_counter()
         self._ask, self._error = ask, None
@@ -57,6 +56,8 @@ class DecodeWatch:
                 self._ask = None
         if self._error is not None:
             raise self._error
+        if code == _ABORTED:
+            raise Cancelled
         if code == 0:
             self._n_nodes = self._n_done
         return code
@@ -75,8 +76,3 @@ class DecodeWatch:
         except BaseException as error:
             self._error = error
             return True
-
-
-def was_ended(code: int) -> bool:
-    """Whether llama_decode says that its callback ended it."""
-    return code == _ABORTED

@@ -140,4 +140,4 @@ def test_only_decodes_of_large_models_are_watched(
     n_bytes: int, n_rows: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert DecodeWatch(n_bytes).is_long(n_rows) == expected
+    assert (n_rows > DecodeWatch(n_bytes).most_rows) == expected
