@@ -12,15 +12,15 @@ from contextlib import suppress
 
 import gradio as gr
 
-from app.backend import LocalBackend
-from app.messages import Failed, ModelSpec
-from app.ui import build, launch
-from batching.context import FLASH_ATTN, KV_TYPES, ContextParams
+from app.page.ui import build, launch
+from app.worker.backend import LocalBackend
+from app.worker.messages import Failed, ModelSpec
 from batching.errors import SpeculationError
-from speculation.console import print_anything
+from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED
+from speculation.system.console import print_anything
 
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:

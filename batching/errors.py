@@ -21,7 +21,7 @@
     ├── InvalidParameter        a parameter outside its range, or of another name
     └── GrammarError            a grammar or JSON schema that does not parse
 
-Return codes of the C library become these in ``batching.context`` and nowhere else.
+Return codes of the C library become these in ``batching.llama.context`` and nowhere else.
 """
 
 from __future__ import annotations

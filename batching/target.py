@@ -1,6 +1,6 @@
 """Target and Output: what the decode loop needs of a model. Pure.
 
-``batching.context.Context`` is the real one; tests have a fake.
+``batching.llama.context.Context`` is the real one; tests have a fake.
 """
 
 from __future__ import annotations

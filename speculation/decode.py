@@ -11,10 +11,11 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from batching.cache import SequenceCache
+from batching.llama.sampler import Sampler
 from batching.rows import n_sequences, tree_rows
-from batching.sampler import Sampler
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
+from speculation.auto.selection import likeliest_path
 from speculation.drafter import (
     Drafter,
     Run,
@@ -24,7 +25,6 @@ from speculation.drafter import (
     needs_hidden,
     needs_layers,
 )
-from speculation.policy import likeliest_path
 from speculation.stats import Stats
 from speculation.verify import Match, Verifier
 

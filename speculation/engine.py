@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 from batching.cache import SequenceCache
-from batching.context import Context, ContextParams
 from batching.errors import (
     CannotRewind,
     ContextError,
@@ -18,28 +17,29 @@ from batching.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
-from batching.model import Model
-from batching.sampler import SamplerChain
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.llama.sampler import SamplerChain
+from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from batching.target import Cancelled
 from batching.tree import NO_LIMIT
-from batching.vocabulary import check_same_vocabulary, check_vocabulary
-from speculation.cost import CostModel
-from speculation.cost_measured import load_cost, save_cost
+from speculation.auto.calibration import load_cost, save_cost
+from speculation.auto.cost_curve import CostModel
+from speculation.bigrams import load_successors
+from speculation.chat.detokenizer import ReplyText
+from speculation.chat.detokenizer import Token as Token
+from speculation.chat.reasoning import answer_of
+from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.decode import decode
 from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
-from speculation.prompt import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
-from speculation.successors import load_successors
-from speculation.text import ReplyText
-from speculation.text import Token as Token
-from speculation.thoughts import answer_of
 
 DEFAULT_METHOD = "auto"
 

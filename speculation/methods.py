@@ -13,9 +13,8 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from batching.tree import NO_LIMIT
-from speculation.auto import Auto, AutoParams, Source
-from speculation.confidence import PRIORS as HEAD_PRIORS
-from speculation.cost import CostModel
+from speculation.auto.cost_curve import CostModel
+from speculation.auto.drafter import Auto, AutoParams, Source
 from speculation.drafter import Drafter
 from speculation.drafters.dflash import DFlash, DFlashParams
 from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
@@ -30,8 +29,9 @@ from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
 from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
-from speculation.estimates import Estimates
-from speculation.head_drafter import GrownParams
+from speculation.drafting.confidence import PRIORS as HEAD_PRIORS
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.head_drafter import GrownParams
 from speculation.resources import OR_IN_CHAT, Resources
 from speculation.verify import Match, Rejection, Typical, Verifier
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from batching.draft_context import LevelDecoder
 from batching.errors import InvalidParameter
-from batching.levels import LevelDecoder
 from batching.target import Target
 from batching.tree import NO_LIMIT
-from speculation.block_levels import BlockLevels
-from speculation.cost import CostModel
+from speculation.auto.cost_curve import CostModel
 from speculation.drafters.draft_model import DraftSampler
 from speculation.drafters.recycling import SuccessorTable
-from speculation.head_drafter import Levels
-from speculation.head_levels import AttachedLevels, HeadLevels
+from speculation.drafting.block_context import BlockLevels
+from speculation.drafting.head_context import AttachedLevels, HeadLevels
+from speculation.drafting.head_drafter import Levels
 from speculation.heads.medusa import Heads
 from speculation.heads.redrafter import RecurrentHead
 from speculation.sampling import SamplingParams

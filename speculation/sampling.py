@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from batching.errors import InvalidParameter
-from batching.grammar import json_schema_to_gbnf
-from batching.model import Model
-from batching.sampler import GreedySampler, SamplerChain
+from batching.llama.grammar import json_schema_to_gbnf
+from batching.llama.model import Model
+from batching.llama.sampler import GreedySampler, SamplerChain
 from batching.tree import Floats
 from speculation.ranges import check_ranges
 from speculation.verify import draw

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batching.sampler import Sampler
+from batching.llama.sampler import Sampler
 from batching.target import Output
 from batching.tree import Floats, TokenTree
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from speculation.engine import Engine
-from tests.exact import EXACT
-from tests.tiny_gguf import write_tiny_gguf
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,20 +6,21 @@ import dataclasses
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from batching.errors import SpeculationError
-from batching.gguf_file import fingerprint
-from speculation.bench.compare.mode import Request, compare
+from batching.errors import InvalidParameter, SpeculationError
+from batching.gguf.reader import fingerprint
 from speculation.bench.device import describe_device, describe_model
+from speculation.bench.html_report import check_folder, command_line, write_report
 from speculation.bench.json_file import JsonFile, check_writable
 from speculation.bench.list_methods import list_methods
 from speculation.bench.options import Options, parse_options
-from speculation.bench.page import check_folder, command_line, write_report
 from speculation.bench.plots import require_matplotlib
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
@@ -28,11 +29,12 @@ from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
-from speculation.console import print_anything
 from speculation.engine import Engine, Generation
 from speculation.registry import heads_for, resolve
+from speculation.system.console import print_anything
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
+COMPARE = "tools.compare"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     try:
         if options.compare_llama_cpp is not None:
-            return _compare(options, options.compare_llama_cpp)
+            return _compare(arguments)
         return _bench(options, command_line(arguments))
     except BrokenPipeError:  # nobody reads on; nor is Python to flush the rest at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -57,26 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _compare(options: Options, folder: Path) -> int:
-    if options.json is not None:
-        check_writable(options.json)
-        read_earlier(options.json, resume=False)  # an unfinished benchmark is not written over
-    request = Request(
-        folder=folder,
-        model=options.model,
-        methods=options.methods,
-        prompts=options.read_prompts(),
-        params=options.context_params(),
-        n_predict=options.n_predict,
-        repeat=options.repeat,
-        raw=options.raw,
-        thinking=options.thinking,
-        draft_model=options.draft_model,
-        heads=options.heads,
-        gpu_layers=options.gpu_layers,
-        json=options.json,
-    )
-    return OK if compare(request) else INTERRUPTED
+def _compare(arguments: Sequence[str]) -> int:
+    """Hand over to ``tools.compare``, which comes with a checkout and not with the package."""
+    try:
+        found = find_spec(COMPARE)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise InvalidParameter(
+            "--compare-llama-cpp needs the project's tools, which are not installed; "
+            "run it from a checkout of the repository"
+        )
+    return subprocess.call([sys.executable, "-m", COMPARE, *arguments])
 
 
 def _bench(options: Options, command: str) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from batching.gguf_file import fingerprint
-from batching.hardware import build_info, devices, physical_cores
-from batching.model import Model
+from batching.gguf.reader import fingerprint
+from batching.llama.hardware import build_info, devices, physical_cores
+from batching.llama.model import Model
 from speculation.engine import Engine
 
 

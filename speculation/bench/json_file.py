@@ -20,7 +20,7 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import Row, summarise
-from speculation.files import obstacle
+from speculation.system.files import obstacle
 
 _WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between tries
 

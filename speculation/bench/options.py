@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batching.context import FLASH_ATTN, ContextParams
 from batching.errors import InvalidParameter
-from speculation.bench.compare.programs import PROGRAMS
+from batching.llama.context import FLASH_ATTN, ContextParams
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
@@ -21,8 +20,6 @@ from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
-# Those that need nothing that drafts: the others come by themselves where there is something.
-COMPARED = tuple(program.method for program in PROGRAMS.values() if not program.drafts_by)
 DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
@@ -185,8 +182,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     if values["compare_llama_cpp"] is not None:
         for name in _not_compared(values):
             parser.error(f"--compare-llama-cpp measures without --{name}; leave it out")
-        if values["methods"] is None:
-            values["methods"] = [parse_method(name) for name in COMPARED]
+        values["methods"] = values["methods"] or []  # the comparison has its own
     if values["methods"] is None:
         values["methods"] = [parse_method(name) for name in suite.methods]
     for name, default in {**DEFAULTS, **suite.defaults}.items():

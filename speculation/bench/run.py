@@ -10,9 +10,9 @@ from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import BASELINE, Difference, Run, Skipped, first_difference
+from speculation.chat.template import Message, chat_prompt
 from speculation.engine import Engine, Generation
 from speculation.methods import Method, parse_method
-from speculation.prompt import Message, chat_prompt
 from speculation.sampling import SamplingParams
 
 WARM_UP_TOKENS = 32

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speculation.head_drafter import GrownParams, HeadDrafter
+from speculation.drafting.head_drafter import GrownParams, HeadDrafter
 
 
 @dataclass(frozen=True)

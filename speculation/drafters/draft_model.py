@@ -15,12 +15,12 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol
 
+from batching.draft_context import LevelDecoder
 from batching.errors import InvalidParameter
-from batching.levels import LevelDecoder
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
-from speculation.estimates import Estimates
-from speculation.growth import (
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
     best_nodes,

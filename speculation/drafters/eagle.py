@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.growth import Candidate, Scores, grow_static
-from speculation.head_drafter import (
+from speculation.drafting.head_drafter import (
     MAX_DEPTH,
     MAX_WIDTH,
     GrownParams,
     HeadDrafter,
     check_window,
 )
+from speculation.drafting.tree_growth import Candidate, Scores, grow_static
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 
 # The tree of EAGLE-1's published program: 25 nodes, five levels.

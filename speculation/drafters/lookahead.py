@@ -25,7 +25,7 @@ from itertools import chain
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import Step
-from speculation.estimates import Estimates
+from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
 
 # How often the n-th token of a pooled n-gram holds when those before it did; set by judgement.

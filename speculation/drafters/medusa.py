@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
-from speculation.estimates import Estimates
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.last_state import LastState
 from speculation.heads.medusa import Heads
 from speculation.heads.tree import (
     MAX_NODES,
@@ -26,7 +27,6 @@ from speculation.heads.tree import (
     parse_choices,
     show_choices,
 )
-from speculation.last_state import LastState
 from speculation.ranges import check_ranges
 
 LOSSY = "typical-lossy"

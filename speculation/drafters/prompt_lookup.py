@@ -18,9 +18,9 @@ from typing import NamedTuple
 from batching.cache import common_prefix
 from batching.errors import InvalidParameter
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.context_index import LONGEST_CONTEXT, ContextIndex
 from speculation.drafter import Run, Silence, Step
-from speculation.estimates import Estimates
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.ngram_index import LONGEST_CONTEXT, ContextIndex
 from speculation.ranges import check_ranges
 
 ORDERS = ("longest", "recent", "frequent", "first")

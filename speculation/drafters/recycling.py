@@ -24,7 +24,7 @@ import numpy.typing as npt
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
 from speculation.drafter import Step
-from speculation.estimates import Estimates
+from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
 
 ROWS = ("path", "all")

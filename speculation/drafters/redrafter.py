@@ -14,12 +14,20 @@ from time import perf_counter
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.confidence import Confidence, LevelTime
 from speculation.drafter import Step
-from speculation.estimates import Estimates
-from speculation.growth import below, best_ends, best_nodes, grow, hang, likeliest, named
+from speculation.drafting.confidence import Confidence, LevelTime
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.last_state import LastState
+from speculation.drafting.tree_growth import (
+    below,
+    best_ends,
+    best_nodes,
+    grow,
+    hang,
+    likeliest,
+    named,
+)
 from speculation.heads.redrafter import RecurrentHead
-from speculation.last_state import LastState
 from speculation.ranges import check_ranges
 
 MAX_NODES = 255

@@ -12,11 +12,11 @@ All rows of a step have the position of the text's last token, as the model was 
 
 from __future__ import annotations
 
-from batching.context import Context, ContextParams
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile
-from batching.model import Model
-from batching.vocabulary import check_same_vocabulary
+from batching.gguf.reader import GGUFFile
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.llama.vocabulary import check_same_vocabulary
 from speculation.heads.file import model_name
 from speculation.heads.mtp import MtpHead
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile, fingerprint
-from batching.model import Model
+from batching.gguf.reader import GGUFFile, fingerprint
+from batching.llama.model import Model
 from speculation.heads.file import model_name
 
 EMBEDDINGS, OUTPUT, DRAFTED = "token_embd.weight", "output.weight", "d2t"

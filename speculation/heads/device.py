@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from batching.hardware import supports_gpu
+from batching.llama.hardware import supports_gpu
 
 
 def torch_on_gpu() -> Any:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from batching.gguf_file import GGUFFile
-from batching.internals import check_taps, internal
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from batching.llama.private_api import check_taps, internal
 from batching.target import Output
 from batching.tree import Floats
-from speculation.growth import likeliest
+from speculation.drafting.tree_growth import likeliest
 from speculation.heads import dflash_file
 from speculation.heads.over_layers import HeadOverLayers
 

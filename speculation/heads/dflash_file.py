@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
 from speculation.heads.converted import (
     ANEW,
     check_drafted,

@@ -22,8 +22,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from batching.context import Context, ContextParams
-from batching.model import Model
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
 from batching.target import Output, Target
 from batching.tree import Floats
 

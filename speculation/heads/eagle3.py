@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batching.gguf_file import GGUFFile
-from batching.internals import check_taps, internal
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from batching.llama.private_api import check_taps, internal
 from batching.tree import Floats
 from speculation.heads import eagle3_file
 from speculation.heads.over_layers import HeadOverLayers

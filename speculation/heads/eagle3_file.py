@@ -7,8 +7,8 @@ decoding, where it ends the process. So everything is looked at here, before any
 from __future__ import annotations
 
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
 from speculation.heads.converted import (
     ANEW,
     ANOTHER,

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile
-from batching.gguf_writer import RawTensor, write_gguf
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.gguf.writer import RawTensor, write_gguf
+from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.eagle import EagleHead, EagleShape
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads

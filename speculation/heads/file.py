@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError
-from batching.gguf_file import GGUFFile, fingerprint
-from batching.model import Model
+from batching.gguf.reader import GGUFFile, fingerprint
+from batching.llama.model import Model
 from batching.tree import Floats
 
 ARCHITECTURE = "speculation-heads"
@@ -29,7 +29,7 @@ class HeadsInfo:
 
     method       the method that drafts with them
     target_name  the target's own name, or that of its file
-    fingerprint  the target's, by ``batching.gguf_file.fingerprint``
+    fingerprint  the target's, by ``batching.gguf.reader.fingerprint``
     n_embd       width of the target's hidden states
     n_vocab      tokens of its vocabulary
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from batching.errors import HeadsError, ModelError
-from batching.gguf_file import GGUFFile
-from batching.model import Model
-from batching.mtp_layers import find_mtp_layers
+from batching.gguf.mtp import find_mtp_layers
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
 from speculation.heads import assistant, dflash, eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError, OutOfMemory
-from batching.gguf_file import GGUFFile
-from batching.hardware import available_memory
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.hardware import available_memory
+from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batching.context import Context, ContextParams
 from batching.errors import HeadsError, UnsupportedModel
-from batching.gguf_file import GGUFFile
-from batching.internals import internal
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.llama.private_api import internal
+from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from batching.vocabulary import check_same_vocabulary
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.file import model_name
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from batching.context import Context, ContextParams
 from batching.errors import HeadsError
-from batching.model import Model
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from batching.vocabulary import check_same_vocabulary
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.file import model_name
 

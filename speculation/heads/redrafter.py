@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
-from speculation.growth import Scores
+from speculation.drafting.tree_growth import Scores
 
 Embeddings = Callable[[Sequence[int]], Floats]  # of tokens, (n, n_embd)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.gguf_file import GGUFFile
-from batching.model import Model
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.medusa_file import target_output

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from batching.parts import part_names
+from batching.gguf.splits import part_names
 from speculation.registry.entries import (
     FORM,
     HubFile,
@@ -25,7 +25,7 @@ from speculation.registry.entries import (
     registry_file,
 )
 from speculation.registry.hub import BarMaker, DownloadFailed, fetch
-from speculation.registry.parts import first_part
+from speculation.registry.splits import first_part
 
 __all__ = [
     "DEFAULT_MODEL",

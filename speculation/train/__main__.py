@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from batching.context import ContextParams
 from batching.errors import InvalidParameter, SpeculationError
-from batching.gguf_file import GGUFFile, fingerprint
-from batching.internals import check_taps
-from batching.model import Model
+from batching.gguf.reader import GGUFFile, fingerprint
+from batching.llama.context import ContextParams
+from batching.llama.model import Model
+from batching.llama.private_api import check_taps
 from batching.tree import Floats
-from speculation.console import print_anything
 from speculation.engine import DEFAULT_MODEL, Engine
-from speculation.files import digest, require_other, require_writable
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
@@ -40,6 +38,8 @@ from speculation.heads.tree import (
 )
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
+from speculation.system.console import print_anything
+from speculation.system.files import digest, require_other, require_writable
 from speculation.train import TrainError, require_gguf, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import InvalidParameter
-from batching.model import Model
+from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
 from speculation.ranges import check_ranges

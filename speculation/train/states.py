@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.context import Context
+from batching.llama.context import Context
 from batching.rows import text_rows
 from speculation.train import TrainError
 from speculation.train.texts import Piece

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batching.model import Model
+from batching.llama.model import Model
+from speculation.chat.template import ROLES, Message, chat_prompt
 from speculation.engine import Engine
-from speculation.files import not_utf8, read_text
-from speculation.prompt import ROLES, Message, chat_prompt
+from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
 _BEGINNING = 32  # tokens of a plain text that the target goes on from

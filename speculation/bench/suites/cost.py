@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from speculation.auto.calibration import measure_cost
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.report import counted
 from speculation.bench.results import Curve, Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
 from speculation.bench.table import Table
-from speculation.cost_measured import measure_cost
 from speculation.engine import Engine
 
 if TYPE_CHECKING:

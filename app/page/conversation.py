@@ -1,0 +1,401 @@
+"""A conversation: its turns, and what asking, stopping, retrying, undoing and editing do to it.
+
+Knows the backend's messages, and nothing of Gradio or of HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from app.page.files import File, with_files
+from app.worker.backend import Backend
+from app.worker.messages import (
+    ChatRequest,
+    Done,
+    Event,
+    Failed,
+    LeftOut,
+    Opening,
+    Prefill,
+    Text,
+    Waiting,
+)
+from speculation.chat.reasoning import Thoughts, answer_of, find_thoughts
+from speculation.chat.truncation import without_turns
+
+INTERVAL = 0.06  # seconds between two updates of the display
+PLAIN = "ar"
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+LEAST_TIMED = 8  # tokens; the speed of fewer is chance
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user has set, for the next reply. ``compare`` runs plain decoding after it;
+    ``leave_out`` leaves the first turns out where not all of them fit into the context."""
+
+    method: str = "prompt-lookup"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    system: str = ""
+    compare: bool = False
+    thinking: bool | None = None
+    leave_out: bool = True
+
+
+@dataclass(frozen=True)
+class PlainRun:
+    """Plain decoding of the same request: what a reply's speed is compared with."""
+
+    tokens_per_second: float
+    text: str
+
+
+@dataclass
+class Reply:
+    """A reply in the making or made.
+
+    pieces      for each token its characters, and whether it was a draft
+    notice      what is going on while there is nothing else to see
+    opening     the mark before its thoughts, where that is not part of it
+    thinking    whether the model was told to think
+    n_left_out  so many turns before it were not read for it
+    """
+
+    method: str
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
+    notice: str = ""
+    done: Done | None = None
+    error: str = ""
+    plain: PlainRun | None = None
+    opening: str = ""
+    thinking: bool | None = None
+    n_left_out: int = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+    @property
+    def model_name(self) -> str:
+        """The name, or the file's, of the model that made it; nothing before it is done."""
+        model = self.done.model if self.done is not None else None
+        return Path(model.spec.model).name if model is not None else ""
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """Where in the text they are."""
+        return find_thoughts(self.text, self.opening)
+
+    @property
+    def answer(self) -> str:
+        """The text without thoughts; all of it while they have no end."""
+        return answer_of(self.text, self.opening)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it was stopped, at whatever limit, and may be gone on with."""
+        ends = self.done.finish_reason if self.done is not None else "cancelled"
+        return bool(self.pieces) and ends in ("cancelled", "length", "context")
+
+    def apply(self, event: Event) -> None:
+        """Take in what the backend says."""
+        if isinstance(event, Text):
+            self.notice = ""
+            self.pieces.extend(event.pieces)
+        elif isinstance(event, Waiting):
+            self.notice = waiting_notice(event)
+        elif isinstance(event, LeftOut):
+            self.n_left_out = event.n_turns
+        elif isinstance(event, Prefill):
+            self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
+        elif isinstance(event, Opening):
+            if not self.pieces:  # what goes on has its own
+                self.opening = event.mark
+        elif isinstance(event, Done):
+            self.notice = ""
+            self.done = event
+        elif isinstance(event, Failed):
+            self.notice = ""
+            self.error = event.message
+
+
+@dataclass
+class Turn:
+    """What the user said and the reply to it.
+
+    files   those that go with what was written
+    before  the reply that was cut short, while another that goes on with it is due
+    n_ctx   where the model reads only from this turn on, the size of the context that was full
+    """
+
+    user: str
+    reply: Reply | None = None
+    before: Reply | None = None
+    n_ctx: int = 0
+    files: tuple[File, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The message as the model reads it."""
+        return with_files(self.user, self.files)
+
+    @property
+    def shown(self) -> Reply | None:
+        return self.reply or self.before
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a reply that the model can be told of."""
+        return self.reply is not None and bool(self.reply.text)
+
+
+class Conversation:
+    """Turns in order, and the plain runs made for them, by request."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.plain_runs: dict[str, PlainRun] = {}
+
+    def ask(self, text: str, files: tuple[File, ...] = ()) -> None:
+        self.turns.append(Turn(text, files=files))
+
+    def retry(self, index: int) -> None:
+        """Drop the reply of a turn and everything after it."""
+        del self.turns[index + 1 :]
+        self.turns[index].reply = self.turns[index].before = None
+
+    def go_on(self) -> None:
+        """Let the last reply, which was cut short, be gone on with."""
+        turn = self.turns[-1]
+        turn.before, turn.reply = turn.reply, None
+        if turn.before is not None and turn.before.pieces:
+            # Half of a character cannot be gone on with.
+            text, drafted = turn.before.pieces[-1]
+            turn.before.pieces[-1] = (text.rstrip("\ufffd"), drafted)
+
+    def edit(self, index: int, text: str, files: tuple[File, ...] = ()) -> None:
+        """Say something else in a turn, and drop everything after it."""
+        self.retry(index)
+        self.turns[index].user, self.turns[index].files = text, files
+
+    def undo(self) -> Turn:
+        """Drop the last turn; what the user had said is in it."""
+        return self.turns.pop() if self.turns else Turn("")
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    @property
+    def left_out(self) -> LeftOut:
+        """How many of the first turns, of those with a reply, the model no longer reads."""
+        for i, turn in enumerate(self.turns):
+            if turn.n_ctx:
+                return LeftOut(sum(before.has_text for before in self.turns[:i]), turn.n_ctx)
+        return LeftOut()
+
+    @left_out.setter
+    def left_out(self, left_out: LeftOut) -> None:
+        told = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
+        for turn in self.turns:
+            turn.n_ctx = left_out.n_ctx if turn is told[left_out.n_turns] else 0
+
+    def messages(self, system: str = "") -> tuple[Mapping[str, str], ...]:
+        """The conversation for the model. Turns that got no reply are left out, but the last."""
+        messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
+        for turn in self.turns[:-1]:
+            if turn.reply is not None and turn.has_text:
+                messages.append({"role": "user", "content": turn.said})
+                messages.append({"role": "assistant", "content": turn.reply.answer})
+        if self.turns:
+            messages.append({"role": "user", "content": self.turns[-1].said})
+            if self.turns[-1].before is not None:
+                messages.append({"role": "assistant", "content": self.turns[-1].before.text})
+        return tuple(messages)
+
+    def answer(
+        self,
+        backend: Backend,
+        settings: Settings,
+        request_id: str,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> Iterator[None]:
+        """Let the last turn be replied to; yields whenever there is something new to show."""
+        turn, left_out = self.turns[-1], self.left_out
+        if turn.before is not None:  # it is told what it was told before
+            settings = replace(settings, thinking=turn.before.thinking)
+        request = ChatRequest(
+            request_id,
+            self.messages(settings.system),
+            settings.method,
+            settings.sampling,
+            settings.max_tokens,
+            settings.thinking,
+            settings.leave_out,
+            left_out,
+        )
+        before = turn.before or Reply("")
+        begun = list(before.pieces)
+        reply = Reply(
+            settings.method,
+            list(begun),
+            opening=before.opening,
+            thinking=settings.thinking,
+            n_left_out=left_out.n_turns,
+        )
+        turn.reply, turn.before = reply, None
+        yield
+
+        def take(event: Event) -> None:
+            if isinstance(event, LeftOut):
+                self.left_out = event
+            reply.apply(event)
+
+        yield from follow(backend.reply(request), take, clock)
+        done = reply.done
+        if reply.error and len(reply.pieces) == len(begun):
+            self.left_out = left_out
+        if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
+            return
+        if _n_timed(done) < LEAST_TIMED:
+            return
+        read = without_turns(request.messages, reply.n_left_out)
+        request = replace(request, messages=tuple(read), leave_out=False, left_out=LeftOut())
+        key = _key(request, done)
+        if done.method == PLAIN:
+            self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
+            return
+        if settings.compare:
+            plain = Reply(PLAIN, list(begun))
+
+            def apply(event: Event) -> None:
+                plain.apply(event)
+                n_done = len(plain.pieces) - len(begun)
+                reply.notice = plain.notice or (
+                    f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
+                )
+
+            again = replace(request, method=PLAIN, max_tokens=done.n_tokens)
+            yield from follow(backend.reply(again), apply, clock)
+            reply.notice = ""
+            if plain.done is not None and plain.done.finish_reason != "cancelled":
+                self.plain_runs[key] = PlainRun(tokens_per_second(plain.done), plain.text)
+        reply.plain = self.plain_runs.get(key)
+
+
+def follow(
+    events: Iterator[Event], apply: Callable[[Event], None], clock: Callable[[], float]
+) -> Iterator[None]:
+    """Apply events as they come, and yield when the display should follow.
+
+    Text is gathered: the display gets at most a fifth of the time, and 16 updates a second.
+    """
+    due = clock()
+    for event in events:
+        apply(event)
+        now = clock()
+        if not isinstance(event, Text) or now >= due:
+            yield
+            shown = clock()
+            due = shown + max(INTERVAL, 4 * (shown - now))
+    yield
+
+
+def tokens_per_second(done: Done) -> float:
+    """After the first step, whose time is that to the first token; 0 where there is none."""
+    return _n_timed(done) / done.decode_seconds if done.decode_seconds else 0.0
+
+
+def _n_timed(done: Done) -> int:
+    return done.n_tokens - done.n_first
+
+
+def waiting_notice(event: Waiting) -> str:
+    if event.loading:
+        return "Waiting: a model is being loaded"
+    if event.n_ahead == 1:
+        return "Waiting: 1 reply before yours"
+    return f"Waiting: {event.n_ahead} replies before yours"
+
+
+def stats_line(reply: Reply) -> str:
+    """What the reply cost and yielded, for the line below it; before its end, what there is."""
+    done, parts = reply.done, []
+    if done is None:
+        if reply.pieces:
+            n_drafted = sum(drafted for _, drafted in reply.pieces)
+            parts = [f"{len(reply.pieces)} tokens", f"{n_drafted} drafted"]
+        return " · ".join(parts)
+    if done.n_tokens:
+        speed = tokens_per_second(done)
+        if speed:
+            parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
+            if reply.plain is not None and reply.plain.tokens_per_second:
+                same = "same text" if reply.plain.text == reply.text else "other text"
+                parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
+        if done.n_steps:
+            parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
+        if done.n_drafted:
+            parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % accepted")
+        parts.append(f"first token {done.prefill_seconds:.2f} s")
+    if done.model is not None:
+        # A full context is one token longer than its cells: the last one is never decoded.
+        n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)
+        parts.append(f"context {n_used} / {done.model.n_ctx}")
+    if reply.n_left_out:
+        parts.append(f"{reply.n_left_out} turn{'' if reply.n_left_out == 1 else 's'} left out")
+    end = {"cancelled": "stopped", "length": "length limit", "context": "context full"}
+    if done.finish_reason in end:
+        parts.append(end[done.finish_reason])
+    return " · ".join(parts)
+
+
+def markdown(conversation: Conversation) -> str:
+    """The conversation as a Markdown document, for export."""
+    parts = []
+    for turn in conversation.turns:
+        parts.append(f"## You\n\n{turn.said}\n")
+        reply = turn.shown
+        if reply is not None:
+            line = " · ".join(filter(None, (reply.model_name, reply.method, stats_line(reply))))
+            text = "\n\n".join(filter(None, (_folded(reply), reply.error)))
+            parts.append(f"## Model\n\n{text}\n\n<sub>{line}</sub>\n")
+    return "\n".join(parts)
+
+
+def _folded(reply: Reply) -> str:
+    """The text, with the thoughts before the answer to be unfolded."""
+    text, found = reply.text, reply.thoughts
+    if found is None:
+        return _with_code_ended(text)
+    thoughts = _with_code_ended(text[found.start : found.end].strip())
+    fold = f"<details><summary>Thoughts</summary>\n\n{thoughts}\n\n</details>" if thoughts else ""
+    return "\n\n".join(filter(None, (fold, _with_code_ended(text[found.answer :]))))
+
+
+def _with_code_ended(text: str) -> str:
+    """The text, with an end to a block of code that it was cut short in."""
+    fence = ""
+    for line in text.splitlines():
+        found = _FENCE.match(line)
+        if found is None:
+            continue
+        if not fence:
+            fence = found[1]
+        elif found[1].startswith(fence) and not found[2].strip():
+            fence = ""
+    return f"{text}\n{fence}" if fence else text
+
+
+def _key(request: ChatRequest, done: Done) -> str:
+    """What a plain run belongs to: the load of the model, and all of the request but its method."""
+    load = done.model.load if done.model is not None else 0
+    asked = (request.messages, dict(request.sampling), request.max_tokens, request.thinking)
+    return json.dumps([load, *asked])

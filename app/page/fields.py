@@ -1,0 +1,216 @@
+"""What can be set for a reply: the fields of the page, and the settings their values stand for.
+
+The fields of a method are made from its parameters, so that a new method needs nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from app.page.conversation import PLAIN, Settings
+from app.page.events import QUICK
+from app.worker.messages import MethodInfo, Parameter
+
+MAX_TOKENS = 1024
+RANDOM = -1  # the seed that stands for another one each time
+N_SEEDS = 2**32 - 1
+
+
+class Fields:
+    """Components by name; a handler takes their values and finds them by name again.
+
+    ``components`` are all whose values the browser keeps, ``for_replies`` those that a reply
+    depends on.
+    """
+
+    def __init__(self) -> None:
+        self.components: dict[str, Any] = {}
+        self.for_replies: list[Any] = []
+        self._names: list[str] = []  # of those
+
+    def add(self, name: str, component: Any) -> Any:
+        """A field that a reply depends on."""
+        self._names.append(name)
+        self.for_replies.append(component)
+        return self.keep(name, component)
+
+    def keep(self, name: str, component: Any) -> Any:
+        """Another one, which is kept as well."""
+        self.components[name] = component
+        return component
+
+    def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
+        """By name, the values of the fields that a reply depends on."""
+        return dict(zip(self._names, values, strict=True))
+
+    def updates(self, kept: str, methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
+        """By component, what the browser kept of all of them: a JSON list, in their order.
+
+        A list that is not of this page's fields is left.
+        """
+        try:
+            values = json.loads(kept or "[]")
+        except ValueError:
+            return {}
+        if not isinstance(values, list) or len(values) != len(self.components):
+            return {}
+        known = dict(zip(self.components, values, strict=True))
+        if known.get("method") not in [info.name for info in methods]:
+            return {}
+        return {
+            component: gr.update(value=_within(component, known[name]))
+            for name, component in self.components.items()
+        }
+
+
+def _within(component: Any, value: Any) -> Any:
+    """The value, or the nearest that a slider has: one that was half typed may lie beyond."""
+    if isinstance(component, gr.Slider) and isinstance(value, int | float):
+        return min(max(value, component.minimum), component.maximum)
+    return value
+
+
+def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
+    """The settings that the fields' values stand for; what is left empty keeps its default."""
+    sampling = {
+        name.removeprefix("sampling."): value
+        for name, value in values.items()
+        if name.startswith("sampling.") and value is not None and str(value).strip()
+    }
+    if sampling.get("seed", RANDOM) == RANDOM:
+        # Without chance a seed means nothing, and one request is to be known by what it means.
+        sampling["seed"] = random.randrange(N_SEEDS) if sampling.get("temperature") else 0
+    name = values["method"]
+    info = next(info for info in methods if info.name == name)
+    changed = []
+    for parameter in info.parameters:
+        value = values[f"{name}.{parameter.name}"]
+        if value not in (None, "") and value != parameter.default:
+            shown = ("off", "on")[value] if isinstance(value, bool) else value
+            changed.append(f"{parameter.name}={shown}")
+    return Settings(
+        method=f"{name}:{','.join(changed)}" if changed else name,
+        sampling=sampling,
+        max_tokens=_whole(values["max_tokens"], MAX_TOKENS) or None,
+        system=values["system"] or "",
+        compare=values["compare"],
+        thinking={"on": True, "off": False}.get(values["thinking"]),
+        leave_out=values["leave_out"],
+    )
+
+
+def _whole(value: Any, default: int) -> int:
+    return default if value is None else int(value)
+
+
+def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
+    """The choice of a method, and for each one its parameters, of which those of one are seen."""
+    name, _, rest = chosen.partition(":")
+    given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
+    choice = fields.add(
+        "method",
+        gr.Dropdown(
+            [(_title(info), info.name) for info in methods],
+            value=name,
+            label="Method",
+            filterable=False,
+            elem_id="method",
+        ),
+    )
+    groups = []
+    for info in methods:
+        shown = info.name == name
+        with gr.Accordion(
+            "Parameters", open=bool(shown and given), visible=shown and bool(info.parameters)
+        ) as group:
+            for parameter in info.parameters:
+                value = given.get(parameter.name) if shown else None
+                fields.add(f"{info.name}.{parameter.name}", _parameter_field(parameter, value))
+        groups.append(group)
+
+    def show(chosen: str) -> list[Any]:
+        return [
+            gr.update(visible=info.name == chosen and bool(info.parameters)) for info in methods
+        ]
+
+    choice.change(show, [choice], groups, **QUICK)
+
+
+def _parameter_field(parameter: Parameter, given: str | None) -> Any:
+    label = parameter.name.replace("_", " ")
+    default, info = parameter.default, parameter.help or None
+    if isinstance(default, bool):
+        on = default if given is None else given.lower() in ("on", "true", "1")
+        return gr.Checkbox(on, label=label, info=info)
+    value = default if given is None else given
+    if isinstance(default, int):
+        return gr.Number(int(value), label=label, info=info, precision=0)
+    if isinstance(default, float):
+        return gr.Number(float(value), label=label, info=info)
+    return gr.Textbox(str(value), label=label, info=info, max_lines=1)
+
+
+def sampling_fields(fields: Fields) -> None:
+    """Names and defaults are those of SamplingParams, but for the length and the seed."""
+
+    def number(name: str, value: float, label: str, info: str | None = None) -> None:
+        precision = 0 if isinstance(value, int) else None
+        fields.add(
+            f"sampling.{name}", gr.Number(value, label=label, info=info, precision=precision)
+        )
+
+    def slider(
+        name: str, value: float, label: str, most: float = 1.0, info: str | None = None
+    ) -> None:
+        fields.add(f"sampling.{name}", gr.Slider(0, most, value, step=0.01, label=label, info=info))
+
+    slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
+    fields.add(
+        "max_tokens",
+        gr.Number(MAX_TOKENS, label="Max tokens", info="0: to the end of the context", precision=0),
+    )
+    fields.add(
+        "leave_out",
+        gr.Radio(
+            [("leave out the oldest turns", True), ("stop", False)],
+            value=True,
+            label="When the context is full",
+            elem_id="leave-out",
+        ),
+    )
+    number("top_k", 0, "Top k", "0: off")
+    slider("top_p", 1.0, "Top p", info="1: off")
+    slider("min_p", 0.0, "Min p", info="0: off")
+    number("repeat_penalty", 1.0, "Repeat penalty", "1: off")
+    number("presence_penalty", 0.0, "Presence penalty", "0: off")
+    number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
+    with gr.Accordion("More", open=False):
+        number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
+        number("penalty_last_n", 64, "Penalties look back", "tokens; -1: the context")
+        slider("typical_p", 1.0, "Typical p", info="1: off")
+        slider("xtc_probability", 0.0, "XTC probability", info="0: off")
+        slider("xtc_threshold", 0.1, "XTC threshold")
+        number("dry_multiplier", 0.0, "DRY multiplier", "0: off")
+        number("dry_base", 1.75, "DRY base")
+        number("dry_allowed_length", 2, "DRY allowed length", "tokens")
+        fields.add(
+            "sampling.mirostat",
+            gr.Radio([("off", 0), ("1", 1), ("2", 2)], value=0, label="Mirostat"),
+        )
+        number("mirostat_tau", 5.0, "Mirostat tau")
+        number("mirostat_eta", 0.1, "Mirostat eta")
+        for name, label, info in (
+            ("grammar", "Grammar (GBNF)", None),
+            ("json_schema", "JSON schema", "Bounds of numbers are not kept."),
+        ):
+            box = gr.Textbox(label=label, info=info, lines=2, max_lines=12)
+            fields.add(f"sampling.{name}", box)
+
+
+def _title(info: MethodInfo) -> str:
+    return f"{info.title} (plain decoding)" if info.name == PLAIN else info.title

@@ -1,0 +1,228 @@
+"""The page's part for models: the one that is loaded, and another in its place, with its drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import gradio as gr
+
+from app.page.conversation import waiting_notice
+from app.page.events import QUICK, SLOW
+from app.page.render import error_html, notice_html
+from app.worker.backend import Backend
+from app.worker.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
+from speculation.registry import PAIRED
+
+UPDATE_SECONDS = 0.3  # between two updates of what a load has come to
+
+
+class ModelPanel:
+    """Fields for a model and what drafts for it, and a button that loads them."""
+
+    def __init__(self, backend: Backend, spec: ModelSpec) -> None:
+        """Makes the fields where it is called; ``spec`` is what they start with."""
+        self._backend = backend
+        self._spec = spec
+        self._infos = {info.name: info for info in backend.models()}
+        model, draft, heads, n_ctx = self._values(spec)
+        known_heads = [name for info in self._infos.values() for name in info.heads]
+        self._model = gr.Dropdown(
+            list(self._infos),
+            value=model,
+            allow_custom_value=True,
+            label="Model",
+            info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+            elem_id="model",
+        )
+        self._note = gr.HTML(self._describe(model), apply_default_css=False, elem_id="model-note")
+        self._draft = gr.Dropdown(
+            [("None", ""), *((name, name) for name in self._infos)],
+            value=draft,
+            allow_custom_value=True,
+            label="Draft model",
+            info="A smaller one of the same family, for the methods draft model and auto",
+            elem_id="draft-model",
+        )
+        self._heads = gr.Dropdown(
+            known_heads,
+            value=heads,
+            multiselect=True,
+            allow_custom_value=True,
+            label="Drafting heads",
+            info="Names or paths, one a method, trained on this very model",
+            elem_id="heads",
+        )
+        self._n_ctx = gr.Number(
+            n_ctx,
+            label="Context",
+            info="In tokens; 0 for the model's own, at most 8192",
+            precision=0,
+            elem_id="ctx",
+        )
+        self.in_effect = gr.HTML(
+            in_effect_html(backend.status()), apply_default_css=False, elem_id="ctx-note"
+        )
+        self._load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
+        self._cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
+        self._load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
+
+    def wire(self, page: gr.Blocks, header: gr.HTML) -> None:
+        """Connect the fields with each other and with the ``header``, which shows the status."""
+        self._model.input(
+            self.follow,
+            [self._model, self._draft, self._heads],
+            [self._note, self._draft, self._heads],
+            **QUICK,
+        )
+        self._load.click(
+            self._run,
+            [self._model, self._draft, self._heads, self._n_ctx],
+            [self._load, self._cancel, self._load_note, header, self.in_effect],
+            **SLOW,
+        )
+        self._cancel.click(self.stop, **QUICK)
+        page.load(self._watch, outputs=[header, self.in_effect], **SLOW)
+        page.load(
+            self._as_loaded,
+            outputs=[self._note, self._model, self._draft, self._heads, self._n_ctx],
+            **QUICK,
+        )
+
+    def stop(self, request: gr.Request) -> None:
+        """End the load that this tab began, if any."""
+        self._backend.stop(_load_id(request))
+
+    def _info(self, name: str) -> ModelInfo:
+        return self._infos.get(name) or ModelInfo(name, "")
+
+    def _describe(self, name: str) -> str:
+        """The note of models.txt, and what it pairs with the model."""
+        info = self._info(name)
+        parts = [info.note] if info.note else []
+        if info.draft:
+            parts.append(f"draft model: {info.draft}")
+        if info.heads:
+            parts.append(f"drafting heads: {', '.join(info.heads)}")
+        return notice_html("; ".join(parts))
+
+    def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:
+        """Another model was chosen. What drafts fits one model alone: where there was some, now
+        that of the new one."""
+        info = self._info(_typed(name))
+        return (
+            self._describe(info.name),
+            gr.update(value=(info.draft or "") if draft else ""),
+            gr.update(value=list(info.heads) if heads else []),
+        )
+
+    def _run(
+        self, name: str, draft: str, heads: Sequence[str], cells: float, request: gr.Request
+    ) -> Iterator[tuple[Any, ...]]:
+        wanted = dataclasses.replace(
+            self._spec,
+            model=_typed(name),
+            draft_model=_typed(draft) or None,
+            heads=tuple(map(_typed, heads or ())),
+            n_ctx=int(cells or 0),
+        )
+        # Each says all: of the first, the client may put some together and lose one.
+        hidden, seen = gr.update(visible=False), gr.update(visible=True)
+        yield hidden, seen, "", *self.status()
+        note, due = "", 0.0
+        for event in self._backend.load(wanted, _load_id(request)):
+            if isinstance(event, Waiting):
+                note = notice_html(waiting_notice(event))
+            elif isinstance(event, Loading):
+                if monotonic() < due:  # the browser would fall behind
+                    continue
+                note = notice_html(loading_notice(event))
+                due = monotonic() + UPDATE_SECONDS
+            else:
+                note = error_html(event.message) if isinstance(event, Failed) else ""
+            yield hidden, seen, note, *self.status()
+        for status in self._watch():  # another tab's load may have begun
+            yield seen, hidden, note, *status
+
+    def status_html(self) -> str:
+        return status_html(self._backend.status())
+
+    def status(self) -> tuple[str, str]:
+        """For the header, and for below the field of the context."""
+        status = self._backend.status()
+        return status_html(status), in_effect_html(status)
+
+    def _as_loaded(self) -> tuple[Any, ...]:
+        """The fields of the model that is loaded, which another tab may have chosen."""
+        loaded = self._backend.status().model
+        if loaded is None:
+            return (gr.skip(),) * 5
+        return self._describe(loaded.spec.model), *self._values(loaded.spec)
+
+    def _values(self, spec: ModelSpec) -> tuple[str, str, list[str], int]:
+        """What the fields say of ``spec``: model, draft model, heads and context."""
+        paired = self._info(spec.model)
+        draft = paired.draft if spec.draft_model == PAIRED else spec.draft_model
+        heads = paired.heads if spec.heads == (PAIRED,) else spec.heads
+        return spec.model, draft or "", list(heads), spec.n_ctx
+
+    def _watch(self) -> Iterator[tuple[str, str]]:
+        """The status, followed for as long as a model is being loaded."""
+        while self._backend.status().loading is not None:
+            yield self.status()
+            sleep(UPDATE_SECONDS)
+        yield self.status()
+
+
+def _typed(name: str | None) -> str:
+    """A name or path as it was meant: Windows copies paths with quotes around them."""
+    return (name or "").strip().strip('"')
+
+
+def status_html(status: Status) -> str:
+    """What is loaded or on its way, or why nothing is."""
+    parts = []
+    if status.model is not None:
+        name = Path(status.model.spec.model).name
+        thinks = " data-thinks" if status.model.can_be_told_to_think else ""
+        parts.append(f"<b{thinks}>{escape(name)}</b> <span>{escape(_details(status.model))}</span>")
+    if status.loading is not None:
+        parts.append(notice_html(loading_notice(status.loading)))
+    elif status.error is not None and status.model is None:
+        parts.append(error_html(status.error))
+    return "".join(parts) or notice_html("No model is loaded")
+
+
+def in_effect_html(status: Status) -> str:
+    """How large the context is, which may be more or less than what was asked for."""
+    return notice_html(f"In effect: {status.model.n_ctx} tokens") if status.model else ""
+
+
+def loading_notice(event: Loading) -> str:
+    if event.stage == "download":
+        return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
+    if event.stage == "measure":
+        return f"Measuring what a step of {event.model} costs"
+    return f"Loading {event.model}: {event.done} %"
+
+
+def _details(model: LoadedModel) -> str:
+    parts = [model.description, f"context {model.n_ctx}"]
+    if model.spec.draft_model is not None:
+        draft = model.spec.draft_model
+        parts.append("with its draft model" if draft == PAIRED else f"draft {Path(draft).name}")
+    if model.spec.heads:
+        parts.append("with drafting heads")
+    if model.has_mtp:
+        parts.append("predicts several tokens by itself (MTP)")
+    if not model.has_chat_template:
+        parts.append("no chat template: a plain transcript is continued")
+    return " · ".join(parts)
+
+
+def _load_id(request: gr.Request) -> str:
+    return f"{request.session_hash}/load"

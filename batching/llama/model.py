@@ -1,0 +1,417 @@
+"""A GGUF model: loading, vocabulary, metadata. Part of the llama.cpp edge."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+
+from batching.errors import (
+    InvalidParameter,
+    ModelError,
+    ModelFileMissing,
+    NotGGUF,
+    OutOfMemory,
+    TruncatedGGUF,
+    UnsupportedModel,
+)
+from batching.gguf.mtp import ARCHITECTURES as MTP_ARCHITECTURES
+from batching.gguf.mtp import MtpLayers, find_mtp_layers
+from batching.gguf.unsupported import TEXT_MODEL, part_of_model, why_no_text
+from batching.llama.charset import Spelling, spelling
+from batching.llama.hardware import supports_gpu
+from batching.llama.interrupts import held_interrupts
+from batching.tree import NO_LIMIT
+
+ALL_LAYERS = 999
+TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a token and an embedding
+HEADS = (*TAKE_BOTH, "dflash")  # architectures that draft for another model, and run beside it
+
+# llama.cpp reports why something failed only through its log, so the last lines are kept for the
+# error message. Level 2 is info, 4 is error; 5 continues the line before.
+_log_lines: deque[str] = deque(maxlen=40)
+_all_lines: list[str] | None = None  # the same, as far as somebody wants all of them
+_verbose = False
+
+_HEADER = 2**25  # bytes of a file that hold the names of its tensors
+
+_UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
+
+
+def _log(level: int, text: bytes, _user_data: int | None) -> None:
+    line = text.decode("utf-8", "replace")
+    _log_lines.append(line)
+    if _all_lines is not None:
+        _all_lines.append(line)
+    if _verbose:
+        sys.stderr.write(line)
+
+
+_log_callback = C.llama_log_callback(_log)
+_init_lock = threading.Lock()
+_initialised = False
+
+
+def initialise(verbose: bool | None = None) -> None:
+    """Start the backend once and take over its log; ``verbose`` sends the log to stderr."""
+    global _initialised, _verbose
+    with _init_lock:
+        if verbose is not None:
+            _verbose = verbose
+        if not _initialised:
+            C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+            C.llama_backend_init()
+            _initialised = True
+
+
+def recent_log() -> str:
+    """The last lines of llama.cpp's log, for the text of an error."""
+    return "".join(_log_lines).strip()
+
+
+def forget_log() -> None:
+    """What is logged from here on is what ``recent_log`` gives."""
+    _log_lines.clear()
+
+
+@contextmanager
+def whole_log() -> Iterator[list[str]]:
+    """Every line that is logged meanwhile."""
+    global _all_lines
+    lines: list[str] = []
+    _all_lines = lines
+    try:
+        yield lines
+    finally:
+        _all_lines = None
+
+
+class Model:
+    """A loaded GGUF: weights, vocabulary and metadata.
+
+    Close it, or use it as a context manager, after the contexts that run it.
+
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_gpu_layers: int | None = None,
+        mtp: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load ``path``; ``n_gpu_layers`` None offloads every layer where there is a GPU.
+
+        ``mtp`` loads the layers that predict further tokens as well, where the model has some.
+        ``progress`` is called with the share of the weights that is loaded, 0 to 1; what it raises
+        ends the load.
+        """
+        self.path = Path(path)
+        check_file(self.path)
+        initialise()
+        forget_log()
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
+        params.load_mtp = mtp
+
+        stopped: list[BaseException] = []
+
+        def on_progress(share: float, _user_data: int | None) -> bool:
+            try:
+                deliver()
+                if progress is not None:
+                    progress(share)
+            except BaseException as error:  # cannot pass through llama.cpp
+                stopped.append(error)
+            return not stopped
+
+        callback = C.llama_progress_callback(on_progress)  # must outlive the call below
+        params.progress_callback = callback
+        handle = None
+        try:
+            with held_interrupts() as deliver:
+                handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
+                if stopped:
+                    raise stopped[0]
+        except BaseException:
+            if handle:
+                C.llama_model_free(handle)
+            raise
+        if not handle:
+            raise _load_error(self.path)
+        self._handle: Any = handle
+        atexit.register(self.close)  # Metal ends the process over what is not freed before its end
+        self._vocab: Any = C.llama_model_get_vocab(handle)
+        self.n_gpu_layers: int = params.n_gpu_layers
+        self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
+        self.n_embd: int = C.llama_model_n_embd(handle)
+        self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
+        architecture = self.metadata("general.architecture")
+        self.takes_both = architecture in TAKE_BOTH
+        self.is_head = architecture in HEADS
+        self.n_layer: int = C.llama_model_n_layer(handle)
+        # Whether it hands out the state that layers for multi-token prediction begin with; how
+        # many of these were loaded and can be run; whether there is nothing else.
+        self.gives_mtp_state = architecture in (*MTP_ARCHITECTURES, "gemma4")
+        found = MtpLayers(0, alone=False)
+        if C.llama_model_n_layer_nextn(handle):
+            found = find_mtp_layers(self.path)
+        self.n_mtp = found.n_layers if mtp else 0
+        self.is_mtp_alone = found.alone
+        self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
+        self.n_params: int = C.llama_model_n_params(handle)
+        self.n_bytes: int = C.llama_model_size(handle)
+        # Whether its memory is a KV cache and nothing else, of which any part can be removed.
+        self.can_rewind = not (
+            C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)
+        )
+        self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
+        self._pieces: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
+        reason = None if self.is_head else why_no_text(handle, self.metadata)
+        if reason is not None:
+            self.close()
+            raise UnsupportedModel(f"{self.path} {reason}; {TEXT_MODEL}")
+
+    @property
+    def handle(self) -> Any:
+        """The ``llama_model *``; raises ModelError once closed."""
+        if self._handle is None:
+            raise ModelError(f"the model {self.path} is closed; load it again")
+        return self._handle
+
+    @property
+    def vocab(self) -> Any:
+        """The ``llama_vocab *``; raises ModelError once closed."""
+        return self._vocab if self._handle is not None else self.handle
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantisation, such as ``llama 6.7B Q4_0``.
+
+        llama.cpp's own words, but for the size: it goes by the number of layers, and 16 are 1B.
+        """
+        architecture, _, kind = _read_string(C.llama_model_desc, self.handle).split(" ", 2)
+        return f"{architecture} {size_name(self.n_params)} {kind}"
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the chat template in the GGUF, or None."""
+        source = C.llama_model_chat_template(self.handle, None)
+        return source.decode("utf-8") if source else None
+
+    @property
+    def n_host_layers(self) -> int:
+        """Layers that the CPU computes, their KV cache in main memory; the others are on a GPU."""
+        n_gpu = self.n_gpu_layers  # the output matrix, which goes there first, counts as one
+        if not supports_gpu():
+            return self.n_layer
+        return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
+
+    @property
+    def kv_values_per_layer(self) -> int:
+        """Numbers that one token keeps in the KV cache, keys and values of a layer."""
+        architecture = self.metadata("general.architecture")
+        n_head = C.llama_model_n_head(self.handle)
+        head_dim = int(
+            self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
+        )
+        return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
+
+    @cached_property
+    def n_positions(self) -> int:
+        """Positions that a text may have: past those that a model has learned, as GPT-2 has, there
+        are none, and llama.cpp ends the process."""
+        with self.path.open("rb") as file:
+            header = file.read(_HEADER)
+        return self.n_ctx_train if b"position_embd.weight" in header else NO_LIMIT
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value of the GGUF as text, or None."""
+        text = _read_string(C.llama_model_meta_val_str, self.handle, key.encode(), missing=None)
+        return text or None
+
+    def special_token(self, name: str) -> int | None:
+        """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None where there is none."""
+        token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
+        return token if token >= 0 else None
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a reply: EOS, EOT and the like."""
+        vocab = self.vocab
+        return frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, t))
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``, which is to be gone on with.
+
+        ``add_special`` adds BOS where the model wants it, and no EOS even if it wants that;
+        ``parse_special`` reads the text of control tokens as those tokens, which is right for a
+        chat template and wrong for user text. Raises InvalidParameter for text that is not of
+        Unicode characters, or has some that the vocabulary lacks.
+        """
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidParameter(
+                f"{text[error.start]!r} at position {error.start} is half of a character or a byte "
+                f"that is no text; give text in UTF-8"
+            ) from None
+        known = self._spelling
+        unknown = known and known.first_unknown(text, parse_special=parse_special)
+        if unknown:
+            raise InvalidParameter(
+                f"the vocabulary of {self.path} has no token for {unknown!r}, nor for its bytes; "
+                f"leave it out of the text"
+            )
+        capacity = len(data) + 8
+        while True:
+            buffer = (C.llama_token * capacity)()
+            n: int = C.llama_tokenize(
+                self.vocab, data, len(data), buffer, capacity, add_special, parse_special
+            )
+            if n >= 0:
+                tokens = list(buffer[:n])
+                if add_special and C.llama_vocab_get_add_eos(self.vocab):
+                    eos = self.special_token("eos")
+                    return tokens[:-1] if tokens[-1:] == [eos] else tokens
+                return tokens
+            capacity = -n
+
+    @cached_property
+    def _spelling(self) -> Spelling | None:
+        return spelling(self.vocab, self.n_vocab)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens give their text."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """The text of each token; None where one ends a reply or is not made of whole characters.
+
+        What most tokens are, in a fraction of the time that ``piece`` and a decoder take.
+        """
+        known = self._texts
+        try:
+            found = [known[token] for token in tokens]
+        except KeyError:
+            for token in tokens:
+                known[token] = self._whole_text(token)
+            found = [known[token] for token in tokens]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def _whole_text(self, token: int) -> str | None:
+        if token in self.ends:
+            return None
+        try:
+            return self.piece(token).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of ``tokens``, one piece after the other."""
+        return b"".join(map(self.piece, tokens))
+
+    def _read_piece(self, token: int) -> bytes:
+        capacity = 64
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            n: int = C.llama_token_to_piece(self.vocab, token, buffer, capacity, 0, True)
+            if n >= 0:
+                return buffer.raw[:n]
+            capacity = -n
+
+    @property
+    def is_closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Free the weights. Idempotent."""
+        if self._handle is not None:
+            C.llama_model_free(self._handle)
+            self._handle = None
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def size_name(n_params: int) -> str:
+    """A number of parameters as people write it: ``260K``, ``14M``, ``6.7B``."""
+    size, unit = next((n_params / n, unit) for n, unit in _UNITS if n_params >= n)
+    return f"{size:.1f}{unit}" if size < 10 else f"{size:.0f}{unit}"
+
+
+def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") -> str:
+    """A string from a C function that fills a buffer and returns the length it needs."""
+    capacity = 256
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        n = function(*args, buffer, capacity)
+        if n < 0:
+            return missing  # type: ignore[no-any-return]
+        if n < capacity:
+            return buffer.value.decode("utf-8", "replace")
+        capacity = n + 1
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no GGUF at all. Raises ModelFileMissing or NotGGUF."""
+    if not path.is_file():
+        raise ModelFileMissing(
+            f"there is no file {path}; check the path, or name a model of models.txt"
+        )
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise NotGGUF(
+            f"{path} is no GGUF: it starts with {magic!r}, not b'GGUF'; "
+            f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
+        )
+
+
+def _load_error(path: Path) -> Exception:
+    """The exception for a load that failed, told from llama.cpp's log."""
+    log = recent_log()
+    reason = next((line for line in reversed(log.splitlines()) if "error" in line.lower()), log)
+    reason = reason.strip() or "no reason given"
+    lower = log.lower()
+    size = path.stat().st_size
+    part = part_of_model(path)
+    if part is not None:
+        return UnsupportedModel(f"{path} is no model but {part}")
+    if "not within the file bounds" in lower or "failed to read" in lower or size < 1024:
+        return TruncatedGGUF(
+            f"{path} is incomplete: it ends after {size:,} bytes ({reason}); download it again"
+        )
+    if "unknown model architecture" in lower or "unsupported" in lower:
+        return UnsupportedModel(
+            f"this build of llama.cpp cannot load {path} ({reason}); "
+            f"a newer llama-cpp-python may, or choose another model"
+        )
+    if "alloc" in lower or "out of memory" in lower:
+        return OutOfMemory(
+            f"not enough memory to load {path} ({size:,} bytes; {reason}); "
+            f"lower --gpu-layers or choose a smaller model or quantisation"
+        )
+    return ModelError(f"llama.cpp could not load {path}: {reason}")

@@ -1,0 +1,127 @@
+"""What a llama.cpp decode computed, read where llama.cpp keeps it. Part of the ctypes edge."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+
+from batching.llama.model import Model
+from batching.llama.private_api import internal
+from batching.tree import Floats
+
+# A function object of our own: every step calls it, and the address comes out as an int.
+_logits_address: Any = C._lib["llama_get_logits"]
+_logits_address.restype = ctypes.c_void_p
+
+
+class DecodeOutput:
+    """Logits and hidden states of the last decode, as views of llama.cpp's own buffer.
+
+    has_hidden  whether decodes give hidden states, and so every row has output
+    layers      those whose inputs decodes give, of every row
+    """
+
+    def __init__(self, handle: Any, model: Model, *, is_head: bool) -> None:
+        """``is_head``: hidden states are what the next row takes, not what gives logits."""
+        self._handle = handle
+        self._model = model
+        self._n_vocab = model.n_vocab
+        self._is_head = is_head
+        self.has_hidden = False
+        self.layers: tuple[int, ...] = ()
+        self._inputs: dict[int, Floats] = {}  # of a layer, as far as they were asked for
+        self._hidden: Floats | None = None
+        self._address = 0
+        self._logits: Floats = np.zeros((0, model.n_vocab), np.float32)
+        self._views: list[Floats] = []  # of the first rows of logits
+        self._outputs: Sequence[bool] = ()
+        self._n_before = 0
+        self._all = False  # every row has output: a row's logits are where the row is
+
+    def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
+        self._hidden = None
+        if self._inputs:
+            self._inputs = {}
+        if self.has_hidden:
+            outputs = [True] * len(outputs)
+        n_outputs = sum(outputs)
+        address = _logits_address(self._handle)  # it also waits for the decode to end
+        if n_outputs and (address != self._address or n_outputs > len(self._logits)):
+            self._address = address
+            buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
+            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
+            self._views = list(self._logits)
+        self._outputs = outputs
+        self._n_before = n_before
+        self._all = n_outputs == len(outputs) and not n_before
+
+    def renew_row(self) -> None:
+        """``renew`` after another single row."""
+        address = _logits_address(self._handle)  # it also waits for the decode to end
+        if address != self._address or self._hidden is not None or self._inputs:
+            self.renew(self._outputs)
+
+    def _row(self, row: int) -> int:
+        if self._all:
+            return row
+        place = self._n_before + row
+        if self._outputs[place]:
+            return sum(self._outputs[:place])
+        raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
+
+    def logits(self, row: int) -> Floats:
+        return self._views[self._row(row)]
+
+    def argmax(self, row: int) -> int:
+        return int(self._views[row if self._all else self._row(row)].argmax())
+
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        if not n:
+            return []
+        start, end = self._row(first), self._row(first + n - 1) + 1
+        if end - start != n:
+            raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")
+        found: list[int] = self._logits[start:end].argmax(axis=1).tolist()
+        return found
+
+    def hidden(self, row: int) -> Floats:
+        if self._hidden is None:
+            if not self.has_hidden:
+                raise RuntimeError("hidden states were not asked for before this decode")
+            # They lie behind the logits, wherever this batch's number of rows puts them.
+            if self._is_head:
+                pointer = internal("llama_get_embeddings_nextn")(self._handle)
+            else:
+                pointer = C.llama_get_embeddings(self._handle)
+            shape = (len(self._outputs), self._model.n_embd_out)
+            self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
+        hidden: Floats = self._hidden[self._n_before + row]
+        return hidden
+
+    def layer_inputs(self, row: int, layers: Sequence[int]) -> Floats:
+        found = self._inputs
+        row += self._n_before
+        for layer in layers:
+            if layer not in found:
+                found[layer] = self._inputs_of(layer)
+        if len(layers) == 1:
+            only: Floats = found[layers[0]][row]
+            return only
+        return np.concatenate([found[layer][row] for layer in layers])
+
+    def _inputs_of(self, layer: int) -> Floats:
+        """What went into a layer, (n_rows, n_embd)."""
+        model = self._model
+        if layer not in self.layers:
+            raise RuntimeError(f"inputs of layer {layer} were not asked for before this decode")
+        if layer == model.n_layer:
+            pointer, width = internal("llama_get_embeddings_nextn")(self._handle), model.n_embd_out
+        else:
+            pointer = internal("llama_get_embeddings_layer_inp")(self._handle, layer)
+            width = model.n_embd
+        found: Floats = np.ctypeslib.as_array(pointer, (len(self._outputs), width))
+        return found

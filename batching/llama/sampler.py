@@ -1,0 +1,260 @@
+"""llama.cpp's sampler chain and grammar: one draw a token.
+
+A ``Sampler`` only ever sees the tokens that were accepted, in order, so penalties, grammars and
+seeded draws give what they would without speculation. Greedy chains take an argmax shortcut.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+
+from batching.errors import GrammarError, InvalidParameter
+from batching.llama.grammar import load_grammar
+from batching.llama.model import Model, initialise
+from batching.target import Output
+from batching.tree import Floats
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Sampler(Protocol):
+    """Chooses the next token; the verifier asks once for each token of the text."""
+
+    def sample(self, output: Output, row: int) -> int:
+        """The token that follows ``row``, which is thereby part of the text."""
+        ...
+
+    def probabilities(self, logits: Floats) -> Floats:
+        """What the next token would be drawn from, ``(n_vocab,)``, summing to 1."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """``token`` is part of the text, whoever chose it."""
+        ...
+
+
+class GreedySampler:
+    """The most likely token, without a chain."""
+
+    def sample(self, output: Output, row: int) -> int:
+        return output.argmax(row)
+
+    def probabilities(self, logits: Floats) -> Floats:
+        found: Floats = np.zeros(len(logits), np.float32)
+        found[logits.argmax()] = 1.0
+        return found
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+class SamplerChain:
+    """A ``llama_sampler_chain`` over the whole vocabulary, built link by link, with a grammar.
+
+    The grammar is checked on the drawn token first, and only where it refuses that token is the
+    whole vocabulary masked and the draw repeated; the distribution is the constrained one either
+    way, and the cost is one token's check instead of one for each of 150,000.
+    """
+
+    def __init__(self, model: Model) -> None:
+        initialise()
+        self.model = model
+        self._chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        self._last: Any = None  # the link that chooses: a draw, mirostat or the likeliest
+        self._draws = False  # whether it is a draw
+        self._random_links = False  # whether links before it are random too
+        self.has_memory = False  # whether what was accepted matters
+        self._grammar: Any = None
+        n = model.n_vocab
+        self._ids = np.arange(n, dtype=np.int32)
+        self._candidates = np.zeros(n, _CANDIDATE)
+        self._data: Any = self._candidates.ctypes.data_as(ctypes.POINTER(C.llama_token_data))
+        self._array = C.llama_token_data_array(
+            data=self._data,
+            size=n,
+            selected=-1,
+            sorted=False,
+        )
+        self._one = np.zeros(1, _CANDIDATE)
+        self._one_array = C.llama_token_data_array(
+            data=self._one.ctypes.data_as(ctypes.POINTER(C.llama_token_data)),
+            size=1,
+            selected=-1,
+            sorted=False,
+        )
+
+    def logit_bias(self, bias: Mapping[int, float]) -> SamplerChain:
+        """Add ``bias[token]`` to the token's logit; ``-inf`` forbids it."""
+        entries = (C.llama_logit_bias * len(bias))(
+            *(C.llama_logit_bias(token, value) for token, value in bias.items())
+        )
+        return self._add(C.llama_sampler_init_logit_bias(self.model.n_vocab, len(bias), entries))
+
+    def penalties(
+        self, last_n: int, repeat: float, frequency: float, presence: float
+    ) -> SamplerChain:
+        """Penalise the tokens among the ``last_n`` accepted ones."""
+        self.has_memory = True
+        return self._add(
+            C.llama_sampler_init_penalties(self.model.n_vocab, last_n, repeat, frequency, presence)
+        )
+
+    def dry(
+        self,
+        multiplier: float,
+        base: float,
+        allowed_length: int,
+        last_n: int,
+        breakers: Sequence[str],
+    ) -> SamplerChain:
+        """DRY: penalise tokens that would extend a repetition longer than ``allowed_length``."""
+        self.has_memory = True
+        texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
+        return self._add(
+            C.llama_sampler_init_dry(
+                self.model.vocab, multiplier, base, allowed_length, last_n, texts, len(breakers)
+            )
+        )
+
+    def top_k(self, k: int) -> SamplerChain:
+        return self._add(C.llama_sampler_init_top_k(k))
+
+    def typical(self, p: float) -> SamplerChain:
+        return self._add(C.llama_sampler_init_typical(p, 1))
+
+    def top_p(self, p: float) -> SamplerChain:
+        return self._add(C.llama_sampler_init_top_p(p, 1))
+
+    def min_p(self, p: float) -> SamplerChain:
+        return self._add(C.llama_sampler_init_min_p(p, 1))
+
+    def xtc(self, probability: float, threshold: float, seed: int) -> SamplerChain:
+        self._random_links = True
+        return self._add(C.llama_sampler_init_xtc(probability, threshold, 1, seed))
+
+    def temperature(self, t: float) -> SamplerChain:
+        return self._add(C.llama_sampler_init_temp(t))
+
+    def mirostat(self, version: int, tau: float, eta: float, seed: int) -> SamplerChain:
+        """Mirostat 1 or 2, which draws the token itself: the last link."""
+        if version == 1:
+            return self._end(C.llama_sampler_init_mirostat(self.model.n_vocab, seed, tau, eta, 100))
+        return self._end(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
+
+    def draw(self, seed: int) -> SamplerChain:
+        """Draw from what is left, one random number a token: the last link."""
+        self._draws = True
+        return self._end(C.llama_sampler_init_dist(seed))
+
+    def greedy(self) -> SamplerChain:
+        """Take the most likely of what is left: the last link."""
+        return self._end(C.llama_sampler_init_greedy())
+
+    def grammar(self, gbnf: str, root: str = "root") -> SamplerChain:
+        """Constrain the text to a GBNF grammar.
+
+        Raises GrammarError with llama.cpp's reason when it does not parse.
+        """
+        self._grammar = load_grammar(self.model, gbnf, root)
+        return self
+
+    def sample(self, output: Output, row: int) -> int:
+        logits = output.logits(row)
+        token = self._apply(logits, constrained=False)
+        if self._grammar is not None and not self._grammar_allows(token):
+            token = self._apply(logits, constrained=True)
+        self.accept(token)
+        return token
+
+    def accept(self, token: int) -> None:
+        """Tell every link that ``token`` is part of the text; the prompt's tokens too."""
+        if self._grammar is not None:
+            C.llama_sampler_accept(self._grammar, token)
+        C.llama_sampler_accept(self._chain, token)
+        C.llama_sampler_accept(self._last, token)
+
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Show the prompt to the penalties; a grammar begins after it and is not told."""
+        for token in tokens:
+            C.llama_sampler_accept(self._chain, token)
+
+    def probabilities(self, logits: Floats) -> Floats:
+        """What the last link would draw from: ``(n_vocab,)``, zero for tokens that were cut off.
+
+        Raises InvalidParameter where no such distribution exists: mirostat adapts while it draws,
+        XTC decides by chance, and a grammar is only asked about the token drawn.
+        """
+        if not self._draws or self._random_links or self._grammar is not None:
+            raise InvalidParameter(
+                "rejection and typical acceptance need a distribution, and mirostat, XTC, grammars "
+                "and JSON schemas do not give one; use verify=match with them"
+            )
+        self._fill(logits)
+        array = self._array
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        left = np.ctypeslib.as_array(
+            ctypes.cast(array.data, ctypes.POINTER(ctypes.c_byte)),
+            (array.size * _CANDIDATE.itemsize,),
+        ).view(_CANDIDATE)
+        weights = np.exp(left["logit"] - left["logit"].max())
+        found: Floats = np.zeros(len(self._candidates), np.float32)
+        found[left["id"]] = weights / weights.sum()
+        return found
+
+    def copy_state(self) -> SamplerChain:
+        """A chain with the same links that has seen the same tokens; a grammar is left out."""
+        other = SamplerChain(self.model)
+        C.llama_sampler_free(other._chain)
+        other._chain = C.llama_sampler_clone(self._chain)
+        other._last = C.llama_sampler_clone(self._last)
+        other._draws, other._random_links = self._draws, self._random_links
+        return other
+
+    def _fill(self, logits: Any) -> None:
+        candidates = self._candidates
+        candidates["id"] = self._ids
+        candidates["logit"] = logits
+        array = self._array
+        array.data = self._data  # XTC drops candidates by moving the pointer
+        array.size = len(candidates)
+        array.selected = -1
+        array.sorted = False
+
+    def _apply(self, logits: Any, *, constrained: bool) -> int:
+        self._fill(logits)
+        array, candidates = self._array, self._candidates
+        if constrained:
+            C.llama_sampler_apply(self._grammar, ctypes.byref(array))
+            if not np.isfinite(candidates["logit"]).any():
+                raise GrammarError(
+                    "the grammar allows no token of this model here; loosen the grammar"
+                )
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        C.llama_sampler_apply(self._last, ctypes.byref(array))
+        return int(array.data[array.selected].id)
+
+    def _grammar_allows(self, token: int) -> bool:
+        self._one[0] = (token, 1.0, 0.0)
+        self._one_array.size = 1
+        C.llama_sampler_apply(self._grammar, ctypes.byref(self._one_array))
+        return bool(np.isfinite(self._one["logit"][0]))
+
+    def _add(self, link: Any) -> SamplerChain:
+        C.llama_sampler_chain_add(self._chain, link)  # the chain owns the link from here on
+        return self
+
+    def _end(self, link: Any) -> SamplerChain:
+        self._last = link
+        return self
+
+    def close(self) -> None:
+        """Free the chain and the grammar. Idempotent."""
+        for name in ("_chain", "_last", "_grammar"):
+            if getattr(self, name) is not None:
+                C.llama_sampler_free(getattr(self, name))
+                setattr(self, name, None)

@@ -1,0 +1,35 @@
+"""The successor table that token recycling starts with, made once for each model from a text."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from batching.errors import InvalidParameter
+from batching.gguf.reader import fingerprint
+from batching.llama.model import Model
+from speculation.drafters.recycling import SuccessorTable
+from speculation.system.cache_folder import cache_folder
+
+SUFFIX = ".successors.npz"
+log = logging.getLogger(__name__)
+
+
+def load_successors(model: Model) -> SuccessorTable:
+    """The table of ``model``: the user's own, in the cache, else that beside its file, else an
+    empty one.
+
+    A file that cannot be used counts as none, with a warning: methods draft without it.
+    """
+    for path in (cached_file(model), model.path.with_suffix(SUFFIX)):
+        if path.is_file():
+            try:
+                return SuccessorTable.load(path, model.n_vocab)
+            except InvalidParameter as error:
+                log.warning("%s; going on without it", error)
+    return SuccessorTable()
+
+
+def cached_file(model: Model) -> Path:
+    """Where the table is kept that a user made of a model."""
+    return cache_folder() / "successors" / f"{model.path.stem}-{fingerprint(model.path)}{SUFFIX}"

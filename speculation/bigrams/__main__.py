@@ -1,0 +1,133 @@
+"""Make the successor table of a model from public text.
+
+    python -m speculation.bigrams --model MODEL --text FILE...
+
+The model reads the texts; for every token the successors that it thought likely there are averaged,
+and the eight likeliest kept, 3 bytes each. What users write never goes into the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from batching.cache import SequenceCache
+from batching.errors import InvalidParameter, SpeculationError
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.rows import Rows
+from speculation.bigrams import cached_file
+from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
+from speculation.registry import DEFAULT_MODEL, resolve
+from speculation.system.console import print_anything
+from speculation.system.files import read_text, require_other, require_writable
+
+OK, FAILED, INTERRUPTED = 0, 2, 130
+
+
+def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
+    """Read ``texts``, lists of token ids, and keep the likeliest successors of every token.
+
+    Each text is cut where the context ends. The probabilities of a row's eight likeliest tokens are
+    summed over all rows of the same token.
+    """
+    sums: dict[int, dict[int, float]] = {}
+    counts: dict[int, int] = {}
+    cache = SequenceCache(context)
+    for text in texts:
+        cache.truncate(0)
+        tokens = list(text[: context.n_ctx])
+        for start in range(0, len(tokens), context.n_batch):
+            chunk = tokens[start : start + context.n_batch]
+            n = len(chunk)
+            output = context.decode(
+                Rows(chunk, range(start, start + n), [range(1)] * n, [True] * n)
+            )
+            for row, token in enumerate(chunk):
+                logits = output.logits(row)
+                k = min(N_SUCCESSORS, len(logits))
+                top = np.argpartition(logits, -k)[-k:]
+                peak = logits.max()
+                shares = np.exp(logits[top] - peak) / np.exp(logits - peak).sum()
+                found = sums.setdefault(token, {})
+                counts[token] = counts.get(token, 0) + 1
+                for successor, p in zip(top.tolist(), shares.tolist(), strict=True):
+                    found[successor] = found.get(successor, 0.0) + p
+    context.seq_rm(-1, 0, -1)
+    return SuccessorTable.of_sums(sums, counts, context.n_vocab)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool; return the exit code. Errors end with one line on stderr."""
+    print_anything()
+    args = _parser().parse_args(arguments)
+    try:
+        out = _make(args.model, args.text, args.out, args.max_tokens)
+    except (SpeculationError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    print(f"{out}: {out.stat().st_size:,} bytes")
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m speculation.bigrams",
+        description="Make the successor table that method recycling starts with.",
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF, or a name of models.txt")
+    parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")
+    parser.add_argument("--out", type=Path, help="file to write (in the user's cache directory)")
+    parser.add_argument("--max-tokens", type=int, default=200_000, help="tokens read in all")
+    return parser
+
+
+def _make(name: str, files: Sequence[Path], out: Path | None, most: int) -> Path:
+    """Write the table, to ``out`` or into the cache; return its path.
+
+    Raises InvalidParameter, before the model is loaded, for what makes no table.
+    """
+    if most < 1:
+        raise InvalidParameter(f"--max-tokens is {most}; give 1 or more")
+    if out is not None:
+        require_other(out, files)
+        require_writable(out)
+    texts = [read_text(file) for file in files]
+    if not any(text.strip() for text in texts):
+        raise InvalidParameter(
+            f"there is no text in {', '.join(map(str, files))}; give files that have some"
+        )
+    target = resolve(name)
+    if out is not None:
+        require_other(out, [target])
+    with Model(target) as model, Context(model, ContextParams(n_ctx=512)) as context:
+        if out is None:
+            out = cached_file(model)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            require_writable(out)
+        table = collect(context, _pieces(model, texts, context.n_ctx, most))
+        table.save(out, model.n_vocab)
+    return out
+
+
+def _pieces(model: Model, texts: Sequence[str], length: int, most: int) -> Iterable[list[int]]:
+    left = most
+    for text in texts:
+        tokens = model.tokenize(text, parse_special=True)
+        for start in range(0, len(tokens), length):
+            if left <= 0:
+                return
+            piece = tokens[start : start + min(length, left)]
+            left -= len(piece)
+            yield piece
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""HeadDrafter: drafts from a head that is fed with the target's states, whatever kind it is.
+
+The tree follows the head's confidence, as EAGLE-2's does (Li et al. 2024, arXiv 2406.16858): of
+each level the likeliest paths go on, and of everything found the best nodes are kept. Where the
+levels come from is the head's affair: from its own guesses, one after the other (``head_levels``),
+or from the places of a block that it drafted at once (``block_levels``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from batching.cache import StateReader
+from batching.errors import InvalidParameter
+from batching.tree import TokenTree
+from speculation.drafter import Step
+from speculation.drafting.block_context import BlockLevels
+from speculation.drafting.confidence import Confidence, LevelTime
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.head_context import AttachedLevels, HeadLevels
+from speculation.drafting.tree_growth import Candidate, Scores, below, best_nodes, grow, hang
+from speculation.ranges import check_ranges
+
+MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
+MAX_DEPTH = 16
+
+Levels = HeadLevels | AttachedLevels | BlockLevels
+
+
+class HeadParams(Protocol):
+    """What all have of parameters: ``window`` tokens of a prompt, trees of such a size."""
+
+    @property
+    def window(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def n_branches(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class GrownParams:
+    """How far and how broadly a head drafts, and what is kept of it.
+
+    depth   levels: draft tokens in a row
+    top_k   nodes of a level that go on, and drafts looked at below each
+    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
+    p_min   least probability that the head must give a draft
+    window  tokens at the end of a prompt that the head sees
+    """
+
+    depth: int = 5
+    top_k: int = 8
+    nodes: int = 24
+    p_min: float = 0.0
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            (
+                ("depth", 1, MAX_DEPTH),
+                ("top_k", 1, MAX_WIDTH),
+                ("nodes", 1, 255),
+                ("p_min", 0.0, 1.0),
+            ),
+        )
+        check_window(self.window)
+
+    @property
+    def width(self) -> int:
+        return self.top_k
+
+    @property
+    def n_branches(self) -> int:
+        return 0 if self.top_k == 1 else self.nodes
+
+
+def check_window(window: int) -> None:
+    """Raise InvalidParameter for less than no tokens."""
+    if window < 0:
+        raise InvalidParameter(f"window is {window}; give 0 or more tokens")
+
+
+class HeadDrafter:
+    """The head's context in step with the text, and a tree of its guesses each step."""
+
+    def __init__(
+        self,
+        params: HeadParams,
+        levels: Levels,
+        *,
+        estimates: Estimates | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``levels`` is shared with the texts before and after, ``estimates`` may be.
+
+        ``target_seconds`` is what a step of the target costs: where the tree has a floor, drafting
+        goes on only while it is worth its own time.
+        """
+        self.params = params
+        self.n_branches = params.n_branches
+        self._levels = levels
+        self._confidence = Confidence(estimates)
+        self._time = LevelTime(target_seconds)
+        self._last = 0  # place of the text's last token
+        self._depth = levels.prepare(params.window, params.width, params.depth)
+
+    @property
+    def needs_hidden(self) -> bool:
+        return self._levels.head.needs_hidden
+
+    @property
+    def needs_layers(self) -> tuple[int, ...]:
+        return self._levels.head.layers
+
+    @property
+    def reader(self) -> StateReader:
+        """What reads the states of a prompt."""
+        return self._levels
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._confidence.estimates.new_text()
+        self._levels.prepare(self.params.window, self.params.width, self.params.depth)
+        if not self._levels.follows(prompt):
+            self._levels.begin(prompt[:-1])
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        self._last = len(tokens) - 1
+        self._confidence.note(())
+        start = perf_counter()
+        root = self._levels.root(tokens)
+        if root is None:
+            return  # the first states of a text are still to come, or there is no room
+        nodes, chosen = self._look(*root, tree)
+        hang(nodes, chosen, tree, self._confidence.holds)
+        self._confidence.note(nodes)
+        self._time.took(perf_counter() - start, nodes)
+
+    def observe(self, step: Step) -> None:
+        self._confidence.learn(step)
+        for node in step.path:
+            self._levels.see(self._last, step.output, node)
+            self._last += 1
+
+    def _look(
+        self, output: Scores, row: int, tree: TokenTree
+    ) -> tuple[list[Candidate], Sequence[int]]:
+        """The candidates below the root, whose logits are in ``row``, and those to be drafted."""
+        params, levels = self.params, self._levels
+        assert isinstance(params, GrownParams), "others have their own way to look"
+        children = below(
+            levels.top,
+            params.width,
+            self._time.floor(tree),
+            self._confidence.holds,
+            p_min=params.p_min,
+        )
+        depth = min(self._depth, tree.max_depth)
+        nodes = grow(children, levels.level, output, row, depth=depth, width=params.width)
+        return nodes, best_nodes(nodes, min(params.nodes, tree.room))

@@ -1,0 +1,141 @@
+"""All chats as one file, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.browser.chat import Chat
+from tests.app.browser.test_history import KEPT, accept_dialogs, new_chat, titles, wait_for_titles
+from tests.app.browser.test_store import old_chat, turns
+
+
+def export_all(chat: Chat, path: Path) -> dict[str, Any]:
+    with chat.page.expect_download() as download:
+        chat.page.get_by_role("button", name="Export all").click()
+    assert download.value.suggested_filename.startswith("chats-")
+    download.value.save_as(path)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def import_file(chat: Chat, path: Path) -> str:
+    """What the page says of it."""
+    chat.page.evaluate("document.querySelector('#chats .told').textContent = ''")
+    with chat.page.expect_file_chooser() as chooser:
+        chat.page.get_by_role("button", name="Import", exact=True).click()
+    chooser.value.set_files(path)
+    chat.page.wait_for_selector("#chats .told:not(:empty)")
+    return chat.page.inner_text("#chats .told")
+
+
+def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_path: Path) -> None:
+    for said in ("a cat", "a “dog”\n</script>"):
+        chat.ask(said)
+        chat.page.wait_for_selector("#chats [aria-current]")
+        new_chat(chat)
+    wait_for_titles(chat, "a “dog” </script>", "a cat")
+    chat.page.get_by_role("button", name="Rename a cat").click()
+    chat.page.keyboard.type("Of cats")
+    chat.page.keyboard.press("Enter")
+    wait_for_titles(chat, "a “dog” </script>", "Of cats")
+    kept = chat.page.evaluate(KEPT)
+    data = export_all(chat, tmp_path / "chats.json")
+    assert chat.page.inner_text("#chats .told") == "Exported 2 chats."
+    assert (data["format"], data["version"]) == ("speculation-chats", 1)
+    assert [(c["title"], c["named"]) for c in data["chats"]] == [
+        ("a “dog” </script>", False),
+        ("Of cats", True),
+    ]
+    assert [c["turns"] for c in data["chats"]] == [json.loads(text) for text in kept]
+
+    accept_dialogs(chat)
+    chat.page.get_by_role("button", name="Delete Of cats").click()
+    wait_for_titles(chat, "a “dog” </script>")
+    said = import_file(chat, tmp_path / "chats.json")
+    assert said == "Imported 1 chat; 1 chat here already, as new or newer."
+    wait_for_titles(chat, "a “dog” </script>", "Of cats")
+    assert [json.loads(text) for text in chat.page.evaluate(KEPT)] == [
+        json.loads(text) for text in kept
+    ]
+    chat.page.click("#chats [data-open]:has-text('Of cats')")
+    chat.page.wait_for_selector(".said:text-is('a cat')")
+    chat.wait_for_reply()
+    chat.page.wait_for_timeout(300)
+    dates = "store.list().then((list) => list.map(({ at }) => at))"
+    assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
+
+
+def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_not_either(
+    chat: Chat, tmp_path: Path
+) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    data = export_all(chat, tmp_path / "chats.json")
+    (one,) = data["chats"]
+    chat.ask("a dog", 2)
+    chat.page.wait_for_function(f"store.list().then(([chat]) => chat.at > {one['at']})")
+    assert import_file(chat, tmp_path / "chats.json") == (
+        "Imported 0 chats; 1 chat here already, as new or newer."
+    )
+    newer = {**one, "at": one["at"] * 2, "turns": json.loads(turns("a cat", "a fox"))}
+    (tmp_path / "newer.json").write_text(json.dumps({**data, "chats": [newer]}))
+    assert import_file(chat, tmp_path / "newer.json") == "Imported 1 chat."
+    chat.ask("a hen", 3)
+    wait_for_titles(chat, "a cat", "a cat")
+    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
+    assert said == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"format": "speculation-chats", "ver', "it is no JSON, or was cut short"),
+        ("[1]", "it is no export of chats"),
+        ('{"format": "speculation-chats", "version": 2, "chats": []}', "a newer version of this"),
+        ('{"format": "speculation-chats", "version": 1}', "it has no chats"),
+        (
+            json.dumps(
+                {
+                    "format": "speculation-chats",
+                    "version": 1,
+                    "chats": [
+                        {"name": "a", "title": "a", "at": 1, "turns": json.loads(turns("a"))},
+                        {"name": "b", "title": "b", "at": 1, "turns": [{"user": "b", "reply": 3}]},
+                    ],
+                }
+            ),
+            "its chat 2 has turns that cannot be read",
+        ),
+    ],
+)
+def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why(
+    chat: Chat, tmp_path: Path, text: str, why: str
+) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert import_file(chat, tmp_path / "x.json").startswith(f"x.json cannot be imported: {why}")
+    assert titles(chat) == []
+
+
+def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
+    chat.page.evaluate(
+        """async (turns) => {
+          for (let i = 0; i < 999; i++) {
+            await store.add({ name: `old-${i}`, title: `old ${i}`, at: 1e12 - i }, turns);
+          }
+        }""",
+        turns("an old one"),
+    )
+    chats = [old_chat(name, at) for name, at in (("a fox", 1000), ("a hen", 2000))]
+    for one in chats:
+        one["turns"] = json.loads(one.pop("text"))
+    data = {"format": "speculation-chats", "version": 1, "chats": chats}
+    (tmp_path / "chats.json").write_text(json.dumps(data))
+    assert import_file(chat, tmp_path / "chats.json") == (
+        "Imported 1 chat; no room for 1 chat more."
+    )
+    chat.page.wait_for_selector("#chats li:last-child [data-open]:text-is('a hen')")
+    assert chat.page.locator("#chats li").count() == 1000

@@ -1,0 +1,134 @@
+"""What was written and not sent, while the page is loaded again or another chat is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.app.browser.chat import Chat, free_port, served
+from tests.app.browser.test_files import DROP, FOX, wait_for_files
+from tests.app.browser.test_history import new_chat, wait_for_titles
+
+FORM = ".turn form textarea"
+
+
+def begin_two_chats(chat: Chat) -> None:
+    """One about a cat, and in the window one about a dog."""
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    new_chat(chat)
+    chat.ask("a dog")
+    wait_for_titles(chat, "a dog", "a cat")
+
+
+def open_chat(chat: Chat, title: str) -> None:
+    chat.page.click(f"#chats [data-open]:text-is('{title}')")
+    chat.page.wait_for_selector(f".turn:first-child .said:text-is('{title}')", state="attached")
+
+
+def wait_for_box(chat: Chat, text: str) -> None:
+    chat.page.wait_for_function(
+        "(text) => document.querySelector('#box textarea')?.value === text", arg=text
+    )
+
+
+def edit(chat: Chat, text: str) -> None:
+    chat.page.hover(".turns .user")
+    chat.page.click("[data-action=edit]")
+    chat.page.fill(FORM, text)
+
+
+def test_each_chat_has_what_was_being_written_in_it(chat: Chat) -> None:
+    begin_two_chats(chat)
+    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+    wait_for_files(chat, "fox.txt 17 B")
+    chat.page.fill("#box textarea", "half a sentence")
+    open_chat(chat, "a cat")
+    wait_for_box(chat, "")
+    wait_for_files(chat)
+    chat.page.fill("#box textarea", "another half")
+    open_chat(chat, "a dog")
+    wait_for_box(chat, "half a sentence")
+    wait_for_files(chat, "fox.txt 17 B")
+    open_chat(chat, "a cat")
+    wait_for_box(chat, "another half")
+
+
+def test_an_edit_that_was_not_sent_is_there_when_its_chat_is_opened_again(chat: Chat) -> None:
+    begin_two_chats(chat)
+    edit(chat, "two dogs")
+    chat.page.evaluate(DROP, {"kind": "drop", **FOX, "onto": FORM})
+    wait_for_files(chat, "fox.txt 17 B", place=".turn form")
+    open_chat(chat, "a cat")
+    assert chat.page.locator(FORM).count() == 0
+    open_chat(chat, "a dog")
+    chat.page.wait_for_selector(FORM)
+    assert chat.page.input_value(FORM) == "two dogs"
+    wait_for_files(chat, "fox.txt 17 B", place=".turn form")
+    chat.page.press(FORM, "Enter")
+    chat.page.wait_for_selector(".turns:not(:has(.live)) .said:text-is('two dogs')")
+    assert chat.page.locator(".file").count() == 1
+    open_chat(chat, "a cat")
+    chat.page.click("#chats [data-open]:has-text('two dogs')")
+    chat.page.wait_for_selector(".said:text-is('two dogs')")
+    assert chat.page.locator(FORM).count() == 0
+
+
+def test_an_edit_outlives_new_chat_and_a_page_that_is_loaded_again(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    edit(chat, "two cats")
+    chat.reload()
+    chat.page.wait_for_selector(FORM)
+    assert chat.page.input_value(FORM) == "two cats"
+    new_chat(chat)
+    chat.ask("a dog")
+    assert chat.page.locator(FORM).count() == 0
+    open_chat(chat, "a cat")
+    chat.page.wait_for_selector(FORM)
+    assert chat.page.input_value(FORM) == "two cats"
+    chat.page.click("[data-action=cancel]")
+    chat.reload()
+    chat.wait_for_reply()
+    assert chat.page.locator(FORM).count() == 0
+
+
+def test_what_was_written_in_a_new_chat_is_there_in_the_next_and_else_goes_along(
+    chat: Chat,
+) -> None:
+    begin_two_chats(chat)
+    new_chat(chat)
+    chat.page.fill("#box textarea", "a fox")
+    open_chat(chat, "a cat")
+    wait_for_box(chat, "")
+    new_chat(chat)
+    wait_for_box(chat, "a fox")
+    open_chat(chat, "a cat")
+    chat.page.fill("#box textarea", "no, a cow")
+    new_chat(chat)
+    wait_for_box(chat, "no, a cow")
+
+
+def test_files_and_an_edit_outlive_a_server_that_was_started_anew(
+    browser: Any, model: Path
+) -> None:
+    port = free_port()
+    with served(model, "--port", port) as address:
+        chat = Chat(browser, address)
+        chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+        wait_for_files(chat, "fox.txt 17 B")
+        chat.ask("a cat")
+        edit(chat, "two cats")
+        chat.page.evaluate(DROP, {"kind": "drop", **FOX, "name": "hen.txt"})
+        wait_for_files(chat, "hen.txt 17 B")
+        chat.wait_for_streams()
+    with served(model, "--port", port):
+        chat.go_to(address)
+        chat.page.wait_for_selector(FORM)
+        assert chat.page.input_value(FORM) == "two cats"
+        wait_for_files(chat, "fox.txt 17 B", place=".turn form")
+        wait_for_files(chat, "hen.txt 17 B")
+        chat.page.press(FORM, "Enter")
+        chat.page.wait_for_selector(".turns:not(:has(.live)) .said:text-is('two cats')")
+        chat.page.wait_for_selector(".file:has-text('fox.txt')")
+    chat.close()

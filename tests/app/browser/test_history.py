@@ -1,0 +1,266 @@
+"""Earlier chats: kept in the browser, listed beside the window, opened again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.app.browser.chat import Chat
+from tests.app.browser.test_files import DROP, FOX
+
+KEPT = "store.list().then((list) => Promise.all(list.map(({ name }) => store.text(name))))"
+
+
+def titles(chat: Chat) -> list[str]:
+    return list(chat.page.locator("#chats [data-open]").all_inner_texts())
+
+
+def accept_dialogs(chat: Chat) -> list[str]:
+    """What the page asks from now on; the answer is yes."""
+    asked: list[str] = []
+    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+    return asked
+
+
+def wait_for_titles(chat: Chat, *expected: str) -> None:
+    chat.page.wait_for_function(
+        "(expected) => [...document.querySelectorAll('#chats [data-open]')]"
+        ".map((b) => b.textContent).join() === expected.join()",
+        arg=expected,
+    )
+
+
+def new_chat(chat: Chat) -> None:
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+
+
+def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
+    chat.page.wait_for_selector("#chats .none:visible")
+    stats = chat.ask("a  cat\nis here")
+    text = chat.last(".text")
+    new_chat(chat)
+    chat.ask("a dog")
+    chat.page.wait_for_selector("#chats [data-open]:has-text('a dog')")
+    assert titles(chat) == ["a dog", "a cat is here"]
+    assert chat.page.locator("#chats [aria-current=true]").inner_text() == "a dog"
+
+    other = chat.context.new_page()  # another tab has them as well
+    other.goto(chat.page.url)
+    other.click("#chats [data-open]:has-text('a cat')")
+    other.wait_for_selector(".said:has-text('a cat')")
+    other.close()
+
+    chat.page.click("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_selector(".said:has-text('a cat')")
+    assert (chat.wait_for_reply(), chat.last(".text")) == (stats, text)
+    chat.ask("and a fox", 2)
+    chat.page.wait_for_selector("#chats li:first-child [data-open]:has-text('a cat')")
+    chat.page.click("#chats [data-open]:has-text('a dog')")
+    chat.page.wait_for_selector(".said:has-text('a dog')")
+    chat.wait_for_reply()
+    assert titles(chat) == ["a cat is here", "a dog"]  # opening alone does not change the order
+    asked = accept_dialogs(chat)
+    chat.page.get_by_role("button", name="Delete a cat is here").click()
+    assert (titles(chat), asked) == (["a dog"], ["Delete the chat “a cat is here”?"])
+    chat.reload()
+    assert titles(chat) == ["a dog"]
+
+
+def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
+    chat.page.get_by_role("button", name="Rename a cat").click()
+    title = chat.page.get_by_role("textbox", name="Title")
+    assert title.input_value() == "a cat"
+    chat.page.keyboard.type("  Of   cats ")
+    chat.page.keyboard.press("Enter")
+    wait_for_titles(chat, "Of cats")
+    assert chat.page.evaluate(focused) == "Rename Of cats"
+    other = chat.context.new_page()
+    other.goto(chat.page.url)
+    other.click("#chats [data-rename]")
+    other.keyboard.type("Of one cat")
+    other.keyboard.press("Enter")
+    wait_for_titles(chat, "Of one cat")  # another tab's are shown in this one, and kept
+    other.close()
+    chat.page.get_by_role("button", name="Rename Of one cat").click()
+    chat.page.keyboard.type("Of cats")
+    chat.page.keyboard.press("Enter")
+    chat.ask("a dog", 2)
+    chat.reload()
+    chat.wait_for_reply(2)
+    wait_for_titles(chat, "Of cats")
+    chat.page.focus("#chats [data-open]")
+    chat.page.keyboard.press("F2")
+    chat.page.keyboard.type("Of dogs")
+    chat.page.keyboard.press("Escape")
+    wait_for_titles(chat, "Of cats")
+    chat.page.get_by_role("button", name="Rename Of cats").click()
+    title.fill("Of dogs")
+    chat.ask("a cow", 3)  # the field is left; meanwhile the chat is kept
+    wait_for_titles(chat, "Of dogs")
+    chat.page.get_by_role("button", name="Rename Of dogs").click()
+    title.fill("")
+    title.press("Enter")
+    wait_for_titles(chat, "a cat")  # without a name, as before
+
+
+def test_a_title_is_being_written_while_a_reply_is_kept(chat: Chat) -> None:
+    chat.begin_endless("a cat")
+    wait_for_titles(chat, "a cat")
+    chat.page.get_by_role("button", name="Rename a cat").click()
+    chat.page.keyboard.type("Of ")
+    size = "store.list().then(([chat]) => chat.size)"
+    before = chat.page.evaluate(size)
+    chat.page.wait_for_function(f"{size}.then((size) => size > {before})")
+    chat.page.keyboard.type("cats")
+    chat.page.keyboard.press("Enter")
+    wait_for_titles(chat, "Of cats")
+    chat.page.click("#box .stop-button")
+    chat.wait_for_reply()
+    wait_for_titles(chat, "Of cats")
+
+
+def test_chats_are_searched_by_title_and_by_all_that_was_said(chat: Chat) -> None:
+    assert not chat.page.is_visible("#chats [type=search]")
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    for n, (said, reply) in enumerate((("a Cat", "meow"), ("a dog", "bark"), ("a fox", "ÉCLAIR"))):
+        chat.set("Grammar (GBNF)", f'root ::= "{reply}"')
+        if n == 1:
+            chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+            chat.page.wait_for_selector("#files li")
+        chat.ask(said)
+        chat.page.wait_for_selector(f"#chats [data-open]:text-is('{said}')")
+        new_chat(chat)
+    search = chat.page.get_by_role("searchbox", name="Search chats")
+    found = chat.page.locator("#chats .found")
+    for words, expected in (
+        ("cat", ["a Cat"]),
+        ("éclair", ["a fox"]),
+        ("HEN bark", ["a dog"]),
+        ("hen meow", []),
+        ("a", ["a fox", "a dog", "a Cat"]),
+    ):
+        search.fill(words)
+        wait_for_titles(chat, *expected)
+        assert found.inner_text() == f"{len(expected)} of 3"
+    search.fill("meow")
+    chat.page.click("#chats [data-open]:has-text('a Cat')")
+    chat.page.wait_for_selector(".said:has-text('a Cat')")
+    wait_for_titles(chat, "a Cat")
+    assert search.input_value() == "meow"
+    search.press("Escape")
+    wait_for_titles(chat, "a fox", "a dog", "a Cat")
+    assert found.inner_text() == ""
+
+
+def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#chats [data-open]")
+    asked = accept_dialogs(chat)
+    chat.page.get_by_label("Keep chats in this browser").uncheck()
+    assert asked == ["Forget the chat kept so far?"]
+    chat.ask("a dog", 2)
+    chat.page.wait_for_timeout(500)
+    assert titles(chat) == []
+    assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
+    assert chat.page.evaluate(KEPT) == []
+    chat.reload()  # the tab has its conversation nevertheless
+    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+
+
+def test_what_is_kept_is_the_latest_of_a_chat_in_each_tab(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    tabs = [chat.page, chat.context.new_page()]
+    tabs[1].goto(chat.page.url)
+    tabs[1].click("#chats [data-open]:has-text('a cat')")
+    for page, said in zip(tabs, ("a dog", "a fox"), strict=True):
+        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a cat')")
+        page.fill("#box textarea", said)
+        page.press("#box textarea", "Enter")
+        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(2) .stats")
+    wait_for_titles(chat, "a cat", "a cat")
+    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
+    assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
+
+
+def test_what_is_said_instead_of_what_was_undone_takes_its_place(chat: Chat) -> None:
+    chat.ask("a cta")
+    chat.page.click("[data-action=undo]")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    chat.page.click("[data-action=undo]")
+    new_chat(chat)
+    chat.ask("a dog")
+    wait_for_titles(chat, "a dog", "a cat")
+
+
+def test_a_reply_in_the_making_is_kept_when_another_chat_is_opened_and_goes_with_its_own(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    new_chat(chat)
+    chat.begin_endless("a dog")
+    begun = chat.last(".text")
+    chat.page.click("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_selector(".said:has-text('a cat')")
+    chat.page.click("#chats [data-open]:has-text('a dog')")
+    chat.page.wait_for_selector(".said:has-text('a dog')")
+    assert chat.wait_for_reply().endswith(" · stopped")
+    assert chat.last(".text").startswith(begun)
+
+    asked = accept_dialogs(chat)
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_selector(".live .text")
+    chat.page.focus("#chats li:nth-child(2) [data-open]")
+    chat.page.wait_for_timeout(3500)  # until it is kept
+    focused = "document.activeElement.textContent"
+    assert chat.page.evaluate(focused) == "a cat"
+    chat.page.get_by_role("button", name="Delete a dog").click()
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.reload()
+    wait_for_titles(chat, "a cat")
+    assert asked == ["Delete the chat “a dog”?"]
+
+
+def test_what_others_left_in_the_browsers_storage_does_no_harm(chat: Chat) -> None:
+    title = "<img src=x onerror=alert(1)>"
+    found = [None, 1, {"name": "x"}, {"name": 'a"]', "title": title, "at": 0}]
+    chat.page.evaluate("(text) => localStorage['speculation:chats'] = text", json.dumps(found))
+    chat.page.evaluate("""localStorage['speculation:chat:a"]'] = 'x'""")
+    chat.reload()
+    wait_for_titles(chat, title)
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat", title)
+    chat.page.fill("#chats [type=search]", "cat")
+    wait_for_titles(chat, "a cat")
+    chat.page.fill("#chats [type=search]", "")
+    wait_for_titles(chat, "a cat", title)
+    accept_dialogs(chat)
+    chat.page.click("#chats li:last-child [data-remove]")
+    wait_for_titles(chat, "a cat")
+
+
+def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, address: str) -> None:
+    chat = Chat(browser, address)
+    chat.page.add_init_script(
+        "for (const name of ['localStorage', 'sessionStorage']) "
+        "Object.defineProperty(window, name, {get() { throw new Error('denied'); }});"
+    )
+    chat.reload()
+    chat.page.wait_for_selector("#chats .trouble:has-text('The browser keeps no chats')")
+    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
+    chat.page.wait_for_selector("#files li")
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#transcript .unkept:has-text('keeps nothing of this page')")
+    chat.page.click(".file summary")
+    assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
+    assert chat.page.locator("#chats [type=checkbox]").is_disabled()
+    assert not chat.page.locator("#chats [type=checkbox]").is_checked()
+    assert chat.errors == []
+    chat.close()

@@ -1,0 +1,154 @@
+"""What the page keeps when it is loaded again, and when its server is started anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.app.browser.chat import Chat, free_port, served
+
+
+def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
+    chat.choose_method("Lookahead")
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    stats = chat.ask("a <b>cat</b>")
+    text = chat.last(".text")
+    chat.reload()
+    assert chat.wait_for_reply() == stats
+    assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
+    chat.ask("a dog", 2)
+    assert chat.last("code") == "lookahead:window=5"
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.reload()
+    assert chat.page.is_visible(".welcome")
+
+
+def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat) -> None:
+    chat.page.uncheck("#colour input")
+    chat.unfold("System prompt")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
+    chat.reload()
+    chat.unfold("System prompt")
+    chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
+    assert chat.page.input_value("#box textarea") == "half a sent"
+    assert not chat.page.is_checked("#colour input")
+    chat.ask("a cat")
+    assert chat.page.locator(".text.markdown").count() == 1
+
+
+def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
+    chat.begin_endless("a cat")
+    chat.reload()
+    assert "this reply was not finished" in chat.last(".error")
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.page.hover(".turns .reply")
+    chat.page.click("[data-action=retry]")
+    chat.page.wait_for_selector(".stats:has-text('length limit')")
+
+
+def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with(
+    chat: Chat,
+) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_function("sessionStorage.getItem('conversation')?.includes('pieces\": [[')")
+    kept = chat.page.evaluate(
+        "JSON.parse(sessionStorage.getItem('conversation'))[0].reply.pieces.map(p => p[0]).join('')"
+    )
+    assert kept
+    chat.reload()
+    assert chat.last(".text").startswith(kept)
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", "")
+    begun = chat.last(".text")
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('first token')")
+    assert chat.last(".text").startswith(begun)
+    assert chat.page.locator(".turn .error").count() == 0
+
+
+def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) -> None:
+    chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
+    said = "a cat" + " and a dog" * 6000
+    chat.ask(said)
+    chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_function("sessionStorage.getItem('conversation') === null")
+    assert not chat.page.is_visible("#transcript .unkept")
+    chat.reload()
+    assert chat.last(".said") == said
+    chat.ask("a fox", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.size > 60_000)")
+    assert chat.page.locator("#chats li").count() == 1
+    chat.reload()
+    chat.wait_for_reply(2)
+
+
+def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
+    chat.page.get_by_label("Keep chats in this browser").uncheck()
+    chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
+    chat.ask("a cat" + " and a dog" * 6000)
+    assert "too long for the browser to keep" in chat.page.inner_text("#transcript .unkept")
+    chat.page.evaluate("sessionStorage.removeItem('other')")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    chat.ask("a dog")
+    assert not chat.page.is_visible("#transcript .unkept")
+
+
+def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
+    port = free_port()
+    with served(model, "--port", port) as address:
+        chat = Chat(browser, address)
+        chat.ask("a cat")
+        chat.wait_for_streams()
+    with served(model, "--port", port):
+        chat.ask("a dog", 2)
+        assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    chat.close()
+
+
+def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
+    port = free_port()
+    with served(model, "--port", port) as address:
+        chat = Chat(browser, address)
+        chat.never_end()
+        chat.say("a cat")
+        chat.page.wait_for_selector(".live .text")
+        chat.page.fill("#box textarea", "half")
+        chat.page.wait_for_timeout(300)
+    chat.page.fill("#box textarea", "half a sentence")
+    chat.page.wait_for_timeout(300)
+    with served(model, "--port", port):
+        chat.go_to(address)
+        chat.page.wait_for_function(
+            "document.querySelector('#box textarea')?.value === 'half a sentence'"
+        )
+    chat.close()
+
+
+def test_what_is_said_while_the_conversation_is_still_being_read_goes_on_with_it(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#chats [aria-current]")
+    chat.page.evaluate("sessionStorage.removeItem('conversation')")
+    chat.page.add_init_script(
+        "{ const open = IDBFactory.prototype.open;"
+        "IDBFactory.prototype.open = function (...asked) {"
+        "  const request = open.apply(this, asked); const late = {};"
+        "  request.onsuccess = () => setTimeout(() => late.onsuccess({}), 3000);"
+        "  Object.defineProperty(late, 'result', { get: () => request.result });"
+        "  return late; } }"
+    )
+    chat.reload()
+    chat.say("a dog")
+    chat.wait_for_reply(2)
+    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    assert chat.page.locator("#chats li").count() == 1

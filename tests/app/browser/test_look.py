@@ -1,0 +1,205 @@
+"""How the page looks and feels: colours, focus, scrolling, selection, names, a phone, paper."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from speculation.methods import METHODS
+from tests.app.browser.chat import Chat
+
+
+def ask_for_drafts(chat: Chat) -> None:
+    chat.choose_method("Prompt lookup")  # auto may find drafts not worth it here
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
+    chat.ask("hi")
+
+
+def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat) -> None:
+    ask_for_drafts(chat)
+    assert chat.last(".text") == "the cat saw the cat saw the cat saw **the** cat"
+    drafted = chat.page.locator(".turn .drafted")
+    assert drafted.count() > 0
+    colours = [
+        chat.page.locator(name).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        for name in (".turn .drafted", ".turn .text")
+    ]
+    assert colours[0] != colours[1]
+    chat.page.uncheck("#colour input")
+    chat.page.wait_for_selector(".turn strong:has-text('the')")
+    assert chat.last(".text") == "the cat saw the cat saw the cat saw the cat"
+    assert drafted.count() == 0
+    chat.page.check("#colour input")
+    chat.page.wait_for_selector(".turn .drafted")
+
+
+def test_drafted_tokens_are_underlined_where_colours_are_the_systems(chat: Chat) -> None:
+    ask_for_drafts(chat)
+    line = "getComputedStyle(document.querySelector('.turn .drafted')).textDecorationLine"
+    assert chat.page.evaluate(line) == "none"
+    chat.page.emulate_media(forced_colors="active")
+    assert chat.page.evaluate(line) == "underline"
+
+
+def test_the_caret_does_not_blink_for_who_wants_less_motion(chat: Chat) -> None:
+    chat.begin_endless("a cat")
+    blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
+    assert chat.page.evaluate(blinks) == "caret"
+    chat.page.emulate_media(reduced_motion="reduce")
+    assert chat.page.evaluate(blinks) == "none"
+
+
+def test_on_paper_the_whole_conversation_stands_and_nothing_else(
+    browser: Any, address: str
+) -> None:
+    chat = Chat(browser, address, viewport={"width": 1280, "height": 300})
+    for n, text in enumerate(("one", "two", "three"), 1):
+        chat.ask(text, n)
+    chat.page.emulate_media(media="print")
+    for hidden in ("#settings", "#box", "#new", "#export", "[data-action=copy]"):
+        assert chat.page.locator(hidden).first.is_hidden(), hidden
+    top = chat.page.locator("#header").bounding_box()
+    first = chat.page.locator(".said").first.bounding_box()
+    last = chat.page.locator(".stats").last.bounding_box()
+    height = chat.page.evaluate("document.documentElement.scrollHeight")
+    assert 0 <= top["y"] < first["y"] < 300 < last["y"] + last["height"] <= height
+    chat.close()
+
+
+def test_on_paper_the_conversation_is_dark_on_light(browser: Any, address: str) -> None:
+    chat = Chat(browser, address, color_scheme="dark")
+    ink = "getComputedStyle(document.querySelector('#transcript')).color"
+    dark = chat.page.evaluate(ink)
+    chat.page.evaluate(
+        f"() => {{ addEventListener('beforeprint', () => {{ window.ink = {ink} }}) }}"
+    )
+    chat.page.pdf()
+    assert chat.page.evaluate("window.ink") == "rgb(29, 33, 41)"
+    assert chat.page.evaluate(ink) == dark != "rgb(29, 33, 41)"
+    chat.close()
+
+
+def test_everything_that_can_be_pressed_or_filled_in_has_a_name(chat: Chat) -> None:
+    chat.choose_method("Lookahead")
+    for folded in ("Parameters", "Model", "System prompt", "Sampling", "More"):
+        chat.unfold(folded)
+    chat.ask("a cat")
+    chat.page.click("[data-action=edit]")
+    fields = chat.page.locator("input:visible, textarea:visible, button:visible").all()
+    assert len(fields) > 50
+    names = [re.search(r'(?<=^- )\w+ "[^"]+', field.aria_snapshot()) for field in fields]
+    nameless = [field for field, name in zip(fields, names, strict=True) if name is None]
+    assert [field.evaluate("field => field.outerHTML") for field in nameless] == []
+    shown = " / ".join(name[0] for name in names if name)
+    for unseen in ("Message", "Your message", "System prompt"):  # which have no label to be seen
+        assert f'textbox "{unseen}' in shown
+
+
+def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> None:
+    chat.never_end()
+    in_box = "document.activeElement === document.querySelector('#box textarea')"
+    chat.page.fill("#box textarea", "a cat")
+    chat.page.click("#box .submit-button")
+    chat.page.wait_for_selector(".live .text")
+    assert chat.page.evaluate(in_box)
+    chat.page.click("#box .stop-button")
+    chat.wait_for_reply()
+    assert chat.page.evaluate(in_box)
+
+
+def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    below = "(() => { const box = document.querySelector('.turns');"
+    below += " return box.scrollHeight - box.scrollTop - box.clientHeight; })()"
+    chat.page.wait_for_function(
+        "(box => box.scrollHeight > 3 * box.clientHeight)(document.querySelector('.turns'))"
+    )
+    assert chat.page.evaluate(below) < 60
+    chat.page.hover(".live .text")
+    for _ in range(4):
+        chat.page.mouse.wheel(0, -8)
+        chat.page.wait_for_timeout(30)
+    top = chat.page.evaluate("document.querySelector('.turns').scrollTop")
+    chat.page.wait_for_function(f"{below} > 200")  # it goes on below
+    assert chat.page.evaluate("document.querySelector('.turns').scrollTop") == top
+    chat.page.mouse.wheel(0, 100_000)
+    chat.page.wait_for_function(f"{below} < 60")
+    chat.page.wait_for_timeout(300)
+    assert chat.page.evaluate(below) < 60
+
+
+def test_what_is_selected_in_a_turn_stays_so_while_its_reply_grows(chat: Chat) -> None:
+    chat.never_end()
+    chat.say("a cat")
+    chat.page.wait_for_function(
+        "(document.querySelector('.live .text')?.textContent ?? '').length > 200"
+    )
+    chat.page.evaluate(
+        "const range = document.createRange(); const text = document.querySelector('.live .text');"
+        "const walk = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);"
+        "range.setStart(walk.nextNode(), 0); range.setEnd(walk.currentNode, 1);"
+        "getSelection().removeAllRanges(); getSelection().addRange(range);"
+        "window.first = document.querySelector('.said')"
+    )
+    selected = chat.page.evaluate("getSelection().toString()")
+    length = chat.page.evaluate("document.querySelector('.live .text').textContent.length")
+    chat.page.wait_for_function(
+        f"document.querySelector('.live .text').textContent.length > {length + 300}"
+    )
+    assert selected
+    assert chat.page.evaluate("getSelection().toString()") == selected
+    assert chat.page.evaluate("window.first === document.querySelector('.said')")
+
+
+def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
+    chat = Chat(browser, address, viewport={"width": 390, "height": 844}, color_scheme="dark")
+    chat.page.wait_for_timeout(1000)  # the settings open, and close again
+    assert chat.page.locator("#settings.open").count() == 0
+    chat.ask("a cat")
+    assert chat.page.evaluate("document.documentElement.scrollWidth") == 390
+    box = chat.page.locator("#box").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert box["y"] + box["height"] <= 844
+    chat.close()
+
+
+def test_a_long_message_scrolls_and_is_whole_on_paper(chat: Chat) -> None:
+    chat.ask("a cat\n" * 100)
+    height = "document.querySelector('.said').clientHeight / innerHeight"
+    assert chat.page.evaluate(height) <= 0.5
+    chat.page.emulate_media(media="print")
+    assert chat.page.evaluate(height) > 1
+
+
+def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
+    chat.unfold("Sampling")
+    chat.page.wait_for_timeout(500)  # the panel grows
+    chat.page.click("#method input")
+    chat.page.wait_for_selector("#settings [role=option]:visible")
+    covered = chat.page.evaluate(
+        """() => [...document.querySelectorAll("#settings [role=option]")].map((option) => {
+          const box = option.getBoundingClientRect();
+          const inside = [0.1, 0.3, 0.5].map((share) => document.elementFromPoint(
+            box.left + share * box.width, (box.top + box.bottom) / 2));
+          return option.checkVisibility() && !inside.every((found) => option.contains(found));
+        })"""
+    )
+    assert covered == [False] * len(METHODS)
+
+
+def test_a_long_path_ends_before_the_arrow_of_its_field(chat: Chat) -> None:
+    chat.unfold("Model")
+    chat.choose("model", "/a/long/path/to/" + "some-model-" * 10 + "q8_0.gguf")
+    text, arrow = chat.page.evaluate(
+        """() => {
+          const input = document.querySelector("#model input");
+          const room = parseFloat(getComputedStyle(input).paddingRight);
+          const arrow = document.querySelector("#model .icon-wrap").getBoundingClientRect();
+          return [input.getBoundingClientRect().right - room, arrow.left];
+        }"""
+    )
+    assert text <= arrow

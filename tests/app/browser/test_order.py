@@ -1,0 +1,97 @@
+"""Who comes first: a message, what is typed behind it, Stop, New chat, and another tab."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.app.browser.chat import Chat
+
+
+def test_an_empty_message_changes_nothing(chat: Chat) -> None:
+    chat.ask("a cat")
+    for text in ("", "  "):
+        with chat.page.expect_response("**/queue/join*"):
+            chat.say(text)
+        chat.page.wait_for_timeout(300)  # what comes of it comes on the stream
+        assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
+        assert chat.page.inner_text("#header b")
+    assert chat.page.input_value("#box textarea") == "  "
+    assert chat.ask("a dog", 2)
+
+
+def test_what_is_typed_right_behind_a_message_stays_in_the_box(chat: Chat) -> None:
+    def slow(route: Any) -> None:
+        chat.page.wait_for_timeout(300)
+        route.continue_()
+
+    chat.page.route("**/run/predict", slow)
+    chat.say("a cat")
+    chat.page.keyboard.type("and a dog")
+    chat.wait_for_reply()
+    chat.page.unroute("**/run/predict")
+    assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
+    assert chat.page.input_value("#box textarea") == "and a dog"
+
+
+def test_stop_counts_from_the_moment_it_is_there(chat: Chat) -> None:
+    chat.never_end()
+    for n in range(1, 5):
+        chat.say("a cat")
+        chat.page.click("#box .stop-button")
+        chat.wait_for_reply(n)
+        assert "stopped" in chat.last(".stats")
+
+
+def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
+    chat.never_end()
+    for _ in range(3):
+        with chat.page.expect_request("**/queue/join*"):  # the call for the reply
+            chat.say("a cat")
+            chat.page.click("#new")
+        chat.page.wait_for_selector(".welcome:visible")
+        chat.page.wait_for_selector("#box .submit-button")
+        assert chat.page.locator(".turn").count() == 0
+
+
+def test_a_message_that_arrives_after_the_new_chat_that_followed_it_is_not_taken(
+    chat: Chat,
+) -> None:
+    chat.ask("a cat")
+    held: list[Any] = []
+    is_message = "**/run/predict"
+
+    def hold(route: Any) -> None:
+        if "a dog" in (route.request.post_data or "") and not held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    chat.page.route(is_message, hold)
+    chat.say("a dog")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    with chat.page.expect_request("**/queue/join*"):  # the call for the reply, after that one
+        held[0].continue_()
+    chat.page.unroute(is_message)
+    chat.ask("a bird")
+    assert chat.page.locator(".said").all_inner_texts() == ["a bird"]
+
+
+def test_a_second_tab_waits_its_turn_and_is_told_so(chat: Chat, browser: Any, address: str) -> None:
+    chat.begin_endless("a cat")
+    second = Chat(browser, address)
+    second.say("a dog")
+    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply before yours')")
+    chat.page.click("#box .stop-button")
+    second.page.wait_for_selector(".live .text, .stats")
+    second.close()
+    chat.wait_for_reply()
+
+
+def test_a_tab_that_is_closed_makes_way(chat: Chat, browser: Any, address: str) -> None:
+    second = Chat(browser, address)
+    second.never_end()
+    second.say("a dog")
+    second.page.wait_for_selector(".live .text")
+    second.close()
+    chat.ask("a cat")

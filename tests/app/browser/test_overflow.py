@@ -1,0 +1,97 @@
+"""A conversation that outgrows the context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.browser.chat import Chat, served
+
+
+@pytest.fixture(scope="module")
+def small(model: Path) -> Iterator[str]:
+    with served(model, "--ctx", "256") as url:
+        yield url
+
+
+def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_reads(
+    browser: Any, small: str
+) -> None:
+    chat = Chat(browser, small)
+    heard = "document.querySelector('#transcript [role=status].unseen').textContent"
+    line = chat.page.locator(".left-out")
+    chat.unfold("Sampling")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", 'root ::= "yes"')
+    for n in range(1, 5):
+        assert "left out" not in chat.ask("abcdefgh"[n] * 39, n)
+    assert line.count() == 0
+    chat.page.evaluate(
+        "window.heard = []; new MutationObserver(() => window.heard.push("
+        f"{heard})).observe(document.querySelector('#transcript'), "
+        "{subtree: true, childList: true, characterData: true})"
+    )
+    chat.page.evaluate("document.querySelectorAll('.turn')[3].isOld = true")
+    assert chat.ask("f" * 39, 5).endswith(" · context 93 / 256 · 3 turns left out")
+    assert line.inner_text() == (
+        "Above this line: no longer read by the model; its context of 256 tokens is full"
+    )
+    assert chat.page.locator(".turns > :has(.left-out)").get_attribute("data-index") == "3"
+    is_old = "document.querySelectorAll('.turn')[3].isOld === true"
+    assert chat.page.evaluate(is_old)  # with what is unfolded and selected in it
+    assert "The model is replying; it no longer reads the oldest turns" in chat.page.evaluate(
+        "window.heard"
+    )
+    assert chat.ask("g" * 39, 6).endswith(" · 3 turns left out")
+    chat.reload()
+    assert chat.wait_for_reply(6).endswith(" · 3 turns left out")
+    assert chat.page.locator(".said").count() == 6
+    assert line.count() == 1
+    assert chat.ask("h" * 39, 7).endswith(" · 3 turns left out")
+    for n in range(6, 2, -1):
+        chat.page.click("[data-action=undo]")
+        chat.page.wait_for_selector(f".turns > :nth-child({n}):last-child")
+    assert line.count() == 0
+    assert chat.errors == []
+    chat.close()
+
+
+def test_a_chat_stops_at_a_full_context_where_that_is_chosen(browser: Any, small: str) -> None:
+    chat = Chat(browser, small)
+    chat.unfold("Sampling")
+    chat.page.click("#leave-out label:has-text('stop')")
+    chat.set("Max tokens", "20")
+    for n in range(1, 6):
+        chat.say("a" * 80)
+        chat.page.wait_for_selector(
+            f".turns:not(:has(.live)) > :nth-child({n}):last-child :is(.stats, .error)"
+        )
+        chat.wait_for_reply(n)
+    assert "the context holds 256; shorten it" in chat.last(".error")
+    assert chat.page.locator(".left-out").count() == 0
+    chat.reload()
+    chat.unfold("Sampling")
+    chat.page.wait_for_selector("#leave-out label.selected:has-text('stop')")
+    chat.close()
+
+
+def test_a_reply_that_fills_the_context_can_be_gone_on_with(browser: Any, small: str) -> None:
+    chat = Chat(browser, small)
+    chat.unfold("Sampling")
+    chat.set("Max tokens", "5")
+    chat.ask("a" * 100)
+    chat.set("Max tokens", "0")
+    chat.unfold("More")
+    chat.set("Grammar (GBNF)", "root ::= [a-z] root")
+    assert chat.ask("b" * 30, 2).endswith(" · context 256 / 256 · context full")
+    begun = chat.last(".text")
+    chat.set("Grammar (GBNF)", "")
+    chat.set("Max tokens", "20")
+    chat.page.click("[data-action=continue]")
+    chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('1 turn left out')")
+    assert chat.last(".text").startswith(begun)
+    assert chat.page.locator(".turns > :last-child .left-out").count() == 1
+    chat.close()

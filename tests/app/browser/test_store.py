@@ -1,0 +1,304 @@
+"""Where chats are kept: taken over from earlier versions, without room, and without a database."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from typing import Any
+
+import pytest
+
+from tests.app.browser.chat import Chat
+from tests.app.browser.test_history import (
+    KEPT,
+    accept_dialogs,
+    new_chat,
+    titles,
+    wait_for_titles,
+)
+
+OLD = """(chats) => {
+  for (const { name, text } of chats) localStorage.setItem(`speculation:chat:${name}`, text);
+  localStorage.setItem("speculation:chats", JSON.stringify(chats.map(({ text, ...chat }) => chat)));
+}"""
+LEFT = "Object.keys(localStorage).filter((key) => key.startsWith('speculation:chat'))"
+FAILS = {  # how opening the database may fail, and what the page says then
+    "throws": ("throw new Error('denied')", "its database cannot be used (denied)"),
+    "fails": (
+        "const asked = {}; setTimeout(() => asked.onerror(), 100);"
+        "asked.error = new DOMException('', 'VersionError'); return asked",
+        "a newer version of this program was used at this address",
+    ),
+    "is blocked": (
+        "const asked = {}; setTimeout(() => asked.onblocked(), 100); return asked",
+        "another tab has an older version of this page; close it",
+    ),
+    "hangs": ("return {}", "its database does not open; load this page again"),
+}
+
+
+SOONER = """{
+  const later = setTimeout;
+  window.setTimeout = (f, ms, ...rest) => later(f, ms === 15000 ? 500 : ms, ...rest);
+}"""
+
+
+def turns(*said: str) -> str:
+    reply = {"method": "ar", "pieces": [["yes", False]], "done": None, "error": "", "plain": None}
+    return json.dumps([{"user": text, "reply": reply} for text in said])
+
+
+def old_chat(name: str, at: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "title": name, "at": at, "text": turns(name), **more}
+
+
+def limit_room(chat: Chat, n_bytes: int) -> None:
+    """Of what the browser keeps, before it keeps anything: it counts on from there."""
+    session = chat.context.new_cdp_session(chat.page)
+    origin = chat.page.evaluate("location.origin")
+    session.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": n_bytes})
+
+
+# Room for so many characters of texts, exactly: a browser counts what it has not tidied up, too.
+ROOM = """(most) => {
+  const sizes = new Map();
+  const { put, delete: drop } = IDBObjectStore.prototype;
+  IDBObjectStore.prototype.put = function (value, key) {
+    if (this.name === "texts") {
+      const taken = [...sizes].reduce((sum, [name, n]) => (name === key ? sum : sum + n), 0);
+      if (taken + value.length > most) throw new DOMException("full", "QuotaExceededError");
+      sizes.set(key, value.length);
+    }
+    return put.apply(this, arguments);
+  };
+  IDBObjectStore.prototype.delete = function (key) {
+    if (this.name === "texts") sizes.delete(key);
+    return drop.apply(this, arguments);
+  };
+}"""
+
+
+def noise(size: int) -> str:
+    """A text that cannot be compressed, as the browser would."""
+    return "".join(random.Random(size).choices(string.ascii_letters, k=size))
+
+
+def fill(chat: Chat, n: int, size: int) -> None:
+    """Have n earlier chats of so many characters."""
+    chat.page.evaluate(
+        """async ([n, turns]) => {
+          for (let i = 0; i < n; i++) {
+            const text = turns.replace("yes", `yes ${i}`);
+            await store.add({ name: `old-${i}`, title: `old ${i}`, at: 1e12 - i }, text);
+          }
+        }""",
+        [n, turns("an old one", noise(size))],
+    )
+
+
+def test_chats_of_earlier_versions_are_taken_over_once(chat: Chat) -> None:
+    older = [old_chat("a fox", 2000, named=True), old_chat("a hen", 1000)]
+    chat.page.evaluate(OLD, older)
+    chat.reload()
+    wait_for_titles(chat, "a fox", "a hen")
+    assert chat.page.evaluate(LEFT) == []
+    assert chat.page.evaluate(KEPT) == [turns("a fox"), turns("a hen")]
+    asked = accept_dialogs(chat)
+    chat.page.get_by_role("button", name="Delete a fox").click()
+    wait_for_titles(chat, "a hen")
+    chat.reload()
+    wait_for_titles(chat, "a hen")
+    chat.page.click("#chats [data-open]:has-text('a hen')")
+    chat.page.wait_for_selector(".said:text-is('a hen')")
+    chat.ask("and a dog", 2)
+    chat.page.wait_for_selector("#chats [aria-current]:has-text('a hen')")
+    assert len(titles(chat)) == len(asked) == 1
+
+
+def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) -> None:
+    older = [old_chat(name, at) for name, at in (("a fox", 4000), ("a hen", 3000), ("a cow", 2000))]
+    broken = "Storage.prototype.removeItem = () => { throw new Error('broken off'); }"
+    chat.page.evaluate(OLD, older)
+    chat.page.add_init_script(f"if (!sessionStorage.getItem('mended')) {broken}")
+    chat.reload()
+    wait_for_titles(chat, "a fox", "a hen", "a cow")
+    chat.page.wait_for_selector("#chats .trouble:has-text('3 of earlier versions could not be')")
+    # Meanwhile an earlier version goes on with one of them.
+    text = turns("a hen", "and a dog")
+    chat.page.evaluate("(text) => localStorage.setItem('speculation:chat:a hen', text)", text)
+    chat.page.evaluate("sessionStorage.setItem('mended', 'yes')")
+    chat.reload()
+    wait_for_titles(chat, "a fox", "a hen", "a hen", "a cow")
+    expected = sorted([*(one["text"] for one in older), text])
+    assert sorted(chat.page.evaluate(KEPT)) == expected
+    assert chat.page.evaluate(LEFT) == []
+    assert chat.page.inner_text("#chats .trouble") == ""
+
+
+def test_the_conversation_of_an_earlier_version_goes_on_in_its_chat(chat: Chat) -> None:
+    chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
+    chat.page.evaluate(
+        "(text) => { sessionStorage.setItem('conversation', text);"
+        " sessionStorage.setItem('chat', 'a fox'); sessionStorage.removeItem('versions'); }",
+        turns("a fox"),
+    )
+    chat.reload()
+    chat.page.wait_for_selector(".said:text-is('a fox')")
+    wait_for_titles(chat, "a fox")
+    chat.ask("and a dog", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 2000)")
+    wait_for_titles(chat, "a fox")
+
+
+def test_where_there_is_no_room_the_oldest_make_way_and_the_page_says_so(chat: Chat) -> None:
+    chat.page.evaluate(ROOM, 600_000)
+    fill(chat, 4, 120_000)
+    wait_for_titles(chat, "old 0", "old 1", "old 2", "old 3")
+    chat.say(f"a cat {noise(130_000)}")
+    chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_selector(".refused:has-text('There was no more room; the browser forgot')")
+    assert titles(chat)[1:] == ["old 0", "old 1", "old 2"]
+    assert "“old 3”" in chat.page.inner_text(".refused")
+    assert not chat.page.is_visible("#transcript .unkept")
+
+
+def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -> None:
+    limit_room(chat, 400_000)
+    fill(chat, 1, 100_000)
+    kept = chat.page.evaluate(KEPT)
+    chat.say(f"a cat {noise(350_000)}")
+    chat.page.wait_for_selector(
+        "#transcript .unkept:has-text('does not keep this conversation: it has no more room. It')"
+    )
+    assert chat.page.evaluate(KEPT) == kept
+    chat.page.wait_for_selector(".turns:not(:has(.live)) .error")
+    chat.reload()  # the tab has it
+    assert chat.last(".said").startswith("a cat")
+    chat.page.click("#new")
+    chat.page.wait_for_selector(".welcome:visible")
+    assert not chat.page.is_visible("#transcript .unkept")
+    chat.ask("a dog")
+    chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
+
+
+def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> None:
+    fill(chat, 1000, 1)
+    chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
+    chat.ask("a cat")
+    chat.page.wait_for_selector(".refused:has-text('forgot the oldest chat, “old 999”')")
+    assert len(chat.page.evaluate("store.list()")) == 1000
+
+
+@pytest.mark.parametrize("how", FAILS)
+def test_without_a_database_the_page_works_and_says_what_is_not_kept(chat: Chat, how: str) -> None:
+    chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
+    body, why = FAILS[how]
+    chat.page.add_init_script(f"IDBFactory.prototype.open = () => {{ {body}; }}; {SOONER}")
+    chat.reload()
+    trouble = chat.page.locator("#chats .trouble")
+    chat.page.wait_for_selector("#chats .trouble:not(:empty)")
+    assert trouble.inner_text() == f"The browser keeps no chats: {why}."
+    assert chat.page.locator("#chats [type=checkbox]").is_disabled()
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
+    assert chat.page.inner_text("#transcript .unkept") == (
+        f"The browser does not keep this conversation: {why}. It lasts as long as this tab. "
+        "Export saves it."
+    )
+    chat.reload()
+    assert chat.last(".said") == "a cat"
+    assert len(chat.page.evaluate(LEFT)) == 2  # what is not taken over stays
+
+
+def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    other = chat.context.new_page()
+    other.route("**/newer", lambda route: route.fulfill(body="<p>newer", content_type="text/html"))
+    other.goto(f"{chat.page.url}newer")
+    other.evaluate(
+        "new Promise((resolve) => indexedDB.open('speculation', 2).onsuccess = () => resolve())"
+    )
+    why = "a newer version of this page is open; load this one again"
+    chat.page.wait_for_selector(f"#chats .trouble:has-text('{why}')")
+    chat.ask("a dog", 2)
+    chat.page.wait_for_selector(f"#transcript .unkept:has-text('{why}')")
+    chat.reload()
+    chat.wait_for_reply(2)
+    chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program')")
+
+
+def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    other = chat.context.new_page()
+    other.goto(chat.page.url)
+    other.wait_for_selector("#chats [data-open]")
+    other.on("dialog", lambda dialog: dialog.accept())
+    other.get_by_label("Keep chats in this browser").uncheck()
+    wait_for_titles(chat)
+    chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
+    chat.ask("a dog", 2)
+    chat.page.wait_for_timeout(300)
+    assert chat.page.evaluate(KEPT) == []
+    other.get_by_label("Keep chats in this browser").check()
+    chat.page.wait_for_selector("#chats [type=checkbox]:checked")
+    chat.ask("a fox", 3)
+    wait_for_titles(chat, "a cat")
+    other.wait_for_selector("#chats [data-open]:has-text('a cat')")
+    other.close()
+
+
+def test_a_chat_deleted_in_one_tab_is_kept_again_where_it_goes_on(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    other = chat.context.new_page()
+    other.goto(chat.page.url)
+    other.on("dialog", lambda dialog: dialog.accept())
+    other.click("#chats [data-remove]")
+    wait_for_titles(chat)
+    chat.ask("a dog", 2)
+    wait_for_titles(chat, "a cat")
+    assert [len(json.loads(text)) for text in chat.page.evaluate(KEPT)] == [2]
+    other.close()
+
+
+def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> None:
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat")
+    state = chat.page.evaluate("({...sessionStorage})")
+    chat.ask("a dog", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.version === mine.versions[0])")
+    chat.page.evaluate(
+        "(state) => { addEventListener('pagehide', () => {"
+        " sessionStorage.clear(); Object.assign(sessionStorage, state); }); }",
+        state,
+    )
+    chat.reload()  # as the duplicate from before
+    chat.wait_for_reply()
+    chat.ask("a fox", 2)
+    wait_for_titles(chat, "a cat", "a cat")
+    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
+    assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
+
+
+def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
+    fill(chat, 1, 10)
+    wait_for_titles(chat, "old 0")
+    chat.page.evaluate(
+        "() => { store.keep = async () => { throw new DOMException('', 'QuotaExceededError') } }"
+    )
+    chat.ask("a cat")
+    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
+    asked: list[str] = []
+    chat.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    chat.page.click("#chats [data-open]")
+    chat.page.wait_for_timeout(300)
+    assert asked == [
+        "The conversation in the window is not kept; opening another chat discards it."
+    ]
+    assert chat.last(".said") == "a cat"
+    new_chat(chat)
+    chat.page.click("#chats [data-open]")
+    chat.page.wait_for_selector(".said:text-is('an old one')")

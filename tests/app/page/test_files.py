@@ -1,0 +1,78 @@
+"""Text files of a message: what the model reads of them, and what is kept and shown of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.page.conversation import Conversation, markdown
+from app.page.files import File, files_to_text, read_files, size_of, with_files
+from app.page.keep import from_text, to_text
+from app.page.render import turn_html
+from app.worker.messages import Text
+from tests.support.fake_backend import DONE, FakeBackend, run, talk
+
+FOX = File("fox.txt", "The fox.\nThe hen.")
+HEN = File("hen.md", "```\nhen()\n```", leads=False)
+FOX_READ = "fox.txt:\n```\nThe fox.\nThe hen.\n```"
+HEN_READ = "hen.md:\n````\n```\nhen()\n```\n````"
+
+
+def test_the_model_reads_files_as_blocks_of_code_before_or_after_what_was_written() -> None:
+    assert with_files("  Well?", ()) == "  Well?"
+    assert with_files("Well?", (FOX,)) == f"{FOX_READ}\n\nWell?"
+    assert with_files("Well?", (HEN,)) == f"Well?\n\n{HEN_READ}"
+    assert with_files("Well?", (HEN, FOX)) == f"{FOX_READ}\n\nWell?\n\n{HEN_READ}"
+    assert with_files("", (FOX, HEN)) == f"{FOX_READ}\n\n{HEN_READ}"
+
+
+def test_files_go_with_their_message_through_retry_edit_undo_and_export() -> None:
+    conversation = talk("one")
+    conversation.ask("Well?", (FOX,))
+    backend = FakeBackend(*[[Text((("yes", False),)), DONE]] * 3)
+    run(conversation, backend)
+    conversation.retry(1)
+    run(conversation, backend)
+    assert [r.messages[-1]["content"] for r in backend.requests] == [f"{FOX_READ}\n\nWell?"] * 2
+    conversation.edit(1, "", (FOX, HEN))
+    run(conversation, backend)
+    assert backend.requests[2].messages[-1]["content"] == f"{FOX_READ}\n\n{HEN_READ}"
+    assert f"## You\n\n{FOX_READ}\n\n{HEN_READ}\n\n## Model" in markdown(conversation)
+    conversation.ask("two")
+    assert conversation.messages()[2]["content"] == f"{FOX_READ}\n\n{HEN_READ}"
+    conversation.undo()
+    assert conversation.undo().files == (FOX, HEN)
+
+
+def test_files_are_kept_and_what_was_kept_before_there_were_any_is_read() -> None:
+    conversation = talk("one")
+    kept = json.loads(to_text(conversation))
+    conversation.turns[0].files = (FOX, HEN)
+    assert from_text(to_text(conversation)).turns == conversation.turns
+    del kept[0]["files"]
+    assert from_text(json.dumps(kept)).turns[0].files == ()
+    kept[0]["files"] = [{"name": "fox.txt"}]
+    assert from_text(json.dumps(kept)).turns == []
+
+
+def test_what_the_browser_sends_is_read_and_given_back() -> None:
+    assert read_files(json.loads(files_to_text((FOX, HEN)))) == (FOX, HEN)
+
+
+def test_the_page_gets_names_and_sizes_of_files_and_not_their_text() -> None:
+    conversation = Conversation()
+    conversation.ask("Well?", (File("<b>.txt", "The fox."), HEN))
+    html = turn_html(conversation.turns[0], coloured=True, live=True, last=True)
+    assert "The fox." not in html
+    assert "<b>" not in html
+    order = ["&lt;b&gt;.txt</bdi> <span>8 B</span>", "Well?", "hen.md"]
+    assert sorted(order, key=html.index) == order
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"), [(999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_500, "1.0 MB")]
+)
+def test_sizes_are_those_of_the_text_in_utf_8(n: int, shown: str) -> None:
+    assert size_of("x" * n) == shown
+    assert size_of("é" * 3) == "6 B"

@@ -1,0 +1,63 @@
+"""What the browser keeps of a conversation, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from app.page.conversation import Conversation, PlainRun
+from app.page.keep import LEFT, from_text, to_text
+from app.worker.messages import Failed, ModelSpec, Text
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
+
+
+def test_a_conversation_comes_back_as_it_was() -> None:
+    conversation = talk("one", 'two "quoted" é\n', "three")
+    turns = conversation.turns
+    assert turns[0].reply is not None
+    assert turns[1].reply is not None
+    spec = ModelSpec("m.gguf", draft_model="paired", heads=("a", "b"))
+    model = dataclasses.replace(MODEL, spec=spec)
+    turns[0].reply.done = dataclasses.replace(DONE, model=model)
+    turns[0].reply.pieces = [("a", True), ("", False), ("é", True)]
+    turns[1].reply.plain = PlainRun(80.5, "re")
+    run(conversation, FakeBackend([Failed("the context is full")]))
+    assert from_text(to_text(conversation)).turns == turns
+
+
+def test_nothing_is_kept_of_an_empty_conversation() -> None:
+    assert to_text(Conversation()) == ""
+    assert from_text("").turns == from_text(None).turns == []
+
+
+def test_a_reply_that_was_not_finished_says_so() -> None:
+    conversation = talk("one")
+    conversation.ask("two")
+    reply = from_text(to_text(conversation)).turns[1].reply
+    assert reply is not None
+    assert (reply.method, reply.text, reply.error) == ("", "", LEFT)
+    run(conversation, FakeBackend([Text((("ha", True),))]))
+    reply = from_text(to_text(conversation)).turns[1].reply
+    assert reply is not None
+    assert (reply.text, reply.error) == ("ha", LEFT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "3",
+        '{"turns": []}',
+        '[{"user": "a"}]',
+        '[{"user": "a", "reply": {"method": "ar"}}]',
+        "[4]",
+    ],
+)
+def test_what_cannot_be_read_is_no_conversation(text: str) -> None:
+    assert from_text(text).turns == []
+
+
+def test_numbers_that_are_none_are_no_conversation() -> None:
+    text = to_text(talk("one"))
+    assert from_text(text.replace('"n_tokens": 84', '"n_tokens": "84"')).turns == []

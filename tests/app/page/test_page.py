@@ -1,0 +1,337 @@
+"""The page without a browser: how turns are rendered, what its fields stand for, and its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.page.conversation import Reply, Settings, Turn
+from app.page.render import coloured_html, markdown_html, turn_html
+from app.page.session import Session
+from app.worker.backend import Backend, LocalBackend
+from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Text
+from speculation.registry import PAIRED
+from speculation.sampling import SamplingParams
+from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from app.__main__ import main, parse_flags
+    from app.page import fields as page_fields
+    from app.page import model_panel, ui
+
+
+VALUES = {
+    "method": "ar",
+    "max_tokens": 0,
+    "system": "",
+    "compare": False,
+    "thinking": "",
+    "leave_out": True,
+}
+
+
+# Rendering
+
+
+def said(text: str, opening: str = "") -> Reply:
+    return Reply("x", [(text, False)], opening=opening)
+
+
+def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
+    pieces = [("<b>", False), (" a", True), (" &", True), (" b\n", False), ("c", True)]
+    assert coloured_html(Reply("x", pieces)) == (
+        "&lt;b&gt;"
+        '<span class="drafted" title="2 drafted tokens accepted in one step"> a &amp;</span>'
+        " b\n"
+        '<span class="drafted" title="1 drafted token accepted in one step">c</span>'
+    )
+
+
+def test_runs_of_two_steps_stay_apart_where_the_token_between_shows_nothing_yet() -> None:
+    html = coloured_html(Reply("x", [("a", True), ("", False), ("é", True)]))
+    assert html.count('<span class="drafted"') == 2
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_html_of_a_model_or_a_user_shows_as_text(coloured: bool) -> None:
+    text = '<script>alert(1)</script> <b>x</b> <img src="http://example.org/x.png">'
+    turn = Turn(text, Reply("<i>", [(text, False)], error="<u>"))
+    html = turn_html(turn, coloured=coloured, live=False, last=True)
+    for tag in ("<script", "<b>", "<img", "<i>", "<u>"):
+        assert tag not in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
+
+
+def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
+    assert (
+        markdown_html(said("**a** `<b>`")) == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
+    )
+    assert markdown_html(said("![x](http://example.org/x.png)")) == (
+        '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
+        "x</a></p>\n"
+    )
+    assert "<a" not in markdown_html(said("[x](javascript:alert(1))"))
+
+
+def test_thoughts_are_folded_also_while_they_go_on() -> None:
+    assert markdown_html(said("<think>\nhm\n</think>\n\nyes")) == (
+        "<details><summary>Thoughts</summary><p>hm</p>\n</details><p>yes</p>\n"
+    )
+    assert markdown_html(said("<think>hm")) == (
+        "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+    )
+
+
+def test_thoughts_are_folded_where_drafts_are_coloured_too() -> None:
+    pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
+    assert coloured_html(Reply("x", [*pieces, ("yes", True)])) == (
+        "<details><summary>Thoughts</summary>"
+        '<span class="drafted" title="3 drafted tokens accepted in one step">hm.</span>'
+        "</details>"
+        '<span class="drafted" title="1 drafted token accepted in one step">yes</span>'
+    )
+    assert coloured_html(Reply("x", pieces[:2])) == (
+        "<details><summary>Thoughts</summary>"
+        '<span class="drafted" title="1 drafted token accepted in one step">hm</span></details>'
+    )
+
+
+def test_thoughts_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
+    folded = "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+    assert markdown_html(said("hm", "<think>\n")) == folded
+    assert markdown_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
+    assert coloured_html(said("hm</think>\nyes", "<think>")) == (
+        "<details><summary>Thoughts</summary>hm</details>yes"
+    )
+
+
+def test_code_can_be_copied_by_itself_and_tex_stays_as_it_is_written() -> None:
+    assert markdown_html(said("```py\na < b\n```")) == (
+        '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
+        '<button type="button" data-action="copy-code">Copy</button></span></div>'
+    )
+    text = r"so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, *not*"
+    assert markdown_html(said(text)) == (
+        r"<p>so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, <em>not</em></p>" + "\n"
+    )
+
+
+def test_replies_name_their_model_where_there_are_several() -> None:
+    tab = Session(talk("one", "two"))
+    assert not any("m.gguf" in html for html in tab.html())
+    other = dataclasses.replace(MODEL, spec=ModelSpec("models/other.gguf"))
+    reply = tab.conversation.turns[1].reply
+    assert reply is not None
+    reply.done = dataclasses.replace(DONE, model=other)
+    first, second = tab.html()
+    assert "<code>m.gguf</code>" in first
+    assert "<code>other.gguf</code>" in second
+
+
+def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
+    for given, expected in ((None, 1024), (0, None), (7.0, 7)):
+        settings = page_fields.read_settings(
+            VALUES | {"max_tokens": given}, FakeBackend().methods()
+        )
+        assert settings.max_tokens == expected
+
+
+def test_a_model_that_did_not_think_has_no_thoughts_to_unfold() -> None:
+    assert markdown_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
+    assert coloured_html(said("<|channel|>final<|message|>yes")) == "yes"
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_copy_takes_the_answer_without_the_thoughts(coloured: bool) -> None:
+    turn = Turn("a", said("<think>hm</think>\n**yes**"))
+    assert 'data-source="**yes**"' in turn_html(turn, coloured=coloured, live=False, last=True)
+
+
+def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
+    turn = Turn("hi", Reply("ar", [("yes", False)]))
+    assert "data-action" not in turn_html(turn, coloured=True, live=True, last=True)
+    assert "Undo" not in turn_html(turn, coloured=True, live=False, last=False)
+    assert "Undo" in turn_html(turn, coloured=True, live=False, last=True)
+
+
+# Settings
+
+
+def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
+    """The page's fields, made in a running event loop: else Gradio makes one and leaves it open."""
+
+    async def make() -> page_fields.Fields:
+        fields = page_fields.Fields()
+        with ui.gr.Blocks():
+            page_fields.method_fields(fields, backend.methods(), chosen)
+            page_fields.sampling_fields(fields)
+        return fields
+
+    return asyncio.run(make())
+
+
+def test_fields_left_as_they_are_keep_the_defaults() -> None:
+    fields = method_fields(FakeBackend(), "guess:width=8")
+    names = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+    for name, component in fields.components.items():
+        if name.startswith("sampling.") and component.value not in ("", None, page_fields.RANDOM):
+            assert component.value == names[name.removeprefix("sampling.")], name
+    values = {name: component.value for name, component in fields.components.items()}
+    settings = page_fields.read_settings(
+        values | {"system": None, "compare": False, "thinking": ""}, FakeBackend().methods()
+    )
+    assert settings.method == "guess:width=8"
+    assert settings.max_tokens == 1024
+    SamplingParams(**settings.sampling)
+
+
+def test_settings_read_what_was_changed() -> None:
+    values = {
+        "method": "guess",
+        "guess.width": 2,
+        "guess.deep": False,
+        "sampling.temperature": 0.5,
+        "sampling.seed": 3,
+        "sampling.grammar": "",
+        "sampling.top_k": None,
+        "max_tokens": 0,
+        "system": "s",
+        "compare": True,
+        "thinking": "off",
+        "leave_out": False,
+    }
+    assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
+        "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False, False
+    )
+
+
+def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
+    for temperature in (0.0, 1.0):
+        chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
+        drawn = [
+            page_fields.read_settings(VALUES | chosen, FakeBackend().methods()).sampling["seed"]
+            for _ in range(2)
+        ]
+        assert (drawn[0] == drawn[1]) == (temperature == 0)
+        assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
+
+
+def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> None:
+    tab = Session(talk("one", "two"))
+    first = tab.html()
+    assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
+    tab.coloured = False
+    assert "markdown" in tab.html()[0]
+    tab.coloured = True
+    tab.conversation.ask("three")
+    tab.busy = True
+    assert [("Undo" in html, "live" in html) for html in tab.html()] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+    run(tab.conversation, FakeBackend([Text((("new", False),)), DONE]))
+    tab.busy = False
+    assert "new" in tab.html()[2]
+    tab.conversation.retry(2)
+    run(tab.conversation, FakeBackend([Text((("newer", False),)), DONE]))
+    assert "newer" in tab.html()[2]
+    tab.conversation.undo()
+    assert tab.html() == first
+
+
+def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
+    backend = LocalBackend()
+    fields = method_fields(backend, "prompt-lookup")
+    lookahead = next(info for info in backend.methods() if info.name == "lookahead")
+    assert lookahead.parameters[0] == Parameter("window", 15, "W: columns of the window")
+    assert fields.components["lookahead.window"].value == 15
+    backend.close()
+
+
+# The program
+
+
+def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> None:
+    class Backend(FakeBackend):
+        def models(self) -> tuple[ModelInfo, ...]:
+            return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
+
+    async def make() -> model_panel.ModelPanel:
+        with ui.gr.Blocks():
+            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
+
+    panel = asyncio.run(make())
+    note, draft, heads = panel.follow("big", "other", ["x"])
+    assert "8 GB; draft model: small; drafting heads: a, b" in note
+    assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
+    _, draft, heads = panel.follow("big", "", [])
+    assert (draft["value"], heads["value"]) == ("", [])
+    _, draft, heads = panel.follow("/a/path.gguf", "other", ["x"])
+    assert (draft["value"], heads["value"]) == ("", [])
+
+
+def test_quotes_around_a_path_that_was_pasted_are_no_part_of_it() -> None:
+    wanted = []
+
+    class Backend(FakeBackend):
+        def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
+            wanted.append((spec.model, spec.draft_model, spec.heads))
+            return iter(())
+
+    async def make() -> model_panel.ModelPanel:
+        with ui.gr.Blocks():
+            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
+
+    panel = asyncio.run(make())
+    quoted = r'"C:\My models\m.gguf"'
+    list(panel._run(quoted, " ", [quoted], 0, SimpleNamespace(session_hash="1")))
+    assert wanted == [(r"C:\My models\m.gguf", None, (r"C:\My models\m.gguf",))]
+
+
+def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
+    assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
+    assert (flags.draft_model, flags.heads) == (None, [])
+    paired = parse_flags(["--draft-model", "--heads"])
+    assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
+    with pytest.raises(SystemExit):
+        parse_flags(["--method", "lokahead"])
+    assert "did you mean lookahead?" in capsys.readouterr().err
+    for wrong, told in (
+        ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
+        ("--threads 0", "n_threads is 0; give 1 to 512"),
+        ("--threads 100000", "n_threads is 100000; give 1 to 512"),
+        ("--gpu-layers -5", "--gpu-layers is -5; give a whole number from 0"),
+        ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
+    ):
+        with pytest.raises(SystemExit):
+            parse_flags(wrong.split())
+        assert f"error: {told}" in capsys.readouterr().err
+
+
+def test_an_address_of_another_machine_is_refused_before_any_port_is_tried() -> None:
+    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1: no address of this machine"):
+        main(["--host", "192.0.2.1"])
+
+
+def test_the_answers_of_the_page_forbid_the_browser_to_leave() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    coroutine = ui._StayHere(app)({}, None, send)  # type: ignore[arg-type]
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert sent[0]["headers"] == [(b"content-security-policy", ui.POLICY.encode())]

@@ -1,0 +1,337 @@
+"""The backend on a tiny model: replies, loads, who waits for whom, and what is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from app.worker.backend import LocalBackend
+from app.worker.jobs import Job
+from app.worker.loading import ModelSlot, threads_beside_browser
+from app.worker.messages import (
+    ChatRequest,
+    Done,
+    Event,
+    Failed,
+    Loaded,
+    Loading,
+    ModelSpec,
+    Prefill,
+    Status,
+    Text,
+    Waiting,
+)
+from batching.llama.context import ContextParams
+from batching.llama.hardware import physical_cores
+from speculation.engine import Engine
+from speculation.registry import PAIRED
+from tests.support.hub_server import HubServer
+from tests.support.tiny_gguf import write_tiny_gguf
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from app.page.model_panel import loading_notice, status_html
+
+ENDLESS = {"grammar": "root ::= [a-z] root"}
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for a reply long enough to be stopped."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("long") / "long.gguf", n_ctx=32768)
+
+
+def spec(path: Path | str, n_ctx: int = 0) -> ModelSpec:
+    return ModelSpec(str(path), n_ctx=n_ctx, n_threads=1, flash_attn="off")
+
+
+@pytest.fixture(scope="module")
+def loaded(long_model: Path) -> Iterator[LocalBackend]:
+    made = LocalBackend()
+    assert isinstance(list(made.load(spec(long_model, 32768)))[-1], Loaded)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backend(loaded: LocalBackend, long_model: Path) -> LocalBackend:
+    """A backend that holds the long model and is idle."""
+    model = loaded.status().model
+    assert model is not None
+    assert model.spec.model == str(long_model)
+    return loaded
+
+
+def request(text: str, id_: str = "tab", **options: Any) -> ChatRequest:
+    return ChatRequest(id_, ({"role": "user", "content": text},), **options)
+
+
+def text_of(events: Iterable[Event]) -> str:
+    return "".join(text for event in events if isinstance(event, Text) for text, _ in event.pieces)
+
+
+def test_a_reply_is_what_the_engine_says(backend: LocalBackend, long_model: Path) -> None:
+    events = list(backend.reply(request("a cat", max_tokens=20)))
+    params = ContextParams(n_ctx=32768, n_threads=1, flash_attn="off")
+    with Engine.load(long_model, params) as engine:
+        expected = engine.chat("a cat", max_tokens=20).run().text
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert (text_of(events), done.n_tokens, done.method) == (expected, 20, "auto")
+    assert isinstance(events[0], Prefill)
+
+
+def test_characters_that_span_tokens_arrive_whole(backend: LocalBackend) -> None:
+    sampling = {"grammar": 'root ::= "naïve 漢字 😀!"'}
+    for method in ("ar", "prompt-lookup"):
+        events = list(backend.reply(request("hi", method=method, sampling=sampling)))
+        assert text_of(events) == "naïve 漢字 😀!"
+        assert all("\ufffd" not in text_of([event]) for event in events)
+
+
+def test_stop_ends_a_reply_and_leaves_the_model_ready(backend: LocalBackend) -> None:
+    seen: list[Event] = []
+    for event in backend.reply(request("hi", sampling=ENDLESS)):
+        seen.append(event)
+        if isinstance(event, Text):
+            backend.stop("tab")
+    done = seen[-1]
+    assert isinstance(done, Done)
+    assert done.finish_reason == "cancelled"
+    assert text_of(backend.reply(request("hi", max_tokens=5)))
+
+
+def test_a_reply_that_nobody_reads_any_more_ends(backend: LocalBackend) -> None:
+    events = backend.reply(request("hi", sampling=ENDLESS))
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+
+
+def test_a_second_reply_waits_its_turn_and_is_told_so(backend: LocalBackend) -> None:
+    first = backend.reply(request("hi", "one", sampling=ENDLESS))
+    next(first)
+    second = backend.reply(request("ho", "two", max_tokens=3))
+    assert next(second) == Waiting(1)
+    third = backend.reply(request("he", "three"))
+    assert next(third) == Waiting(2)
+    backend.stop("three")
+    assert list(third) == [Done("cancelled", "auto")]
+    backend.stop("one")
+    assert isinstance(list(second)[-1], Done)
+    assert isinstance(list(first)[-1], Done)
+
+
+def test_whoever_waits_for_a_load_is_told_so(long_model: Path) -> None:
+    backend, go = LocalBackend(), threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.worker.loading.resolve", lambda model, **_: go.wait() and Path(model))
+        load = backend.load(spec(long_model, 512))
+        next(load)
+        reply = backend.reply(request("hi", max_tokens=2))
+        assert next(reply) == Waiting(1, loading=True)
+        go.set()
+        assert isinstance(list(load)[-1], Loaded)
+        assert isinstance(list(reply)[-1], Done)
+    backend.close()
+
+
+def test_what_cannot_run_fails_with_its_reason(backend: LocalBackend) -> None:
+    for options, reason in (
+        ({"method": "lookahead:window=0"}, "window is 0; give 1 to 128"),
+        ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
+        ({"sampling": {"grammar": "nonsense"}}, "the grammar does not parse"),
+    ):
+        (failed,) = (e for e in backend.reply(request("x", **options)) if isinstance(e, Failed))  # type: ignore[arg-type]
+        assert reason in failed.message
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_page(
+    backend: LocalBackend,
+) -> None:
+    failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
+    assert isinstance(failed, Failed)
+    assert "shorten it (Undo, or New chat) or raise “Context” under Model (--ctx)" in failed.message
+
+
+def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_path: Path) -> None:
+    backend = LocalBackend()
+    list(backend.load(spec(tiny_model)))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_model.read_bytes()[:20_000])
+    for wrong, reason in ((tmp_path / "none.gguf", "no file"), (broken, "is incomplete")):
+        failed = list(backend.load(spec(wrong)))[-1]
+        assert isinstance(failed, Failed)
+        assert reason in failed.message
+        status = backend.status()
+        assert status.error == failed.message
+        assert status.model is not None
+        assert status.model.spec.model == str(tiny_model)
+        assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
+    backend.close()
+
+
+class StoppedWhenLoading(Job):
+    """Is stopped when llama.cpp says that it has begun to read the weights."""
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if isinstance(event, Loading) and event.done > 0:
+            self.cancelled.set()
+
+
+def test_a_load_that_is_stopped_while_its_cost_is_measured_brings_the_old_model_back(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    stopped = Failed("loading was stopped")
+
+    class StoppedWhenMeasuring(Job):
+        def emit(self, event: Event) -> None:
+            super().emit(event)
+            if isinstance(event, Loading) and event.stage == "measure":
+                self.cancelled.set()
+
+    slot = ModelSlot()
+    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    job = StoppedWhenMeasuring("", lambda job: None, stopped)
+    slot.load(job, spec(other))
+    job.end()
+    assert [*iter(job.events.get, None)][-1] == stopped
+    assert slot.status.model is not None
+    assert slot.status.model.spec == spec(tiny_model)
+    slot.close()
+
+
+def test_a_load_that_is_stopped_while_weights_are_read_brings_the_old_model_back(
+    tiny_model: Path, long_model: Path
+) -> None:
+    stopped = Failed("loading was stopped")
+    slot = ModelSlot()
+    job = StoppedWhenLoading("", lambda job: None, stopped)
+    slot.load(job, spec(long_model))
+    assert slot.status == Status()
+    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
+    job = StoppedWhenLoading("", lambda job: None, stopped)
+    slot.load(job, spec(long_model))
+    assert slot.status.model is not None
+    assert slot.status.model.spec == spec(tiny_model)
+    assert slot.engine is not None
+    assert slot.engine.chat("a cat", method="ar", max_tokens=2).run().stats.n_tokens == 2
+    events = [job.events.get() for _ in range(job.events.qsize())]
+    assert events[-1] == stopped
+    assert [e.model for e in events if isinstance(e, Loading)][-1] == str(tiny_model)
+    slot.close()
+
+
+def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_takes_all() -> None:
+    assert threads_beside_browser(15 * 10**6, 8) == 7
+    assert threads_beside_browser(15 * 10**6, 2) == 1
+    assert threads_beside_browser(15 * 10**6, 1) == 1
+    assert threads_beside_browser(5 * 10**8, 2) == 2
+
+
+@pytest.mark.parametrize(("asked", "n_threads"), [(3, 3), (None, max(1, physical_cores() - 1))])
+def test_threads_are_as_many_as_asked_for_or_as_suit_the_model(
+    tiny_model: Path, asked: int | None, n_threads: int
+) -> None:
+    slot = ModelSlot()
+    slot.load(
+        Job("load", lambda _job: None, Failed("stopped")),
+        ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off"),
+    )
+    assert slot.engine is not None
+    assert slot.engine.context.n_threads == n_threads
+    slot.close()
+
+
+def test_what_models_txt_pairs_with_a_model_is_loaded_with_it() -> None:
+    backend = LocalBackend()
+    paired = dataclasses.replace(spec("bundled", 512), draft_model=PAIRED)
+    assert isinstance(list(backend.load(paired))[-1], Loaded)
+    events = list(backend.reply(request("Hello!", method="draft", max_tokens=8)))
+    backend.close()
+    assert isinstance(events[-1], Done)
+
+
+def test_batches_are_traced(tiny_model: Path, tmp_path: Path) -> None:
+    backend = LocalBackend(trace_batches=tmp_path / "trace.jsonl")
+    list(backend.load(spec(tiny_model)))
+    list(backend.reply(request("x", max_tokens=3, method="ar")))
+    backend.close()
+    lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    assert len(lines) == 3  # a step for each token, the first with the prompt
+    assert json.loads(lines[-1])
+
+
+def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
+    backend = LocalBackend()
+    list(backend.load(spec(tmp_path / "none.gguf")))
+    (failed,) = backend.reply(request("hi"))
+    assert isinstance(failed, Failed)
+    assert "no model is loaded" in failed.message
+    assert "none.gguf" in failed.message
+    assert "none.gguf" in status_html(backend.status())
+    backend.close()
+
+
+def test_a_download_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path) -> None:
+    backend = LocalBackend()
+
+    def resolve(model: str, *, bar: Any) -> Path:
+        made = bar(total=2_000_000_000, desc=model, unit="B")
+        made.update(500_000_000)
+        backend.stop("tab/load")
+        made.update(1)
+        raise AssertionError("it was stopped")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.worker.loading.resolve", resolve)
+        events = list(backend.load(ModelSpec("big"), "tab/load"))
+    assert [loading_notice(event) for event in events[:-1] if isinstance(event, Loading)] == [
+        "Loading big: 0 %",
+        "Downloading big: 0.50 of 2.00 GB",
+    ]
+    assert events[-1] == Failed("loading big was stopped")
+    backend.close()
+
+
+def test_a_model_of_the_hub_is_fetched_and_loaded_and_its_bytes_are_counted(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    content = tiny_model.read_bytes()
+    with HubServer() as hub:
+        hub.add("owner/repo", "tiny.gguf", content)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        backend = LocalBackend()
+        events = list(backend.load(spec("hf:owner/repo/tiny.gguf")))
+        close_session()
+    bytes_done = [e.done for e in events if isinstance(e, Loading) and e.stage == "download"]
+    assert bytes_done == sorted(bytes_done)
+    assert bytes_done[-1] == len(content)
+    assert isinstance(events[-1], Loaded)
+    assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
+    backend.close()
+
+
+def test_every_event_and_request_is_plain_json(backend: LocalBackend) -> None:
+    events = list(backend.reply(request("hi", max_tokens=3)))
+    for value in (*events, backend.status(), *backend.methods(), request("hi"), Waiting(1)):
+        assert json.loads(json.dumps(dataclasses.asdict(value)))

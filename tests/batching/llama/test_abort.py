@@ -1,0 +1,143 @@
+"""Decodes that take seconds: how far they are, and an end to them in the middle."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batching.llama.abort import DecodeWatch
+from batching.llama.context import ContextParams
+from speculation.engine import Engine, Generation
+from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
+
+PARAMS = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
+PROMPT = [5 + i % 7 + i % 3 for i in range(300)]
+
+
+@pytest.fixture(autouse=True)
+def _every_decode_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batching.llama.abort._SLOW", 0.0)
+    monkeypatch.setattr("batching.llama.abort._EVERY_SECONDS", 0.0)
+
+
+@pytest.fixture(params=[write_tiny_gguf, write_hybrid_gguf], ids=["tiny", "hybrid"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    with Engine.load(request.param(tmp_path / "model.gguf"), PARAMS) as made:
+        yield made
+
+
+def given_up(engine: Engine, after: int) -> tuple[Generation, list[int]]:
+    """Begin with PROMPT and give it up when progress was told ``after`` times; what it was told."""
+    told: list[int] = []
+    text = engine.generate(
+        PROMPT,
+        method="ar",
+        max_tokens=8,
+        progress=lambda done, total: told.append(done),
+        cancelled=lambda: len(told) >= after,
+    )
+    return text.run(), told
+
+
+def test_a_prompt_is_given_up_in_the_middle_of_a_batch(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, method="ar", max_tokens=8).run().token_ids
+    engine.cache.truncate(0)
+    text, told = given_up(engine, after=10)
+    assert (text.finish_reason, text.token_ids) == ("cancelled", [])
+    assert len(told) == 10
+    assert engine.cache.n_past < 298  # so the batch was not read to its end
+    again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
+    assert again.token_ids == expected
+    assert again.stats.n_tokens == 8
+
+
+def test_what_was_read_before_is_kept(engine: Engine) -> None:
+    first = engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
+    assert first.finish_reason == "length"
+    expected = engine.generate(PROMPT, method="ar", max_tokens=8).run()
+    engine.cache.truncate(0)
+    engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
+    held = engine.cache.n_past
+    given_up(engine, after=10)
+    kept = engine.cache.n_past
+    assert 99 - 8 <= kept <= held  # of a recurrent state, to where it was saved
+    again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
+    assert again.token_ids == expected.token_ids
+    assert again.stats.n_reused == kept
+
+
+def test_few_rows_are_given_up_as_well_as_many(engine: Engine) -> None:
+    expected = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run().token_ids
+    engine.cache.truncate(0)
+    engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
+    told: list[int] = []
+    text = engine.generate(
+        PROMPT[:104],
+        method="ar",
+        progress=lambda done, total: told.append(done),
+        cancelled=lambda: len(told) >= 10,
+    )
+    assert text.run().finish_reason == "cancelled"
+    again = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run()
+    assert again.token_ids == expected
+
+
+def test_progress_is_told_within_a_batch_once_its_length_is_known(engine: Engine) -> None:
+    engine.generate(PROMPT, method="ar", max_tokens=1).run()
+    engine.cache.truncate(0)
+    told: list[tuple[int, int]] = []
+    engine.generate(
+        PROMPT, method="ar", max_tokens=1, progress=lambda *parts: told.append(parts)
+    ).run()
+    assert {total for _, total in told} == {299}
+    done = [part for part, _ in told]
+    assert done == sorted(done)
+    assert len({part for part in done if 0 < part < 280}) > 20
+
+
+def test_an_error_in_the_middle_comes_out_and_leaves_the_engine_usable(engine: Engine) -> None:
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 5:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
+    assert len(told) == 5
+    assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
+
+
+def test_ctrl_c_ends_a_long_decode_at_once(engine: Engine) -> None:
+    told: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
+    assert len(told) == 5
+    assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "n_rows", "expected"),
+    [
+        (15_000_000, 512, False),  # the bundled model's prompts: 60 ms
+        (500_000_000, 16, False),
+        (500_000_000, 64, True),
+        (8_000_000_000, 1, False),  # a step
+        (8_000_000_000, 2, True),
+    ],
+)
+def test_only_decodes_of_large_models_are_watched(
+    n_bytes: int, n_rows: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert (n_rows > DecodeWatch(n_bytes).most_rows) == expected

@@ -1,0 +1,445 @@
+"""Trees, rows and the sequence cache, with literal tables."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from batching.cache import SequenceCache, common_prefix
+from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
+from batching.llama.batch import BatchMemory
+from batching.llama.model import size_name
+from batching.rows import Row, Rows, branch_ends, n_sequences, tree_rows
+from batching.target import Cancelled
+from batching.tree import TokenTree
+from speculation.heads.tree import parse_choices
+from tests.support.fake_target import FakeTarget, fake_logits
+
+
+def branching_tree() -> TokenTree:
+    """10 -> 11 -> 12 | 13, and 10 -> 14."""
+    tree = TokenTree(10)
+    a = tree.add(0, 11)
+    tree.add(a, 12)
+    tree.add(a, 13)
+    tree.add(0, 14)
+    return tree
+
+
+def test_a_lone_root_joins_every_sequence() -> None:
+    assert list(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
+
+
+def test_a_chain_carries_every_sequence_so_that_nothing_needs_copying() -> None:
+    tree = TokenTree(7)
+    tree.add_chain(0, [8, 9])
+    assert list(tree_rows(tree, n_past=5, n_seq=2)) == [
+        Row(7, 5, (0, 1), True),
+        Row(8, 6, (0, 1), True),
+        Row(9, 7, (0, 1), True),
+    ]
+
+
+def test_sibling_branches_share_only_their_ancestors() -> None:
+    assert list(tree_rows(branching_tree(), n_past=100, n_seq=5)) == [
+        Row(10, 100, (0, 1, 2, 3, 4), True),
+        Row(11, 101, (1, 2), True),
+        Row(12, 102, (1,), True),
+        Row(13, 102, (2,), True),
+        Row(14, 101, (3,), True),
+    ]
+
+
+def attention_mask(rows: Rows) -> list[str]:
+    """Which rows of the batch each row attends to, as llama.cpp has it: those that share one of its
+    sequences and do not come after it. Whichever of its sequences is asked must say the same."""
+    mask = []
+    for row in rows:
+        lines = {
+            "".join(
+                "1" if seq in other.seq_ids and other.position <= row.position else "."
+                for other in rows
+            )
+            for seq in row.seq_ids
+        }
+        assert len(lines) == 1, f"{row} sees something else in each of its sequences"
+        mask += lines
+    return mask
+
+
+def test_the_attention_mask_of_medusas_example_tree() -> None:
+    """Paths 0.0.0.0, 0.1.0, 1.0 and 1.1: each node sees the root, its ancestors and itself."""
+    tree = TokenTree(1)
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for path in parse_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]):
+        nodes[path] = tree.add(nodes[path[:-1]], 10 * len(path) + path[-1], merge=False)
+    # Rows: root, 0, 1, 0.0, 0.1, 1.0, 1.1, 0.0.0, 0.1.0, 0.0.0.0.
+    assert attention_mask(tree_rows(tree, n_past=100, n_seq=8)) == [
+        "1.........",
+        "11........",
+        "1.1.......",
+        "11.1......",
+        "11..1.....",
+        "1.1..1....",
+        "1.1...1...",
+        "11.1...1..",
+        "11..1...1.",
+        "11.1...1.1",
+    ]
+
+
+def test_the_attention_mask_of_two_beams_that_begin_alike() -> None:
+    tree = TokenTree(1)
+    for beam in ([5, 6, 7], [5, 8, 9]):
+        tree.add_chain(0, beam)
+    # Rows: root, 5, 6, 7, 8, 9.
+    assert attention_mask(tree_rows(tree, n_past=0, n_seq=4)) == [
+        "1.....",
+        "11....",
+        "111...",
+        "1111..",
+        "11..1.",
+        "11..11",
+    ]
+
+
+def test_named_branches_come_first_in_seq_id_order() -> None:
+    tree = branching_tree()
+    tree.branches += [4, 3]
+    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
+        (0, 1, 2, 3),
+        (2, 3),
+        (3,),
+        (2,),
+        (1,),
+    ]
+
+
+def test_the_batch_memory_holds_what_the_rows_say() -> None:
+    memory = BatchMemory(n_batch=8, n_seq_max=5)
+    chain = TokenTree(7)
+    chain.add_chain(0, [8, 9])
+    other = branching_tree()
+    other.branches += [4, 3]
+    first = branching_tree()
+    for tree in (first, first, TokenTree(7), chain, first, other, other, first, chain, first):
+        rows = tree_rows(tree, n_past=100, n_seq=5)
+        memory.fill(rows)
+        batch = memory.struct
+        assert batch.n_tokens == len(rows)
+        assert list(rows) == [
+            Row(
+                batch.token[i],
+                batch.pos[i],
+                tuple(batch.seq_id[i][: batch.n_seq_id[i]]),
+                bool(batch.logits[i]),
+            )
+            for i in range(batch.n_tokens)
+        ]
+
+
+def test_more_rows_than_the_batch_holds_is_an_error_that_counts_both() -> None:
+    with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
+        BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
+
+
+def test_more_branches_than_sequences_is_an_error_that_counts_both() -> None:
+    with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
+        tree_rows(branching_tree(), 0, 3)
+
+
+def test_equal_children_merge_and_keep_the_wider_output() -> None:
+    tree = TokenTree(1)
+    node = tree.add(0, 2, output=False)
+    assert not tree.outputs[node]
+    assert tree.add(0, 2) == node
+    assert tree.outputs[node]
+    assert len(tree) == 2
+
+
+def test_unmerged_children_are_all_found() -> None:
+    tree = TokenTree(1)
+    assert [tree.add(0, 2, merge=False), tree.add(0, 2, merge=False)] == [1, 2]
+    assert tree.children(0, 2) == [1, 2]
+
+
+def test_a_node_that_is_no_draft_is_never_found_nor_counted() -> None:
+    tree = TokenTree(1)
+    tree.add(0, 2, draft=False)
+    assert tree.children(0, 2) == []
+    assert tree.n_drafted == 0
+
+
+def test_a_chain_stops_where_the_room_ends() -> None:
+    tree = TokenTree(1, max_nodes=3)
+    assert tree.add_chain(0, [2, 3, 4, 5]) == 2
+    assert tree.tokens == [1, 2, 3]
+    assert tree.room == 0
+
+
+def test_a_chain_runs_along_nodes_that_are_there() -> None:
+    tree = TokenTree(1, max_nodes=4)
+    tree.add_chain(0, [2, 3])
+    tree.add_chain(0, [2, 4])
+    assert tree.tokens == [1, 2, 3, 4]
+    assert tree.parents == [-1, 0, 1, 1]
+
+
+def test_tokens_are_followed_as_far_as_drafts_hold_them() -> None:
+    tree = TokenTree(1)
+    tree.add_chain(0, [2, 3, 4])  # nodes 1, 2, 3
+    tree.add_chain(0, [2, 5, 6])  # nodes 4, 5
+    tree.add(0, 7, draft=False)
+    assert tree.follow(0, [2, 3, 4, 9]) == [1, 2, 3]
+    assert tree.follow(0, [2, 5, 6]) == [1, 4, 5]
+    assert tree.follow(1, [5]) == [4]
+    assert tree.follow(0, [7]) == []
+    assert tree.follow(0, []) == []
+
+
+def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
+    rng, q = random.Random(2), np.ones(1, np.float32)
+    for _ in range(200):
+        tree = TokenTree(0)
+        for token in range(1, rng.randrange(2, 12)):
+            parent = rng.choice((0, len(tree) - 1, rng.randrange(len(tree))))
+            tree.add(parent, token, prob=0.5, draft_probs=q if rng.random() < 0.3 else None)
+        kept = [0]
+        for node in range(1, len(tree)):
+            if tree.parents[node] in kept and rng.random() < 0.8:
+                kept.append(node)
+        expected = TokenTree(0)
+        for node in kept[1:]:
+            parent = kept.index(tree.parents[node])
+            sampled = tree.draft_probs.get(node)
+            expected.add(parent, tree.tokens[node], prob=0.5, draft_probs=sampled)
+        tree.keep(kept[1:])
+        names = ("tokens", "parents", "depths", "outputs", "probs", "draft_probs", "n_drafted")
+        for name in names:
+            assert getattr(tree, name) == getattr(expected, name)
+        assert tree.drafts() == expected.drafts()
+
+
+def test_a_path_goes_from_the_root_to_a_node() -> None:
+    assert branching_tree().path_to(3) == [0, 1, 3]
+
+
+def test_branches_that_are_named_come_before_the_other_leaves() -> None:
+    parents = branching_tree().parents
+    assert branch_ends(parents, [0]) == [2, 3, 4]
+    assert branch_ends(parents, [0, 4, 1]) == [4, 1, 2, 3]
+    assert branch_ends([-1], [0]) == []
+
+
+def test_drafts_come_before_the_nodes_that_are_none() -> None:
+    tree = branching_tree()
+    tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
+    with pytest.raises(ValueError, match="drafts cannot be added after nodes that are none"):
+        tree.add_chain(0, [17])
+    assert tree.children(0, 15) == []
+
+
+def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]:
+    target = FakeTarget()
+    cache = SequenceCache(target)
+    cache.reserve(n_seq)
+    cache.prefill(tokens)
+    return target, cache
+
+
+def test_commit_keeps_the_accepted_branch_in_every_sequence() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    tree = branching_tree()
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0, 1, 3])
+    assert cache.tokens == [1, 2, 10, 11, 13]
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+
+
+def test_commit_of_the_root_alone_copies_nothing() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0])
+    assert target.copies == 0
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10]] * 4
+
+
+def test_commit_of_a_chain_copies_nothing() -> None:
+    target, cache = prefilled([1, 2], n_seq=4)
+    tree = TokenTree(3)
+    tree.add_chain(0, [4, 5, 6])
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    target.decode(rows)
+    cache.commit(rows, [0, 1, 2])
+    assert target.copies == 0
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
+
+
+def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
+    target, cache = prefilled([1, 2, 3, 4], n_seq=2)
+    assert cache.prefill([1, 2, 9, 9, 9]) == 2
+    assert [row.token for row in target.decoded[-1]] == [9, 9, 9]
+    assert target.held(1) == [1, 2, 9, 9, 9]
+
+
+def test_prefill_goes_in_chunks_and_reports_them() -> None:
+    target = FakeTarget(n_batch=4)
+    cache = SequenceCache(target)
+    seen: list[tuple[int, int]] = []
+    cache.prefill(list(range(10)), progress=lambda done, total: seen.append((done, total)))
+    assert [len(rows) for rows in target.decoded] == [4, 4, 2]
+    assert seen == [(0, 10), (4, 10), (8, 10), (10, 10)]
+    assert not any(row.output for rows in target.decoded for row in rows)
+
+
+def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
+    target = FakeTarget(n_batch=16)
+    cache = SequenceCache(target)
+    cache.reserve(4)
+    assert cache.prefill([1, 2], hold=True) == 0
+    assert (target.decoded, cache.n_past, cache.n_held) == ([], 2, 2)
+    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
+    output = target.decode(cache.with_held(rows))
+    assert list(target.decoded[0]) == [
+        Row(1, 0, (0, 1, 2, 3), False),
+        Row(2, 1, (0, 1, 2, 3), False),
+        *rows,
+    ]
+    np.testing.assert_array_equal(output.logits(0), fake_logits((1, 2, 10)))
+    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
+    cache.commit(rows, [0, 1, 3])
+    assert (cache.tokens, cache.n_held) == ([1, 2, 10, 11, 13], 0)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+
+
+def test_what_is_held_leaves_room_for_a_row() -> None:
+    for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
+        target = FakeTarget(n_batch=4)
+        cache = SequenceCache(target)
+        cache.prefill(list(range(n_tokens)), hold=True)
+        assert sum(map(len, target.decoded)) == n_decoded
+        assert (cache.n_past, cache.n_held) == (n_tokens, n_tokens - n_decoded)
+
+
+def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
+    for forget in (
+        lambda cache: cache.truncate(5),
+        lambda cache: cache.prefill([0, 1, 2, 3]),
+    ):
+        target = FakeTarget(n_batch=4)
+        cache = SequenceCache(target)
+        cache.prefill([0, 1, 2, 3, 4, 5], hold=True)
+        forget(cache)
+        assert (cache.tokens, cache.n_held) == ([0, 1, 2, 3], 0)
+        assert target.held(0) == [0, 1, 2, 3]
+
+
+def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
+    target = FakeTarget(n_batch=4)
+    cache = SequenceCache(target)
+    with pytest.raises(Cancelled):
+        cache.prefill(list(range(10)), cancelled=lambda: len(target.decoded) == 2)
+    assert cache.tokens == list(range(8))
+    assert cache.prefill(list(range(10))) == 8
+
+
+def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
+    target = FakeTarget(n_batch=4)
+    target.is_slow = True
+    cache = SequenceCache(target)
+    told: list[tuple[int, int]] = []
+    with pytest.raises(Cancelled):
+        cache.prefill(
+            list(range(10)),
+            progress=lambda *parts: told.append(parts),
+            cancelled=lambda: len(told) == 4,
+        )
+    assert told == [(0, 10), (2, 10), (4, 10), (6, 10)]
+    assert cache.tokens == [0, 1, 2, 3]
+    assert target.n_cells() == 4
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
+    cache = SequenceCache(FakeTarget(n_ctx=8))
+    with pytest.raises(PromptTooLong, match=r"9 tokens and the context holds 8.*at least 10"):
+        cache.prefill(list(range(8)))
+
+
+def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=1)
+    cache.reserve(3)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+    cache.reserve(1)
+    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [], [], []]
+
+
+def test_a_first_tree_with_branches_takes_the_prompt_along_also_what_is_held_of_it() -> None:
+    target = FakeTarget(n_batch=16)
+    cache = SequenceCache(target)
+    cache.prefill([1, 2])
+    cache.prefill([1, 2, 3, 4], hold=True)
+    tree = branching_tree()
+    cache.reserve(n_sequences(tree))
+    assert (cache.n_seq, cache.n_held) == (4, 2)
+    rows = tree_rows(tree, cache.n_past, cache.n_seq)
+    output = target.decode(cache.with_held(rows))
+    np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
+    cache.commit(rows, [0, 1, 3])
+    assert [target.held(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+
+
+def test_a_chain_needs_no_sequence_of_its_own() -> None:
+    tree = TokenTree(3)
+    assert n_sequences(tree) == 1
+    tree.add_chain(0, [4, 5, 6])
+    assert n_sequences(tree) == 1
+    tree.add(1, 7)
+    assert n_sequences(tree) == 3
+    tree.n_seq = 8
+    assert n_sequences(tree) == 8
+    chain = TokenTree(3)
+    chain.branches.append(chain.add(0, 4))
+    assert n_sequences(chain) == 2
+
+
+def test_reserving_more_sequences_than_the_context_has_is_an_error() -> None:
+    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
+        SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
+
+
+def test_truncate_drops_uncommitted_rows_too() -> None:
+    target, cache = prefilled([1, 2, 3], n_seq=2)
+    target.decode(tree_rows(TokenTree(9), 3, 2))
+    cache.truncate(2)
+    assert cache.tokens == [1, 2]
+    assert [target.held(s) for s in range(2)] == [[1, 2]] * 2
+
+
+def test_common_prefix_ends_with_the_shorter_one() -> None:
+    assert common_prefix([1, 2, 3], [1, 2]) == 2
+    assert common_prefix([1, 2], [3]) == 0
+
+
+def test_a_model_is_called_by_the_parameters_that_it_has() -> None:
+    sizes = (980, 260_032, 950_912, 13_902_080, 494_032_768, 6_738_415_616, 46_702_792_704)
+    named = [size_name(n) for n in sizes]
+    assert named == ["980", "260K", "951K", "14M", "494M", "6.7B", "47B"]
+
+
+def test_a_target_that_cannot_take_back_a_text_goes_back_to_where_its_state_was_saved() -> None:
+    target = FakeTarget(n_rewind=2)
+    cache = SequenceCache(target)
+    cache.prefill(list(range(1, 12)))  # saved after 3 tokens
+    assert cache.prefill([*range(1, 7), 9, 9, 9]) == 3
+    assert cache.prefill([1, 2, 9, 9]) == 0  # nothing was saved before these
+    assert target.held(0) == cache.tokens == [1, 2, 9, 9]
+    long = [token % 12 for token in range(100)]
+    for end in (40, 60, 80, 100):
+        assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)
+    assert cache.prefill([*long[:75], 9]) == 72
+    assert cache.prefill([*long[:60], 9]) == 52
+    assert cache.prefill([*long[:45], 9]) == 0  # only the last three are kept

@@ -1,0 +1,148 @@
+"""The bundled model decoded by every method: exact in F32, and near-ties alone as it is shipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as native
+import pytest
+
+from batching.gguf.reader import fingerprint
+from batching.llama.context import ContextParams
+from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.bench.prompt_file import read_prompts, select_prompts
+from speculation.bench.results import Run
+from speculation.bench.run import Plan, measure, with_baseline
+from speculation.engine import Engine
+from speculation.methods import Method, parse_method
+from speculation.registry import paired_heads, resolve
+from speculation.sampling import SamplingParams
+from tests.support.exact import EXACT
+
+
+def methods(*texts: str) -> list[Method]:
+    return with_baseline([parse_method(text) for text in texts])
+
+
+METHODS = methods("prompt-lookup", "prompt-lookup:branches=4", "jacobi:guesses=4", "lookahead")
+DRAFTING = methods(
+    "draft",
+    "draft:width=3,nodes=12",
+    "recycling",
+    "medusa",
+    "medusa:choices=0.0.0/1.0/2",
+    "redrafter",
+    "redrafter:beams=1,length=3",
+    "eagle-1",
+    "eagle-2",
+    "eagle-2:top_k=1,depth=3",
+    "eagle-3",
+    "auto",
+)
+
+
+@pytest.fixture(scope="module")
+def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with its weights written out as F32."""
+    path = tmp_path_factory.mktemp("models") / "bundled-f32.gguf"
+    params = native.llama_model_quantize_default_params()
+    params.ftype = native.LLAMA_FTYPE_ALL_F32
+    params.allow_requantize = True
+    source = os.fsencode(resolve("bundled"))
+    assert native.llama_model_quantize(source, os.fsencode(path), params) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def f32_heads(tmp_path_factory: pytest.TempPathFactory, f32_model: Path) -> list[Path]:
+    """The bundled heads, as if they had been trained on the F32 model: other weights would refuse
+    them, and whether they guess well does not matter here."""
+    folder = tmp_path_factory.mktemp("heads")
+    made = []
+    for name in paired_heads("bundled"):
+        source = resolve(name)
+        made.append(folder / source.name)
+        ours, theirs = fingerprint(resolve("bundled")), fingerprint(f32_model)
+        made[-1].write_bytes(source.read_bytes().replace(ours.encode(), theirs.encode()))
+    return made
+
+
+def runs(
+    model: Path,
+    params: ContextParams,
+    sampling: SamplingParams,
+    methods: Sequence[Method] = METHODS,
+    *,
+    categories: list[str] | None = None,
+    **paired: Any,
+) -> Iterator[Run]:
+    """Every method on a built-in prompt of each kind, all of its turns, 48 tokens."""
+    with Engine.load(model, params, **paired) as engine:
+        prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
+        plan = Plan(methods, sampling, n_predict=48)
+        for finished in measure(engine, prompts, plan, lambda *_: None):
+            assert isinstance(finished, list), f"left out: {finished}"
+            yield from finished
+
+
+GREEDY_AND_SEEDED = pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1)],
+    ids=["greedy", "seeded"],
+)
+
+
+@GREEDY_AND_SEEDED
+def test_with_f32_weights_and_cache_every_text_is_plain_decodings(
+    f32_model: Path, sampling: SamplingParams
+) -> None:
+    done = list(runs(f32_model, EXACT, sampling))
+    assert len(done) > 50
+    assert [run for run in done if run.first_difference is not None] == []
+    assert sum(run.n_accepted for run in done) > 200
+
+
+@GREEDY_AND_SEEDED
+def test_with_f32_weights_no_draft_model_and_no_head_changes_a_text(
+    f32_model: Path,
+    f32_heads: list[Path],
+    sampling: SamplingParams,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With rows as cheap as these auto drafts whatever this machine's are.
+    cheap = CostModel({0: CostCurve((1, 64), (5e-3, 7.5e-3))})
+    monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
+    monkeypatch.setattr(cheap, "follow", lambda *step: None)
+    monkeypatch.setattr("speculation.engine.save_cost", lambda *kept: None)
+    paired = {"draft_model": "bundled-draft", "heads": f32_heads}
+    kinds = ["chat", "extraction"]
+    done = list(runs(f32_model, EXACT, sampling, DRAFTING, categories=kinds, **paired))
+    assert [run for run in done if run.first_difference is not None] == []
+    accepted = {run.method: 0 for run in done if run.method != "ar"}
+    for run in done:
+        if run.method in accepted:
+            accepted[run.method] += run.n_accepted
+    assert len(accepted) == len(DRAFTING) - 1
+    assert min(accepted.values()) > 0, accepted
+
+
+def test_as_shipped_texts_differ_only_where_two_tokens_are_almost_equally_likely() -> None:
+    done = list(runs(resolve("bundled"), ContextParams(n_threads=1), SamplingParams()))
+    gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]
+    assert all(gap is not None and abs(gap) < 0.2 for gap in gaps), gaps
+    assert len(gaps) < 0.1 * len(done)
+
+
+def test_a_reply_that_was_cut_short_goes_on_as_it_would_have(f32_model: Path) -> None:
+    said = [{"role": "user", "content": "Tell me a story about a ship."}]
+    with Engine.load(f32_model, EXACT) as engine:
+        whole = engine.chat(said, method="ar", max_tokens=40).run()
+        for n in (1, 7, 20):
+            begun = engine.chat(said, method="ar", max_tokens=n).run().text
+            more = [*said, {"role": "assistant", "content": begun}]
+            rest = engine.chat(more, method="prompt-lookup", max_tokens=40 - n).run()
+            assert begun + rest.text == whole.text
+            assert rest.stats.n_reused >= whole.stats.n_prompt

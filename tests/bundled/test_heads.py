@@ -1,0 +1,80 @@
+"""The bundled heads: all kinds, for the bundled model, small, and right often enough to draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batching.errors import HeadsError
+from batching.llama.context import ContextParams
+from speculation.bench.__main__ import main
+from speculation.chat.template import chat_prompt
+from speculation.engine import Engine
+from speculation.registry import paired_heads, resolve
+
+QUESTIONS = (
+    "What can you do?",
+    "Repeat this: The kettle sang while Zelda counted 47 blue stamps.",
+    "Turn this into bullet points: tea, milk, sugar and bread",
+    "Greta bought 14 lamps in Oslo. Ivan lives in Lima and works as a baker. What did Greta buy?",
+    "What does brave mean?",
+    "Tell me a short story about a fox.",
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load("bundled", ContextParams(n_threads=1), heads="paired") as engine:
+        yield engine
+
+
+def test_there_is_a_head_of_each_kind_in_eight_megabytes(engine: Engine) -> None:
+    assert set(engine.resources.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
+    assert sum(resolve(name).stat().st_size for name in paired_heads("bundled")) <= 8_000_000
+
+
+@pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
+def test_heads_in_the_place_of_a_model_are_told_where_they_belong(heads: str) -> None:
+    told = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
+    with pytest.raises(HeadsError, match=told):
+        Engine.load(heads)
+    with pytest.raises(HeadsError, match=told):
+        Engine.load("bundled", ContextParams(n_threads=1), draft_model=heads)
+
+
+def test_each_head_has_a_card() -> None:
+    for name in paired_heads("bundled"):
+        card = Path(resolve(name)).with_suffix(".md").read_text(encoding="utf-8")
+        assert resolve(name).name in card
+        assert f"{resolve(name).stat().st_size:,} bytes" in card
+
+
+def test_the_bench_takes_them_by_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    flags = "--heads --methods medusa --categories chat --limit 1 --n-predict 8 --threads 1 --json"
+    assert main([*flags.split(), str(file)]) == 0
+    assert "medusa" in capsys.readouterr().out
+    heads = json.loads(file.read_text(encoding="utf-8"))["settings"]["heads"]
+    assert [name.split()[0] for name in heads] == [
+        resolve(name).name for name in paired_heads("bundled")
+    ]
+
+
+# Half of what each gave when it was made, beyond the one token that every step gives.
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [("medusa", 1.3), ("redrafter", 1.4), ("eagle-1", 1.8), ("eagle-2", 1.9), ("eagle-3", 1.5)],
+)
+def test_heads_draft_much_of_what_the_model_says(engine: Engine, method: str, least: float) -> None:
+    n_tokens = n_steps = 0
+    for question in QUESTIONS:
+        prompt = chat_prompt(engine.model, [{"role": "user", "content": question}]).tokens
+        stats = engine.generate(prompt, method=method, max_tokens=40).run().stats
+        n_tokens += stats.n_tokens
+        n_steps += stats.n_steps
+    assert n_tokens / n_steps > least

@@ -1,0 +1,478 @@
+"""What auto decides, without a model: which candidates to decode, given what a batch costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from batching.tree import TokenTree
+from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.drafter import Auto, AutoParams, Source
+from speculation.auto.selection import ample_rows, choose, likeliest_path, path_probs
+from speculation.drafter import Step
+from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.drafting.estimates import Estimates
+
+FLAT = [0.0] + [1.0] * 64
+LINEAR = [float(n) for n in range(65)]
+
+
+def random_tree(rng: random.Random, n: int) -> TokenTree:
+    tree = TokenTree(0)
+    for token in range(1, n + 1):
+        tree.add(rng.randrange(len(tree)), token, prob=rng.random())
+    return tree
+
+
+def expected_rate(tree: TokenTree, nodes: tuple[int, ...], cost: list[float]) -> float:
+    probs = path_probs(tree)
+    return (1.0 + sum(probs[node] for node in nodes)) / cost[len(nodes) + 1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_choice_is_the_one_that_exhaustive_search_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = random_tree(rng, 8)
+    cost = [0.0, 1.0]
+    for _ in range(8):
+        cost.append(cost[-1] + rng.choice((0.0, 0.05, 0.3, 1.0)) * rng.random())
+    nodes = range(1, len(tree))
+    rooted = [
+        some
+        for n in range(len(tree))
+        for some in combinations(nodes, n)
+        if all(tree.parents[node] in (0, *some) for node in some)
+    ]
+    best = max(expected_rate(tree, some, cost) for some in rooted)
+    chosen = choose(tree, cost)
+    assert all(tree.parents[node] in (0, *chosen) for node in chosen)
+    assert expected_rate(tree, tuple(chosen), cost) == pytest.approx(best, abs=1e-12)
+
+
+def test_where_rows_are_free_the_batch_is_filled() -> None:
+    tree = random_tree(random.Random(1), 63)
+    assert choose(tree, FLAT) == list(range(1, 64))
+    assert len(choose(tree, FLAT, max_nodes=10)) == 10
+
+
+def test_nothing_is_chosen_beyond_the_end_of_the_text() -> None:
+    wide, chain = random_tree(random.Random(1), 63), TokenTree(0)
+    chain.add_chain(0, range(1, 20))
+    wide.max_depth = chain.max_depth = 2
+    assert choose(wide, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
+    assert choose(chain, FLAT) == [1, 2]
+
+
+def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None:
+    tree = TokenTree(0)
+    node = tree.add(0, 1, prob=1.0)
+    node = tree.add(node, 2, prob=1.0)
+    tree.add(node, 3, prob=0.9)
+    tree.add(0, 4, prob=0.5)
+    assert choose(tree, LINEAR) == []
+    nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
+    assert choose(tree, nearly) == [1, 2]
+
+
+def test_of_one_path_the_likeliest_is_decoded_and_of_drawn_drafts_the_first() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 2, prob=0.3)
+    second = tree.add(0, 3, prob=0.5)
+    tree.add(first, 4, prob=0.9)
+    below = tree.add(second, 5, prob=0.9)
+    tree.add(second, 6, prob=0.1)
+    assert likeliest_path(tree) == [second, below]  # 0.5 + 0.45 against 0.3 + 0.27
+    tree.one_path = True
+    assert choose(tree, [0.0, *[1.0] * 10]) == [second, below]
+    # Which of two drafts is likelier depends on what was drawn: to go by it would bend the sample.
+    tree.draft_probs = {node: np.full(8, 0.125, np.float32) for node in range(1, 6)}
+    assert likeliest_path(tree) == [first, first + 2]
+
+
+def test_a_change_of_batch_shape_has_to_pay_for_itself() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.6)
+    cost = [0.0, 1.0, 1.5]
+    assert choose(tree, cost) == [1]
+    assert choose(tree, cost, last_rows=1, switch_seconds=0.2) == []
+    assert choose(tree, cost, last_rows=2, switch_seconds=0.2) == [1]
+
+
+def test_time_that_every_step_takes_makes_longer_drafts_worth_it() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.4)
+    cost = [0.0, 1.0, 1.5]
+    assert choose(tree, cost) == []
+    assert choose(tree, cost, overhead_seconds=1.0) == [1]
+
+
+def test_drafts_must_beat_plain_decoding_by_the_margin() -> None:
+    tree = TokenTree(0)
+    tree.add(0, 1, prob=0.6)  # 1.6 tokens for the time of 1.4 steps: 14% more a second
+    assert choose(tree, [0.0, 1.0, 1.4]) == [1]
+    assert choose(tree, [0.0, 1.0, 1.4], margin=0.13) == [1]
+    assert choose(tree, [0.0, 1.0, 1.4], margin=0.15) == []
+
+
+def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
+    curve = CostCurve((1, 2, 4), (1.0, 2.0, 1.5))
+    assert [curve.at(n) for n in (1, 2, 3, 4)] == [1.0, 1.5, 1.5, 1.5]  # 2.0 was a disturbance
+    curve = CostCurve((1, 3), (1.0, 2.0))
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 1.5, 2, 2.5, 3, 50.5])
+    assert curve.row_share == pytest.approx(0.5)
+
+
+def test_no_more_rows_are_ample_than_could_pay() -> None:
+    flat, steep, between = (CostCurve((1, 64), (1.0, c)).table for c in (1.0, 64.0, 22.0))
+    assert ample_rows(flat) == 63  # 98% of 64 tokens a step
+    assert ample_rows(steep) == 1
+    assert ample_rows(steep, overhead_seconds=0.5) == 18  # 18 / 18.5 of 64 / 64.5
+    assert ample_rows(between) == 39  # 39 / 13.67 of 64 / 22
+
+
+def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
+    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))
+    for _ in range(320):
+        curve.follow(4, 4.0)
+    assert curve.at(4) == pytest.approx(4.0, rel=0.05)
+    assert curve.at(8) >= curve.at(4) >= curve.at(2) > 1.5
+
+
+def test_the_shape_of_a_curve_follows_what_many_steps_show() -> None:
+    curve = CostCurve((1, 8), (1.0, 2.0))
+    shapes = []
+    for n_steps in (16, 640, 16):
+        for _ in range(n_steps // 2):
+            curve.follow(1, 1.0)
+            curve.follow(8, 3.0 if n_steps == 640 else 2.0 if not shapes else 6.0)
+        shapes.append(curve.at(8) / curve.at(1))
+    assert shapes[0] == pytest.approx(2.0)
+    assert shapes[1] == pytest.approx(3.0, rel=0.1)
+    assert shapes[2] < 3.4  # a few steps no longer count for much
+
+
+def test_a_region_of_the_context_has_a_curve_of_its_own() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
+    for _ in range(640):
+        cost.follow([(1, 3000, 2.0)])
+    assert cost.curve(3000).at(1) == pytest.approx(2.0, rel=0.05)
+    assert cost.curve(100).at(1) == 1.0
+
+
+def test_replies_of_a_few_tokens_do_not_make_single_rows_look_dear() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0), 0.5)})
+    for _ in range(500):  # texts
+        cost.begin()
+        for seconds in (30.0, 3.0, 2.0, 1.3):
+            cost.follow([(1, 100, seconds)])
+    assert (cost.curve(100).at(1), cost.curve(100).switch_seconds) == (1.0, 0.5)
+
+
+def test_between_measured_regions_the_cost_rises_with_the_text_before() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0)), 1024: CostCurve((1, 8), (2.0, 5.0))})
+    # Regions stand for n_past 128, 384, 768, 1536, 3072: 640 of 1408 tokens on the way.
+    assert cost.curve(600).at(8) == pytest.approx(2 + 3 * 640 / 1408)
+    assert cost.curve(3000).at(1) == pytest.approx(1 + 2944 / 1408)
+
+
+def test_estimates_follow_what_holds_and_what_does_not() -> None:
+    estimates = Estimates((0.5, 0.7))
+    assert estimates.run(range(10), 1.0, 0.2) == pytest.approx([0.5, 0.7, 0.7])
+    for _ in range(200):
+        estimates.learn(1, held=False)
+    assert estimates.of(1) < 0.2
+    assert estimates.of(0) < 0.5  # a text that fails here is likelier to fail there
+
+
+def auto_on(row_share: float) -> Auto:
+    curve = CostCurve((1, 64), (1.0, 1 + 63 * row_share))
+    lookup = Source("prompt-lookup", PromptLookup(PromptLookupParams(branches=2)))
+    return Auto(AutoParams(), [lookup], CostModel({0: curve}))
+
+
+def test_auto_drafts_a_repetition_and_names_its_source() -> None:
+    auto = auto_on(0.01)
+    text = [5, 6, 7, 8, 9] * 4
+    auto.begin(text)
+    tree = TokenTree(text[-1])
+    auto.draft(text, tree)
+    assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
+    assert set(tree.sources.values()) == {"prompt-lookup"}
+
+
+class Never:
+    """Drafts nothing and takes its time over it."""
+
+    n_branches = 0
+
+    def __init__(self) -> None:
+        self.began = 0
+
+    def begin(self, prompt: object) -> None:
+        self.began += 1
+
+    def draft(self, tokens: object, tree: object) -> None:
+        pass
+
+    def observe(self, step: object) -> None:
+        pass
+
+
+def take_step(auto: Auto, path: Sequence[int] = (0,)) -> int:
+    """Let auto draft in a text of one token, and see a decode of a second; how many rows it had."""
+    tree = TokenTree(1)
+    auto.draft([1], tree)
+    auto.observe(Step(tree, None, list(path), 9, 1.0))  # type: ignore[arg-type]
+    return len(tree)
+
+
+def steps_awake(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, n_steps: int, n_a_text: int | None = None
+) -> list[bool]:
+    """Whether a source is awake at each step when drafting takes ``seconds`` and a step 1 s.
+
+    Texts of ``n_a_text`` steps, or one text of all.
+    """
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += seconds / 2  # it is read twice in draft and twice in observe
+        return clock[0]
+
+    monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+    source = Source("never", Never())
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
+    awake = []
+    for now in range(n_steps):
+        if now % (n_a_text or n_steps) == 0:
+            auto.begin([1])
+        awake.append(source.wakes_at <= now)
+        take_step(auto)
+    return awake
+
+
+def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds in (0.005, 0.1, 2.0):
+        awake = steps_awake(monkeypatch, seconds, 4000)
+        assert awake[0]
+        assert sum(awake) * seconds <= 0.016 * 4000
+
+
+def test_short_replies_one_after_the_other_wake_only_what_costs_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(steps_awake(monkeypatch, 0.05, 600, 6))
+    awake = steps_awake(monkeypatch, 0.2, 600, 6)
+    assert awake[0]
+    assert sum(awake) * 0.2 <= 0.016 * 600
+
+
+def test_a_source_that_never_pays_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    awake = steps_awake(monkeypatch, 1.0, 8000)
+    tries = [now for now, is_awake in enumerate(awake) if is_awake]
+    rests = [b - a for a, b in pairwise(tries)]
+    assert rests[:5] == [126, 301, 601, 601, 601]
+
+
+def test_what_a_lone_source_gains_unwatched_is_weighed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def tick() -> float:
+        clock[0] += 0.01
+        return clock[0]
+
+    monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+    source = Source("says", Says(7, 0.9))
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.63))}))
+    auto.begin([1])
+    accounts = []
+    for _ in range(9):
+        take_step(auto, [0, 1])
+        accounts.append(source.account)
+    # A draft that holds saves 0.99 of a step, and drafting takes 0.02.
+    assert accounts[:8] == pytest.approx([0.97] * 8)
+    assert accounts[8] == pytest.approx(min(9 * 0.97, 8.0))
+
+
+def test_after_a_prompt_every_number_of_rows_is_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: 0.0)
+    drafter = Says(7, 0.3)
+    cost = CostModel({0: CostCurve((1, 64), (1.0, 1.63), 0.5)})
+    auto = Auto(AutoParams(), [Source("says", drafter)], cost)
+    n_rows = []
+    for _ in range(2):
+        auto.begin([1])
+        for prob in (0.3, 0.0, 0.3, 0.3):
+            drafter.prob = prob
+            n_rows.append(take_step(auto))
+    # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
+    assert n_rows == [2, 1, 1, 1] * 2
+
+
+def test_reading_a_text_is_a_debt_of_what_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    class Reader(Never):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def begin(self, prompt: object) -> None:
+            clock[0] += 8.0
+
+        def draft(self, tokens: object, tree: object) -> None:
+            clock[0] += self.seconds
+
+    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: clock[0])
+    for seconds, rest in ((0.1, 0.0), (0.15, 8.3 / 0.008)):
+        source = Source("reader", Reader(seconds))
+        auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
+        for _ in range(2):  # what it costs is known after the first text
+            auto.begin([1])
+            take_step(auto)
+        assert source.wakes_at == pytest.approx(2 + rest if rest else 0.0)
+
+
+def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds, began in ((0.1, 2), (0.5, 1)):
+        clock = [0.0]
+
+        def tick(clock: list[float] = clock, seconds: float = seconds) -> float:
+            clock[0] += seconds / 2
+            return clock[0]
+
+        monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+        drafter = Never()
+        source = Source("never", drafter)
+        source.begin([1], 0)
+        tree = TokenTree(1)
+        step = Step(tree, None, [0], 9, 1.0)  # type: ignore[arg-type]
+        for now in range(30):
+            if source.wakes_at <= now:
+                source.draft([1], tree)
+                source.observe(step, gain=0.0, plain=1.0, now=now + 1)
+        assert source.wakes_at > 30
+        source.begin([2], 30)
+        assert drafter.began == began
+
+
+class Says:
+    """Drafts one token that it gives a probability."""
+
+    n_branches = 0
+
+    def __init__(self, token: int, prob: float) -> None:
+        self.token, self.prob = token, prob
+        self.asked = 0
+
+    def begin(self, prompt: object) -> None:
+        pass
+
+    def draft(self, tokens: object, tree: TokenTree) -> None:
+        self.asked += 1
+        if self.prob:
+            tree.add(0, self.token, prob=self.prob)
+
+    def observe(self, step: object) -> None:
+        pass
+
+
+def two_sources(
+    monkeypatch: pytest.MonkeyPatch, cheap: Says, dear: Says, seconds: float
+) -> tuple[Auto, list[Source]]:
+    """auto with a source that takes no time and one that takes ``seconds``; a step takes 1 s."""
+    clock = [0.0]
+
+    class Timed(Says):
+        def draft(self, tokens: object, tree: TokenTree) -> None:
+            dear.draft(tokens, tree)
+            clock[0] += seconds
+
+    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: clock[0])
+    sources = [Source("cheap", cheap), Source("dear", Timed(0, 0.0))]
+    auto = Auto(AutoParams(), sources, CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
+    auto.begin([1])
+    return auto, sources
+
+
+def run_step(auto: Auto, came: int) -> TokenTree:
+    """A step after which token ``came`` turns out to follow."""
+    tree = TokenTree(1)
+    auto.draft([1], tree)
+    found = tree.children(0, came)
+    path, bonus = ([0, found[0]], 9) if found else ([0], came)
+    auto.observe(Step(tree, None, path, bonus, 1.0))  # type: ignore[arg-type]
+    return tree
+
+
+def test_a_dear_source_is_asked_where_the_others_leave_enough_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cheap, dear = Says(5, 0.0), Says(6, 0.8)
+    auto, _ = two_sources(monkeypatch, cheap, dear, 0.3)
+    for _ in range(40):  # alone it holds and saves 0.9 of a step in 0.3
+        run_step(auto, came=6)
+    assert dear.asked == 40
+    cheap.prob = 0.9
+    for _ in range(20):
+        run_step(auto, came=5)
+    assert dear.asked == 40
+    cheap.prob = 0.3
+    run_step(auto, came=6)
+    assert dear.asked == 41
+
+
+def test_drafts_of_two_sources_share_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, _ = two_sources(monkeypatch, Says(5, 0.6), Says(6, 0.5), 0.0)
+    tree = run_step(auto, came=5)
+    assert tree.tokens[1:] == [5, 6]
+    assert tree.probs[1:] == pytest.approx([0.6, 0.2])
+
+
+def test_a_source_that_is_wrong_where_it_is_asked_is_believed_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auto, sources = two_sources(monkeypatch, Says(5, 0.0), Says(6, 0.7), 0.0)
+    first = run_step(auto, came=7)
+    for _ in range(50):
+        run_step(auto, came=7)
+    assert first.probs[1] == pytest.approx(0.7)
+    assert sources[1].likely(0.7) < 0.4  # from there on it is no longer worth its row
+    assert sources[0].likely(0.7) == pytest.approx(0.7)
+
+
+class Windowed(Never):
+    window_rows = 3
+    window_branches = 1
+
+    def explore(self, tree: TokenTree) -> None:
+        tree.add_nodes([0, 1, 2], [1, 2, 3], [7, 7, 7], [False, False, True], draft=False)
+
+
+def test_a_window_is_decoded_while_it_pays() -> None:
+    drafter = Windowed()
+    source = Source("lookahead", drafter, drafter)
+    auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
+    auto.begin([1])
+    rows = [take_step(auto) for _ in range(20)]
+    assert rows[0] == 4
+    assert rows[-1] == 1  # nothing was gained, and every window cost a third of a step
+
+
+def test_branches_beyond_the_sequences_are_left_out() -> None:
+    tree = TokenTree(0)
+    for token in range(1, 9):
+        tree.add(0, token, prob=0.125 - token / 1000)
+    assert choose(tree, FLAT, max_leaves=3) == [1, 2, 3]

@@ -1,0 +1,269 @@
+"""The benchmark's page of figures, and what is shown of a method's choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from speculation.bench import __main__ as bench
+from speculation.bench.html_report import command_line, write_report
+from speculation.bench.plots import PALETTE, colours
+from speculation.bench.report import bucketed, choices, positions
+from speculation.bench.results import Results, Run
+from speculation.bench.suites import SUITES
+from speculation.bench.summary import summarise
+from speculation.bench.table import Table
+from speculation.methods import METHODS
+
+PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
+
+
+def run(method: str, prompt_id: str, seconds: float, **more: Any) -> Run:
+    """A run of six steps and ten tokens, on the category that its id begins with."""
+    fields: dict[str, Any] = {
+        "category": prompt_id.split("-")[0],
+        "repeat": 0,
+        "n_prompt": 5,
+        "tokens": list(range(10)),
+        "n_first": 1,
+        "n_steps": 6,
+        "n_rows": 20,
+        "n_drafted": 14,
+        "n_accepted": 4,
+        "prefill_seconds": 0.25,
+        "decode_seconds": seconds,
+        "phase_seconds": PHASES,
+        "finish_reason": "length",
+        "rows_histogram": {1: 3, 4: 2, 9: 1},
+        "tokens_histogram": {1: 4, 3: 2},
+    }
+    return Run(method=method, prompt_id=prompt_id, **{**fields, **more})
+
+
+def results(*runs: Run, **more: Any) -> Results:
+    fields: dict[str, Any] = {
+        "model": {"file": "m.gguf", "name": "M <7B>", "description": "llama 7B"},
+        "device": {"devices": ["cpu: C"], "threads": 2},
+        "settings": {"repeat": 1, "raw": False},
+        "started": "2026-01-31T12:30:00+00:00",
+        "complete": True,
+    }
+    return Results(**{**fields, **more}, runs=list(runs))
+
+
+# Choices
+
+
+def test_rows_are_counted_by_buckets_that_end_at_powers_of_two() -> None:
+    histogram = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 8: 6, 9: 7, 16: 8, 17: 9, 64: 10, 65: 11, 500: 12}
+    assert bucketed(histogram) == [1, 2, 7, 11, 15, 9, 10, 23]
+
+
+def test_what_a_method_chose_is_told_by_category_and_source() -> None:
+    runs = [
+        run("ar", "chat-1", 1.0),
+        run("auto", "chat-1", 1.0, accepted_by_source={"lookup": 3, "recycling": 1}),
+        run("ar", "code-1", 1.0),
+        run("auto", "code-1", 1.0, rows_histogram={2: 6}, accepted_by_source={"lookup": 4}),
+        run("ar", "talk-1", 1.0),
+        run("auto", "talk-1", 1.0, rows_histogram={1: 6}),
+    ]
+    (table,) = choices(summarise(runs))
+    assert table.title == "what auto chose"
+    assert [list(row) for row in (table.headings, *table.rows)] == [
+        [
+            *("steps with rows:", "1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+"),
+            *("accepted from:", "lookup", "recycling"),
+        ],
+        ["chat", "50%", "0%", "33%", "0%", "17%", "0%", "0%", "0%", "", "75%", "25%"],
+        ["code", "0%", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "", "100%", "0%"],
+        ["talk", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "0%", "", "–", "–"],
+        ["all categories", "50%", "33%", "11%", "0%", "6%", "0%", "0%", "0%", "", "88%", "12%"],
+    ]
+
+
+def test_each_position_counts_the_steps_that_came_to_the_one_before() -> None:
+    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, all of these a second
+    runs = [
+        run("ar", "chat-1", 1.0, tokens_histogram={1: 10}),
+        run("jacobi", "chat-1", 1.0, tokens_histogram=drafting),
+        run("ar", "code-1", 1.0, tokens_histogram={1: 10}),
+        run("jacobi", "code-1", 1.0, tokens_histogram={1: 4}),
+    ]
+    chat, code, everything = positions(summarise(runs))
+    assert list(chat.headings) == ["draft token:", *"12345678"]
+    assert [list(row) for row in chat.rows] == [
+        ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
+    ]
+    assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
+    assert everything.title == "accepted in a row, all categories: 2 prompts"
+    assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    assert len(set(colours(list(METHODS)).values())) == len(METHODS)
+
+
+def test_methods_with_one_source_have_no_such_table() -> None:
+    assert choices(summarise([run("ar", "chat-1", 1.0), run("jacobi", "chat-1", 1.0)])) == []
+
+
+def test_a_method_that_chooses_is_shown_though_nothing_was_accepted() -> None:
+    (table,) = choices(summarise([run("ar", "chat-1", 1.0), run("auto", "chat-1", 1.0)]))
+    assert list(table.headings)[-1] == "65+"
+    assert table.note.endswith("no draft was accepted")
+
+
+# Tables
+
+
+def test_a_table_is_aligned_and_can_be_cut() -> None:
+    table = Table("rules", ["name", "n"], [["a", "1"], ["bcdef", "23"], ["g", "456"]], "a note")
+    assert table.text().splitlines() == [
+        "rules",
+        "name     n",
+        "a        1",
+        "bcdef   23",
+        "g      456",
+        "a note",
+    ]
+    assert table.text(2).splitlines()[-2:] == [
+        "and 1 more; --json and --report have them",
+        "a note",
+    ]
+
+
+def test_a_table_in_html_is_escaped() -> None:
+    html = Table("a<b", ["x&y"], [["<script>"]]).html()
+    assert "<caption>a&lt;b</caption>" in html
+    assert "<th scope=col>x&amp;y</th>" in html
+    assert "<th scope=row>&lt;script&gt;</th>" in html
+
+
+# The page
+
+
+def test_the_command_names_files_without_their_folders() -> None:
+    assert (
+        command_line(
+            [
+                "--model",
+                "/home/me/a b.gguf",
+                "--json=results/o.json",
+                "--prompt",
+                "a/b",
+                "--limit",
+                "2",
+            ]
+        )
+        == "python -m speculation.bench --model 'a b.gguf' --json=o.json --prompt a/b --limit 2"
+    )
+
+
+def test_a_method_has_one_colour_and_no_two_of_a_few_share_one() -> None:
+    few = colours(["ar", "jacobi", "lookahead", "lookahead:window=7", "lookahead:window=5"])
+    assert len(set(few.values())) == 5
+    assert few["jacobi"] == colours(["jacobi", "ar"])["jacobi"]
+    assert few["ar"] not in PALETTE
+
+
+def test_the_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    measured = results(
+        run("ar", "chat-1", 1.0),
+        run("jacobi:guesses=4", "chat-1", 0.5),
+        run("ar", "chat-2", 1.0),
+        run("jacobi:guesses=4", "chat-2", 0.25),
+        run("ar", "code-1", 1.0),
+        run("jacobi:guesses=4", "code-1", 0.5, accepted_by_source={"guess": 4}),
+    )
+    page = write_report(
+        tmp_path / "report",
+        SUITES["builtin"],
+        measured,
+        differences="every <text> identical",
+        notes=["a note"],
+        command="python -m speculation.bench",
+    )
+    text = page.read_text(encoding="utf-8")
+    for wanted in (
+        "M &lt;7B&gt;: methods side by side",
+        "2026-01-31 12:30 UTC",
+        "<b>2.40×</b><span>jacobi:guesses=4,<wbr> 1.67 tokens per step</span>",  # 10/1.25 over 10/3
+        "<td>3.00 ± 1.41</td>",
+        "what jacobi:guesses=4 chose",
+        "every &lt;text&gt; identical",
+        "a note",
+        "cpu: C",
+        "<pre>python -m speculation.bench</pre>",
+    ):
+        assert wanted in text
+    assert not re.search(r"<script|<link|@import|url\(|https?://", text)
+    assert re.findall(r'src="([^;]+;[^,]+),', text) == ["data:image/svg+xml;base64"] * 3
+    figures = sorted(path.name for path in page.parent.glob("*.svg"))
+    assert figures == ["phases.svg", "speed-up.svg", "tokens-per-step.svg"]
+    for name in figures:
+        root = ElementTree.parse(page.parent / name).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert not list(root.iter("{http://www.w3.org/2000/svg}text"))  # letters are outlines
+
+
+def test_a_page_of_plain_decoding_alone_can_be_made(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = write_report(
+        tmp_path,
+        SUITES["builtin"],
+        dataclasses.replace(results(run("ar", "chat-1", 1.0)), complete=False),
+        differences="",
+        notes=[],
+        command="",
+    )
+    assert "unfinished" in page.read_text(encoding="utf-8")
+
+
+def test_without_matplotlib_the_report_is_refused_before_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("speculation.bench.plots.find_spec", lambda name: None)
+    assert bench.main(["--model", "no/such.gguf", "--report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: --report draws its figures with matplotlib, which is not installed; "
+        "pip install matplotlib, or leave --report out"
+    )
+
+
+def test_a_report_goes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    if util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib")
+    assert bench.main(["--model", "no/such.gguf", "--report", str(tmp_path / "file")]) == 2
+    assert "it is a file; give a folder" in capsys.readouterr().err
+
+
+def test_a_report_is_made_of_a_file_without_measuring(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    flags = [
+        *("--model", str(tiny_model), "--prompt", "the cat", "--n-predict", "5", "--threads", "1"),
+        *("--flash-attn", "off", "--methods", "jacobi", "--json", str(tmp_path / "out.json")),
+    ]
+    assert bench.main(flags) == 0
+    monkeypatch.setattr("speculation.bench.suites.suite.measure", None)
+    assert bench.main([*flags, "--resume", "--report", str(tmp_path / "page")]) == 0
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert "jacobi" in page
+    assert str(tmp_path) not in page
+
+
+def test_measuring_does_not_import_matplotlib() -> None:
+    code = "import sys, speculation.bench.__main__; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

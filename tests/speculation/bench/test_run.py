@@ -1,0 +1,265 @@
+"""The benchmark as a whole, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.llama.context import ContextParams, Output
+from batching.llama.sampler import Sampler
+from batching.tree import TokenTree
+from speculation.bench import __main__ as bench
+from speculation.bench.prompt_file import Prompt
+from speculation.bench.run import Plan, measure, plain_logits
+from speculation.bench.suites import suite
+from speculation.engine import Engine
+from speculation.methods import METHODS, MethodKind, NoParams, parse_method
+from speculation.sampling import SamplingParams
+
+EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
+PROMPTS = (
+    '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'
+    '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
+)
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(PROMPTS, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Any:
+    params = ContextParams(n_threads=1, kv_type="f32", flash_attn="off")
+    with Engine.load(tiny_model, params) as loaded:
+        yield loaded
+
+
+class Wrong:
+    """A verifier that is not lossless: it takes the second best token at every step."""
+
+    def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
+        return [0], int(np.argsort(output.logits(0))[-2])
+
+
+@pytest.fixture
+def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(
+        METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda *_: [], lambda *_: Wrong())
+    )
+    return "wrong"
+
+
+def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str, Any]:
+    """The JSON of a benchmark that ends with ``code``."""
+    assert bench.main([*arguments, *EXACT, "--json", str(path)]) == code
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def test_the_json_holds_every_run_of_every_method(
+    tiny_model: Path, prompt_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    document = bench_json(
+        tmp_path / "out.json",
+        [
+            *("--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "12"),
+            *("--repeat", "2", "--trace-batches", str(trace)),
+            *("--methods", "prompt-lookup", "jacobi:guesses=4"),
+        ],
+    )
+    assert list(document) == [
+        *("model", "device", "settings", "started", "complete"),
+        *("runs", "curves", "summary", "skipped"),
+    ]
+    assert document["complete"] is True
+    assert document["model"]["file"] == tiny_model.name
+    assert document["model"]["n_params"] > 0
+    assert document["device"]["threads"] == 1
+    assert any(device.startswith("cpu: ") for device in document["device"]["devices"])
+    assert document["settings"]["methods"] == ["ar", "prompt-lookup", "jacobi:guesses=4"]
+    assert document["settings"]["kv_type"] == "f32"
+    assert document["skipped"] == []
+
+    runs = document["runs"]
+    assert [(run["prompt_id"], run["repeat"], run["method"]) for run in runs] == [
+        (prompt_id, repeat, method)
+        for prompt_id in ("c1", "c1#2", "d1")
+        for repeat in (0, 1)
+        for method in ("ar", "prompt-lookup", "jacobi:guesses=4")
+    ]
+    for one in runs:
+        assert set(one) >= {
+            *("method", "prompt_id", "category", "tokens", "n_steps", "n_drafted", "n_accepted"),
+            *("prefill_seconds", "decode_seconds", "phase_seconds", "same_as_ar"),
+            "first_difference",
+        }
+        assert len(one["tokens"]) == one["n_tokens"] <= 12
+        assert set(one["phase_seconds"]) == {"draft", "build", "decode", "verify", "commit"}
+        assert one["same_as_ar"] is True
+        assert one["first_difference"] is None
+        assert one["method"] != "ar" or one["n_drafted"] == 0
+    assert {row["category"] for row in document["summary"]} == {"cats", "dogs", "all"}
+    assert len(document["summary"]) == 9
+
+    shown = capsys.readouterr()
+    assert "every text identical to plain decoding (18 runs)" in shown.out
+    assert "\x1b" not in shown.out + shown.err
+    assert "18/18" in shown.err
+    rows = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) > sum(one["n_steps"] for one in runs)
+    assert all(len(row) == 4 for batch in rows for row in batch)
+
+
+def test_a_text_that_differs_is_reported_with_its_gap(
+    tiny_model: Path,
+    prompt_file: str,
+    tmp_path: Path,
+    wrong_method: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "4"]
+    document = bench_json(tmp_path / "out.json", [*arguments, "--methods", wrong_method])
+    found = [run["first_difference"] for run in document["runs"] if run["method"] == "wrong"]
+    assert [at["index"] for at in found] == [0, 0, 0]
+    assert all(at["logit_gap"] > 0 and at["ar_token"] != at["token"] for at in found)
+    assert [row["n_different"] for row in document["summary"]] == [0, 2, 0, 1, 0, 3]
+    assert "3 of 6 runs differ from plain decoding" in capsys.readouterr().out
+
+
+def test_the_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engine) -> None:
+    prompt = engine.model.tokenize("the cat saw a dog")
+    tokens = engine.generate(prompt, method="ar", max_tokens=6).run().token_ids
+    assert [
+        int(plain_logits(engine, prompt, tokens[:n]).argmax()) for n in range(len(tokens))
+    ] == tokens
+
+
+def test_every_method_sees_plain_decodings_replies_before_a_later_turn(
+    engine: Engine, wrong_method: str
+) -> None:
+    methods = [parse_method(name) for name in (wrong_method, "ar")]
+    seen: dict[tuple[str, str], list[int]] = {}
+    replies: dict[tuple[str, str], str] = {}
+
+    def on_run(method: str, prompt_id: str, done: Any) -> None:
+        seen[prompt_id, method] = done.prompt
+        replies[prompt_id, method] = done.text
+
+    plan = Plan(methods, SamplingParams(), 6)
+    list(measure(engine, [Prompt("c", "cats", ("the cat", "a dog"))], plan, on_run))
+    assert replies["c", "ar"] != replies["c", "wrong"]
+    assert seen["c#2", "wrong"] == seen["c#2", "ar"]
+    text = engine.model.detokenize(seen["c#2", "ar"]).decode()
+    assert f"<|assistant|>{replies['c', 'ar']}<|end|>" in text
+
+
+def test_raw_prompts_are_continued_as_they_are(engine: Engine) -> None:
+    seen: list[list[int]] = []
+    plan = Plan([parse_method("ar")], SamplingParams(), 3, raw=True)
+    prompts = [Prompt("c", "cats", ("the cat",))]
+    list(measure(engine, prompts, plan, lambda method, prompt_id, done: seen.append(done.prompt)))
+    assert seen == [engine.model.tokenize("the cat")]
+
+
+def test_every_run_prefills_its_whole_prompt(engine: Engine) -> None:
+    reused: list[int] = []
+    plan = Plan([parse_method("ar"), parse_method("jacobi")], SamplingParams(), 3, repeat=2)
+
+    def on_run(method: str, prompt_id: str, done: Any) -> None:
+        reused.append(done.stats.n_reused)
+
+    list(measure(engine, [Prompt("c", "cats", ("the cat",))], plan, on_run))
+    assert reused == [0, 0, 0, 0]
+
+
+def test_turns_too_long_for_the_context_are_skipped_and_named(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    long = "cat " * 100
+    path.write_text(
+        f'{{"question_id": "a", "turns": ["the cat", "{long}", "a dog"]}}\n{{"prompt": "a cat"}}\n',
+        encoding="utf-8",
+    )
+    arguments = ["--model", str(tiny_model), "--prompts", str(path), "--ctx", "256"]
+    document = bench_json(
+        tmp_path / "out.json", [*arguments, "--methods", "ar", "--n-predict", "40"]
+    )
+    assert [run["prompt_id"] for run in document["runs"]] == ["a", "line-2"]
+    assert [turn["prompt_id"] for turn in document["skipped"]] == ["a#2", "a#3"]
+    shown = capsys.readouterr()
+    assert "2 prompts skipped, too long for the context: a#2, a#3" in shown.out
+    assert "a#2 is skipped: " in shown.err
+    assert "do not fit a context of 256; raise --ctx to " in shown.err
+
+
+def test_a_context_too_small_for_every_prompt_is_an_error(
+    tiny_model: Path, prompt_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "999"]
+    assert bench.main([*arguments, *EXACT]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: none of the 2 prompts leaves room for 999 tokens in a context of 512; "
+        "raise --ctx or lower --n-predict"
+    )
+
+
+def short_run(model: Path, prompts: str) -> list[str]:
+    """The flags of a benchmark of plain decoding, three tokens a prompt."""
+    return ["--model", str(model), "--prompts", prompts, "--n-predict", "3", "--methods", "ar"]
+
+
+def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
+    tiny_model: Path,
+    prompt_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "differences", interrupted)
+    arguments = short_run(tiny_model, prompt_file)
+    path = tmp_path / "out.json"
+    assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
+    assert f"shown; {path} holds them: the same command with --resume" in capsys.readouterr().err
+    assert bench.main(arguments) == bench.INTERRUPTED
+    assert "shown; --json FILE would have kept them" in capsys.readouterr().err
+
+
+def test_a_prompt_on_the_command_line_may_not_be_empty(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == bench.FAILED
+    assert "--prompt is empty; give a text" in capsys.readouterr().err
+
+
+def test_ctrl_c_shows_and_keeps_what_was_done(
+    tiny_model: Path,
+    prompt_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        for n, item in enumerate(measure(*arguments)):
+            if n == 2:
+                raise KeyboardInterrupt
+            yield item
+
+    monkeypatch.setattr(suite, "measure", interrupted)
+    arguments = short_run(tiny_model, prompt_file)
+    document = bench_json(tmp_path / "out.json", arguments, code=bench.INTERRUPTED)
+    assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
+    assert document["complete"] is False
+    assert "cats: 2 prompts" in capsys.readouterr().out

@@ -1,0 +1,105 @@
+"""ReplyText: characters that span tokens, stop strings, and what ends a text, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from batching.errors import InvalidParameter
+from speculation.chat.detokenizer import ReplyText, Token
+
+PIECES = {1: b"Hel", 2: b"lo", 3: b" w\xc3", 4: b"\xb6rld", 5: b"</s>", 6: b"!", 7: b"\xe2\x82"}
+END = 5
+
+
+class Vocabulary:
+    """A model's, as far as a text asks for it."""
+
+    n_vocab = 8
+    ends = frozenset([END])
+
+    def piece(self, token: int) -> bytes:
+        return PIECES[token]
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        if any(token in (3, 4, 5, 7) for token in tokens):
+            return None
+        return [PIECES[token].decode() for token in tokens]
+
+
+def text(stop: Sequence[str] = (), max_tokens: int | None = None) -> ReplyText:
+    return ReplyText(Vocabulary(), stop, max_tokens)  # type: ignore[arg-type]
+
+
+def test_whole_tokens_are_taken_in_together_and_drafts_are_marked() -> None:
+    reply = text()
+    assert reply.take([1, 2, 6]) == (3, None)
+    assert list(reply.release(3, 2)) == [
+        Token(1, "Hel", True),
+        Token(2, "lo", True),
+        Token(6, "!", False),
+    ]
+    assert reply.shown == "Hello!"
+    assert reply.ids == [1, 2, 6]
+
+
+def test_a_character_that_spans_tokens_arrives_with_its_last() -> None:
+    reply = text()
+    assert reply.take([1, 3]) == (2, None)
+    assert [token.text for token in reply.release(2, 1)] == ["Hel", " w"]
+    assert reply.take([4, 6]) == (2, None)
+    assert [token.text for token in reply.release(2, 1)] == ["örld", "!"]
+    assert reply.shown == "Hel wörld!"
+
+
+def test_a_character_that_is_never_finished_is_replaced_by_the_next_token() -> None:
+    reply = text()
+    assert reply.take([1, 3]) == (2, None)
+    assert reply.take([6, 1]) == (2, None)
+    assert [token.text for token in reply.release(4, 0)] == [
+        "Hel",
+        " w",
+        "\N{REPLACEMENT CHARACTER}!",
+        "Hel",
+    ]
+
+
+def test_a_text_ends_in_the_middle_of_a_step() -> None:
+    reply = text()
+    assert reply.take([1, END, 2]) == (2, "stop")
+    assert [token.text for token in reply.release(2, 2)] == ["Hel", ""]
+    assert reply.shown == "Hel"
+    assert text(max_tokens=2).take([1, 2, 6]) == (2, "length")
+    assert text(max_tokens=3).take([1, 2, 6]) == (3, "length")
+    assert text(max_tokens=2).take([1, END]) == (2, "stop")
+
+
+def test_what_may_become_a_stop_string_is_kept_back() -> None:
+    reply = text(stop=("lo w",))
+    assert reply.take([1, 2]) == (2, None)
+    assert [token.text for token in reply.release(2, 1)] == ["Hel"]
+    assert reply.take([3, 6]) == (1, "stop")
+    assert [token.text for token in reply.release(1, 1)] == ["", ""]
+    assert reply.shown == "Hel"
+    assert reply.stopped
+
+
+def test_what_was_kept_back_in_vain_is_shown_at_the_end() -> None:
+    reply = text(stop=("lo?",))
+    assert reply.take([1, 2]) == (2, None)
+    assert [token.text for token in reply.release(2, 0)] == ["Hel"]
+    assert list(reply.rest()) == [Token(2, "lo", False)]
+
+
+def test_an_unfinished_character_shows_as_a_replacement() -> None:
+    reply = text()
+    assert reply.take([1, 7]) == (2, None)
+    assert [token.text for token in reply.release(2, 0)] == ["Hel", ""]
+    assert list(reply.rest()) == [Token(7, "\N{REPLACEMENT CHARACTER}", False)]
+    assert reply.shown == "Hel\N{REPLACEMENT CHARACTER}"
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="a stop string is empty; leave it out"):
+        text(stop=("a", ""))

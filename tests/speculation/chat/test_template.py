@@ -1,0 +1,180 @@
+"""Conversations as the model reads them: chat templates, and thoughts in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from batching.errors import InvalidParameter
+from batching.llama.context import ContextParams
+from speculation.chat.reasoning import answer_of, find_thoughts, opened_by
+from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
+from speculation.engine import Engine
+from tests.support.tiny_gguf import write_tiny_gguf
+
+# As Qwen 3's: it thinks unless it is told not to.
+THINKS = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>"
+    "{% endif %}"
+)
+# As DeepSeek R1's: it always does, and the template begins it.
+OPENS = THINKS.partition("{% if")[0] + "{{ '<think>\\n' }}"
+SAID = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
+    {"role": "user", "content": "c"},
+]
+
+
+def engine_with(template: str, path: Path) -> Engine:
+    model = write_tiny_gguf(path, chat_template=template)
+    return Engine.load(model, ContextParams(n_ctx=512, flash_attn="off"))
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    folder = tmp_path_factory.mktemp("models")
+    made = {
+        name: engine_with(template, folder / f"{name}.gguf")
+        for name, template in (("thinks", THINKS), ("opens", OPENS))
+    }
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+def prompt_text(
+    engine: Engine, messages: list[dict[str, str]], thinking: bool | None = None
+) -> str:
+    tokens = chat_prompt(engine.model, messages, thinking=thinking).tokens
+    return engine.model.detokenize(tokens).decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "opening", "thoughts", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", "", "hm\n", "yes"),
+        ("\n<think>hm</think>yes", "", "hm", "yes"),
+        ("<think></think>yes", "", "", "yes"),
+        ("hm</think>yes", "<think>\n", "hm", "yes"),
+        ("<seed:think>hm</seed:think>yes", "", "hm", "yes"),
+        ("<think:opensource>hm</think:opensource>yes", "", "hm", "yes"),
+        ("[THINK]hm[/THINK]yes", "", "hm", "yes"),
+        ("<|channel>thought\nhm<channel|>yes", "", "hm", "yes"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes",
+            "",
+            "hm",
+            "yes",
+        ),
+        ("<|channel|>final<|message|>yes", "", "", "yes"),
+        ("<think>a <think> b</think>yes</think>", "", "a <think> b", "yes</think>"),
+    ],
+)
+def test_thoughts_are_told_from_the_answer(
+    text: str, opening: str, thoughts: str, answer: str
+) -> None:
+    found = find_thoughts(text, opening)
+    assert found is not None
+    assert text[found.start : found.end] == thoughts
+    assert text[found.answer :] == answer
+    assert answer_of(text, opening) == answer
+
+
+@pytest.mark.parametrize("text", ["yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"])
+def test_a_reply_without_thoughts_is_an_answer(text: str) -> None:
+    assert find_thoughts(text) is None
+    assert answer_of(text) == text
+
+
+def test_thoughts_without_an_end_go_on_to_the_end() -> None:
+    assert find_thoughts("<think>\nhm") == (8, 10, 10)
+    assert find_thoughts("hm", "<think>") == (0, 2, 2)
+    assert answer_of("<think>hm") == "<think>hm"
+
+
+def test_the_prompt_says_whether_the_reply_begins_with_thoughts() -> None:
+    assert opened_by("a<|assistant|><think>\n") == "<think>\n"
+    assert opened_by("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opened_by("a<|assistant|>") == ""
+
+
+def test_what_was_thought_before_earlier_answers_is_left_out(engines: dict[str, Engine]) -> None:
+    for engine in engines.values():
+        assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, SAID)
+    opened = [SAID[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, SAID[2]]
+    assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
+
+
+def test_a_reply_that_is_gone_on_with_keeps_its_thoughts(engines: dict[str, Engine]) -> None:
+    text = prompt_text(engines["opens"], [SAID[0], {"role": "assistant", "content": "hm"}])
+    assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
+
+
+def test_what_has_begun_says_whether_the_rest_begins_with_thoughts(
+    engines: dict[str, Engine],
+) -> None:
+    for name, begun, opening in (
+        ("opens", "hm", "<think>\n"),
+        ("opens", "hm</think>yes", ""),
+        ("thinks", "<think>\nhm", "<think>\n"),
+        ("thinks", "yes", ""),
+    ):
+        said = [SAID[0], {"role": "assistant", "content": begun}]
+        assert chat_prompt(engines[name].model, said).opening == opening
+
+
+def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
+    engine = engines["thinks"]
+    assert engine.can_be_told_to_think
+    assert prompt_text(engine, SAID[:1]).endswith("<|assistant|>")
+    assert prompt_text(engine, SAID[:1], thinking=True).endswith("<|assistant|>")
+    assert prompt_text(engine, SAID[:1], thinking=False).endswith("<|assistant|><think></think>")
+
+
+def test_a_model_that_cannot_be_told_says_so(engines: dict[str, Engine]) -> None:
+    engine = engines["opens"]
+    assert not engine.can_be_told_to_think
+    with pytest.raises(InvalidParameter, match="cannot be told whether to think"):
+        engine.chat("a", thinking=False)
+
+
+def test_the_thoughts_that_the_prompt_begins_are_no_part_of_the_answer(
+    engines: dict[str, Engine],
+) -> None:
+    reply = engines["opens"].chat("a", max_tokens=3).run()
+    assert reply.opening == "<think>\n"
+    assert reply.answer == reply.text  # it still thinks
+    assert engines["thinks"].chat("a", max_tokens=3).run().opening == ""
+
+
+def test_a_template_may_mark_what_is_trained_on() -> None:
+    template = "{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b"
+    assert render_messages(template, SAID) == "ab"
+
+
+def test_a_template_that_tells_the_date_tells_todays() -> None:
+    template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
+    assert render_messages(template, SAID) == datetime.now().strftime("%d %b %Y")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages | nonsense }}", "No filter named 'nonsense'"),
+    ],
+)
+def test_a_template_that_fails_is_quoted(template: str, reason: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
+        render_messages(template, SAID)
+
+
+def test_a_broken_template_asks_for_nothing() -> None:
+    assert not asks_for_thinking("{% if enable_thinking %}")
+    assert not asks_for_thinking(None)

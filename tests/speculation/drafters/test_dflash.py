@@ -1,0 +1,444 @@
+"""DFlash: heads in llama.cpp's own form that draft a block at once, and its variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.cache import SequenceCache
+from batching.gguf.reader import GGUFFile
+from batching.llama.batch import BatchMemory
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import Rows, text_rows
+from batching.tree import Floats
+from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.drafting.block_context import BlockLevels
+from speculation.drafting.tree_growth import Scores
+from speculation.engine import Engine
+from speculation.heads.dflash import DFlashHead
+from speculation.heads.load import load_heads
+from speculation.resources import Resources
+from speculation.sampling import SamplingParams
+from tests.support.exact import EXACT, PROMPT
+from tests.support.head_checks import TEXT, check_texts
+from tests.support.mtp_gguf import write_mtp_gguf
+from tests.support.reference import rms_norm
+from tests.support.tiny_dflash import (
+    DFLASH2,
+    HEAD,
+    MASK,
+    N_COUNTED,
+    N_HEAD,
+    N_HEAD_KV,
+    N_TINY,
+    counted,
+    dflash2,
+    dspark,
+    write_counting_gguf,
+    write_counting_head,
+    write_tiny_dflash,
+)
+from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
+
+
+def matrix(*shape: int) -> Floats:
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, of which heads read the inputs of the last three."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
+# What published heads are like, and llama.cpp's converter writes.
+DRAFTED = tuple(range(3, N_TINY, 3))
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a window in one layer": {
+        "metadata": {
+            "dflash.attention.sliding_window": 6,
+            "dflash.attention.sliding_window_pattern": [True, False],
+        }
+    },
+    "for a target that sees": {"metadata": {"dflash.rope.dimension_sections": [4, 0, 0, 0]}},
+    "some tokens": {
+        "tensors": {
+            "d2t": np.array(DRAFTED, np.int64),
+            "output.weight": matrix(len(DRAFTED), 32),
+        }
+    },
+    "embeddings of its own": {"tensors": {"token_embd.weight": matrix(N_TINY, 32)}},
+    "DFlash 2": {"tensors": dflash2(), "metadata": DFLASH2},
+    "DSpark": {"tensors": dspark()},
+    "DSpark from the place after": {
+        "tensors": dspark(confidence=False),
+        "metadata": {"dflash.sample_from_anchor": False, "dflash.attention.causal": False},
+    },
+}
+
+
+# The block
+
+
+def rotated(x: Floats) -> Floats:
+    """Components i and i + size / 2 of each head turned by their place; x: (time, heads, size)."""
+    half = x.shape[2] // 2
+    speeds = 10_000.0 ** (-np.arange(half) / half)
+    angles = np.arange(len(x))[:, None, None] * speeds
+    a, b = x[..., :half], x[..., half:]
+    turned = [a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)]
+    return np.concatenate(turned, axis=2).astype(np.float32)
+
+
+def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]) -> Floats:
+    """The logits of each row of a block, after text whose inputs of layers are (time, 3 * 32)."""
+    told = rms_norm(inputs @ w["fc.weight"].T, w["enc.output_norm.weight"])
+    x = w["token_embd.weight"][block]
+    n, n_all = len(block), len(told) + len(block)
+    for i in range(2):
+
+        def weight(name: str, i: int = i) -> Floats:
+            return w[f"blk.{i}.{name}.weight"]
+
+        inner = np.concatenate([told, rms_norm(x, weight("attn_norm"))])
+        q, k, v = ((inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv")
+        q = rotated(rms_norm(q, weight("attn_q_norm")))[-n:]
+        k = rotated(rms_norm(k, weight("attn_k_norm")))
+        mixed = np.zeros((n, N_HEAD, HEAD), np.float32)
+        for head in range(N_HEAD):
+            kv_head = head // (N_HEAD // N_HEAD_KV)
+            scores = q[:, head] @ k[:, kv_head].T / np.sqrt(HEAD)  # every row sees all others
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            mixed[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, kv_head]
+        x = x + mixed.reshape(n, -1) @ weight("attn_output").T
+        normed = rms_norm(x, weight("ffn_norm"))
+        gate = normed @ weight("ffn_gate").T
+        x = x + (gate / (1 + np.exp(-gate)) * (normed @ weight("ffn_up").T)) @ weight("ffn_down").T
+    return rms_norm(x, w["output_norm.weight"]) @ w["output.weight"].T
+
+
+def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
+    tmp_path: Path, target: Path
+) -> None:
+    path = write_tiny_dflash(tmp_path / "head.gguf")
+    file, of_target = GGUFFile(path), GGUFFile(target)
+    w = {name: file.tensor(name) for name in file.tensors}
+    w["token_embd.weight"] = of_target.tensor("token_embd.weight")
+    w["output.weight"] = of_target.output_matrix()
+    text = [*TEXT, 281, 282, 270]
+    with Model(target) as model, Context(model, EXACT) as context:
+        head = load_heads([path], model)["dflash"]
+        head.start(EXACT, context)
+        context.want_layers((1, 2, 3))
+        output = context.decode(text_rows(text, 0, [True] * len(text)))
+        inputs = np.stack([output.layer_inputs(row, (1, 2, 3)) for row in range(len(text))])
+        context.want_layers(())
+        levels = BlockLevels(head)
+        cache = SequenceCache(context)
+        for n in (5, 7, 4):  # on, and back
+            assert levels.prepare(64, 1, 6) == 6
+            context.seq_rm(-1, 0, -1)
+            cache.tokens.clear()
+            cache.prefill(text[: n - 1], reader=levels)
+            root = levels.root(text[:n])
+            assert root is not None
+            expected = block_by_reference(w, inputs[: n - 1], [text[n - 1], *[MASK] * 6])
+            block = root[0].output  # type: ignore[attr-defined]
+            for row in range(7):
+                np.testing.assert_allclose(block.logits(row), expected[row], atol=1e-3)
+        head.close()
+
+
+def test_rows_fed_as_embeddings_have_a_position_on_every_axis() -> None:
+    memory = BatchMemory(n_batch=4, n_seq_max=1)
+    memory.fill(Rows([0, 0], [7, 8], [range(1)] * 2, [False] * 2, np.zeros((2, 3), np.float32)))
+    assert memory.pos[:8].tolist() == [7, 8, 7, 8, 7, 8, 0, 0]
+
+
+# A head that knows what comes
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("counting")
+    return (
+        write_counting_gguf(folder / "target.gguf", influence=0.08),
+        write_counting_head(folder / "head.gguf"),
+    )
+
+
+@pytest.fixture
+def engine(counting: tuple[Path, Path]) -> Iterator[Engine]:
+    with Engine.load(counting[0], EXACT, heads=counting[1]) as made:
+        yield made
+
+
+def endless(engine: Engine, temperature: float = 0.0) -> SamplingParams:
+    ends = dict.fromkeys(engine.model.ends, -math.inf)
+    return SamplingParams(temperature=temperature, seed=3, logit_bias=ends)
+
+
+def test_all_drafts_hold_where_the_head_knows_what_comes(tmp_path: Path) -> None:
+    target = write_counting_gguf(tmp_path / "target.gguf")
+    head = write_counting_head(tmp_path / "head.gguf")
+    with Engine.load(target, EXACT, heads=head) as engine:
+        order = counted()
+        text = [1, *order[:20]]
+        reply = engine.generate(text, method="dflash", max_tokens=51).run()
+        assert reply.token_ids == order[20:71]
+        assert reply.stats.rows_histogram == {1 + N_COUNTED: 10, 1: 1}
+        assert reply.stats.n_accepted == 40
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "method",
+    ["dflash", "dflash:depth=2", "dflash:top_k=3,nodes=9", "dflash:window=0", "dflash:window=3"],
+)
+def test_what_holds_and_what_does_not_leaves_the_text_of_plain_decoding(
+    engine: Engine, method: str, temperature: float
+) -> None:
+    sampling = endless(engine, temperature)
+    for text in ("abcdefgh", PROMPT, "a"):
+        plain = engine.generate(text, method="ar", sampling=sampling, max_tokens=80).run()
+        drafted = engine.generate(text, method=method, sampling=sampling, max_tokens=80).run()
+        assert drafted.token_ids == plain.token_ids
+        assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
+
+
+def test_a_tree_of_the_likeliest_tokens_of_each_place_holds_more_than_a_chain(
+    engine: Engine,
+) -> None:
+    sampling = endless(engine, 0.7)
+    chain, tree = (
+        engine.generate("abc", method=method, sampling=sampling, max_tokens=100).run().stats
+        for method in ("dflash", "dflash:top_k=4,nodes=16")
+    )
+    assert tree.n_accepted > chain.n_accepted
+    assert max(tree.rows_histogram) == 17
+
+
+def test_auto_drafts_with_it_where_a_step_is_dear_and_rows_are_not(engine: Engine) -> None:
+    cost = CostModel({0: CostCurve((1, 64), (0.02, 0.024))})
+    engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
+    sampling = endless(engine)
+    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()
+    drafted = engine.generate(
+        "abc", method="auto:sources=dflash", sampling=sampling, max_tokens=80
+    ).run()
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.accepted_by_source["dflash"] > 20
+
+
+def test_trees_wider_than_the_targets_context_has_it_made_anew(engine: Engine) -> None:
+    sampling, n_seq = endless(engine), engine.context.n_seq_max
+    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=40).run()
+    for method in ("dflash", "dflash:top_k=12,nodes=100", "dflash"):
+        drafted = engine.generate("abc", method=method, sampling=sampling, max_tokens=40).run()
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.n_accepted > 10
+    assert engine.context.n_seq_max > n_seq
+
+
+def test_the_heads_context_follows_the_text_from_turn_to_turn(
+    engine: Engine, counting: tuple[Path, Path]
+) -> None:
+    levels = engine.resources.head_levels("dflash")
+    assert isinstance(levels, BlockLevels)
+    order, sampling = counted(), endless(engine)
+    text: list[int] = [1, *order[:30]]
+    for cut, new in ((None, [60, 61, 62]), (40, [9, 10]), (None, order[70:110]), (1, order[50:60])):
+        text = [*text[:cut], *new]
+        drafted = engine.generate(text, method="dflash", sampling=sampling, max_tokens=40).run()
+        with Engine.load(counting[0], EXACT, heads=counting[1]) as fresh:
+            alone = fresh.generate(text, method="dflash", sampling=sampling, max_tokens=40).run()
+            plain = fresh.generate(text, method="ar", sampling=sampling, max_tokens=40).run()
+        assert drafted.token_ids == alone.token_ids == plain.token_ids
+        assert drafted.stats.rows_histogram == alone.stats.rows_histogram
+        assert drafted.stats.n_accepted == alone.stats.n_accepted > 0
+        # Every token has a row, none twice, but those of the last step.
+        assert levels._places == list(range(len(levels._places)))
+        assert len(levels._places) >= len(text) + 40 - 1 - (1 + N_COUNTED)
+        text = [*text, *drafted.token_ids]
+
+
+def test_what_other_methods_wrote_is_missing_in_the_heads_context_and_nothing_else(
+    engine: Engine,
+) -> None:
+    sampling = endless(engine)
+    text: list[int] = [1, *counted()[:30]]
+    for method in ("dflash", "ar", "prompt-lookup", "dflash"):
+        reply = engine.generate(text, method=method, sampling=sampling, max_tokens=100).run()
+        text = [*text, *reply.token_ids, 60]
+    levels = engine.resources.head_levels("dflash")
+    assert isinstance(levels, BlockLevels)
+    missing = set(range(len(text) - 6)) - {*levels._places}
+    assert 100 < len(missing) < 240  # of 202; up to 64 are decoded once more
+    assert max(missing) < 31 + 303
+    assert reply.stats.n_accepted > 0
+
+
+def test_a_prompt_is_read_in_whole_batches(counting: tuple[Path, Path], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    text = (counted() * 2)[:420]
+    params = replace(EXACT, n_batch=128)
+    with Engine.load(counting[0], params, heads=counting[1], trace_batches=trace) as engine:
+        reply = engine.generate(text, method="dflash", sampling=endless(engine), max_tokens=20)
+        assert reply.run().stats.n_accepted > 0
+    n_rows = [line.count("[[") + line.count("],[") for line in trace.read_text().splitlines()]
+    assert n_rows[:4] == [128, 128, 128, 35]
+
+
+def test_a_full_context_ends_drafting_and_not_the_text(counting: tuple[Path, Path]) -> None:
+    params = replace(EXACT, n_ctx=256)
+    with Engine.load(counting[0], params, heads=counting[1]) as engine:
+        text = counted()[:200]
+        plain = engine.generate(text, method="ar", sampling=endless(engine)).run()
+        drafted = engine.generate(text, method="dflash", sampling=endless(engine)).run()
+        assert drafted.token_ids == plain.token_ids
+        assert (drafted.finish_reason, len(plain.token_ids)) == ("context", 57)
+
+
+# What the variants say of their drafts
+
+
+def conv_as_it_is(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """Convolutions that leave a row as it is, but for a little."""
+    for name, values in weights.items():
+        values *= 0.1
+        if name.endswith("conv_base"):
+            values *= 0
+            values[:, 0] = 1
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("more", "n_accepted"),
+    [
+        ({"tensors": conv_as_it_is(dflash2(n_blocks=1)), "metadata": DFLASH2}, 40),
+        ({"tensors": dspark(), "metadata": {"dflash.sample_from_anchor": False}}, 40),
+    ],
+    ids=["DFlash 2", "DSpark"],
+)
+def test_drafts_of_the_variants_hold_and_none_is_drafted_below_p_min(
+    tmp_path: Path, more: dict[str, Any], n_accepted: int
+) -> None:
+    target = write_counting_gguf(tmp_path / "target.gguf")
+    head = write_counting_head(tmp_path / "head.gguf", **more)
+    text = [1, *counted()[:20]]
+    with Engine.load(target, EXACT, heads=head) as engine:
+        stats = engine.generate(text, method="dflash", max_tokens=51).run().stats
+        assert stats.n_accepted == n_accepted
+        sure = engine.generate(text, method="dflash:p_min=0.5", max_tokens=51).run().stats
+        assert 0 < sure.n_drafted < stats.n_drafted
+
+
+def places(head: DFlashHead, context: Context, text: list[int]) -> Scores:
+    levels = BlockLevels(head)
+    levels.prepare(64, 4, 5)
+    SequenceCache(context).prefill(text[:-1], reader=levels)
+    root = levels.root(text)
+    assert root is not None
+    return root[0]
+
+
+def test_dflash_2_scores_each_candidate_after_the_one_before(tmp_path: Path, target: Path) -> None:
+    w, metadata = dflash2(rank=4), {**DFLASH2, "dflash.selector_rank": 4}
+    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=w, metadata=metadata)
+    with Model(target) as model, Context(model, EXACT) as context:
+        head = load_heads([path], model)["dflash"]
+        head.start(EXACT, context)
+        place = places(head, context, [*TEXT, 281])
+        output = place.output  # type: ignore[attr-defined]
+        assert sorted(place.logits(0)[0]) == sorted(np.argsort(output.logits(1))[-4:])
+        logits, found = output.logits(2), []
+        for above in place.logits(0)[0].astype(int):
+            tokens, probs = head.candidates(output, 1, above, 4)
+            tokens = tokens.astype(int)
+            assert sorted(tokens) == sorted(np.argsort(logits)[-4:])
+            # log p = logit + gate . (predecessor * successor) + c, with one gate for all pairs
+            pairs = w["selector_predecessor.weight"][above] * w["selector_successor.weight"][tokens]
+            left = np.log(probs) - logits[tokens]
+            found += list(zip(pairs - pairs[0], left - left[0], strict=True))
+        head.close()
+    pairs, left = (np.array(some) for some in zip(*found, strict=True))
+    gate = np.linalg.lstsq(pairs, left, rcond=None)[0]
+    np.testing.assert_allclose(pairs @ gate, left, atol=1e-4)
+    assert abs(left).max() > 0.1
+
+
+def test_dspark_says_how_likely_a_draft_is_to_hold(tmp_path: Path, target: Path) -> None:
+    plain = write_tiny_dflash(tmp_path / "plain.gguf", tensors=dspark(confidence=False))
+    sure = write_tiny_dflash(tmp_path / "sure.gguf", tensors=dspark())
+    found = []
+    with Model(target) as model, Context(model, EXACT) as context:
+        for path in (plain, sure):
+            head = load_heads([path], model)["dflash"]
+            head.start(EXACT, context)
+            assert head.n_drafts == 8  # the text's last token has a draft in its own row
+            found.append(places(head, context, [*TEXT, 281]).logits(0).copy())
+            context.seq_rm(-1, 0, -1)
+            head.close()
+    (tokens, probs), (again, held) = found
+    assert tokens.tolist() == again.tolist()
+    assert abs(probs[0] - held[0]) > 0.01
+    np.testing.assert_allclose(held[1:] / (1 - held[0]), probs[1:] / (1 - probs[0]), rtol=1e-4)
+
+
+# Any head
+
+METHODS = (
+    "dflash",
+    "dflash:depth=3",
+    "dflash:top_k=3,nodes=12,depth=5",
+    "dflash:window=0,p_min=0.1",
+    "auto:sources=dflash",
+)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_any_head_gives_the_text_of_plain_decoding(
+    tmp_path: Path, target: Path, variant: str
+) -> None:
+    path = write_tiny_dflash(tmp_path / "head.gguf", **VARIANTS[variant])
+    with Engine.load(target, EXACT, heads=path) as engine:
+        found = check_texts(engine, METHODS)
+        n_drafts = engine.resources.heads["dflash"].n_drafts
+        assert max(found["dflash"].rows_histogram) == 1 + n_drafts
+        assert max(found["dflash:depth=3"].rows_histogram) == 4
+        assert max(found["dflash:top_k=3,nodes=12,depth=5"].rows_histogram) == 13
+
+
+@pytest.mark.parametrize("write", [write_hybrid_gguf, write_mtp_gguf], ids=["lfm2", "qwen35"])
+def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, write: Any) -> None:
+    target = write(tmp_path / "target.gguf")
+    path = write_tiny_dflash(tmp_path / "head.gguf", layers=(0, 1, 2), block_size=12)
+    with Engine.load(target, EXACT, heads=path, mtp=False) as engine:
+        found = check_texts(engine, METHODS)
+        assert max(found["dflash"].rows_histogram) == 1 + engine.context.n_rewind
+
+
+def test_drafts_hold_for_a_hybrid_target_from_turn_to_turn(tmp_path: Path) -> None:
+    target = write_counting_gguf(tmp_path / "target.gguf", influence=0.02, hybrid=True)
+    head = write_counting_head(tmp_path / "head.gguf")
+    with Engine.load(target, EXACT, heads=head) as engine, Engine.load(target, EXACT) as plain:
+        text, n_reused = [1, *counted()[:30]], []
+        for cut, temperature in ((None, 0.0), (None, 0.7), (-30, 0.0), (40, 0.7), (None, 0.0)):
+            text = [*text[:cut], 60, 61, 62]
+            sampling = endless(engine, temperature)
+            drafted = engine.generate(text, method="dflash", sampling=sampling, max_tokens=40).run()
+            plain.cache.truncate(0)
+            expected = plain.generate(text, method="ar", sampling=sampling, max_tokens=40).run()
+            assert drafted.token_ids == expected.token_ids
+            assert 8 < drafted.stats.n_accepted < drafted.stats.n_drafted
+            n_reused.append(drafted.stats.n_reused)
+            text = [*text, *drafted.token_ids]
+        assert max(n_reused) > 60

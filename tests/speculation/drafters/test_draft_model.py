@@ -1,0 +1,292 @@
+"""Draft models, successor tables and measured costs, on real tiny models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import pytest
+
+from batching.draft_context import LevelDecoder
+from batching.errors import InvalidParameter, VocabularyMismatch
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import Rows
+from batching.tree import Floats, TokenTree
+from speculation.auto.calibration import load_cost, measure_cost, save_cost
+from speculation.auto.cost_curve import CostModel
+from speculation.bigrams import load_successors
+from speculation.bigrams.__main__ import main
+from speculation.drafters.draft_model import DraftModel, DraftModelParams
+from speculation.drafters.recycling import SuccessorTable
+from speculation.engine import Engine
+from speculation.sampling import SamplingParams, make_sampler
+from tests.support import tiny_gguf
+from tests.support.exact import EXACT
+from tests.support.fake_target import FakeTarget, fake_logits, prompt_of
+from tests.support.tiny_gguf import write_tiny_gguf
+
+PROMPT = "the cat saw a dog and the"
+
+
+def test_the_model_itself_as_a_draft_is_always_right(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
+        stats = engine.generate(PROMPT, method="draft:p_min=0,p_path=0", max_tokens=40).run().stats
+    assert stats.tokens_per_step > 7  # all nine of a step, but for the last one
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_difference(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = list(tiny_gguf.WORDS)
+    words[3] = "zebra"
+    monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+    other = write_tiny_gguf(tmp_path / "other.gguf")
+    with pytest.raises(VocabularyMismatch, match=r"other.gguf cannot draft .* is 'zebra'"):
+        Engine.load(tiny_model, EXACT, draft_model=other)
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_the_first_token_of_a_text_matters_where_one_is_added(
+    tmp_path: Path, add_bos: bool
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", add_bos=add_bos)
+    other = write_tiny_gguf(tmp_path / "other.gguf", bos=11, add_bos=add_bos)
+    if add_bos:
+        with pytest.raises(VocabularyMismatch, match="the bos it adds to a text is 11, .* 1;"):
+            Engine.load(target, EXACT, draft_model=other)
+    else:
+        Engine.load(target, EXACT, draft_model=other).close()
+
+
+def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) -> None:
+    with (
+        Engine.load(tiny_model, EXACT) as engine,
+        pytest.raises(InvalidParameter, match="--draft-model"),
+    ):
+        engine.generate(PROMPT, method="draft", max_tokens=5).run()
+
+
+@pytest.mark.parametrize(("all_over_one", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
+def test_a_draft_model_that_threads_do_not_speed_up_gets_one(
+    tiny_model: Path,
+    tiny_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    all_over_one: float,
+    n_threads: int,
+) -> None:
+    monkeypatch.setattr("batching.llama.context.all_over_one", lambda *_: all_over_one)
+    with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
+        assert engine.draft is not None
+        handle = engine.draft._handle
+        assert C.llama_n_threads(handle) == engine.draft.n_threads == n_threads
+        assert C.llama_n_threads_batch(handle) == 2
+        assert engine.context.n_threads == 2
+
+
+def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> None:
+    with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
+        context.use_fewest_threads()
+        assert context.n_threads in (1, 2)
+        assert C.llama_n_threads_batch(context._handle) == 2
+        context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
+
+
+def lengths(**params: float) -> list[int]:
+    """Of the first drafts of 40 texts, with a draft model that is not always sure."""
+    drafter = DraftModel(DraftModelParams(**params), LevelDecoder(FakeTarget()))  # type: ignore[arg-type]
+    found = []
+    for seed in range(40):
+        prompt = prompt_of(seed)
+        drafter.begin(prompt)
+        tree = TokenTree(prompt[-1])
+        drafter.draft(prompt, tree)
+        found.append(len(tree) - 1)
+    return found
+
+
+def test_drafts_shorter_than_draft_min_are_dropped() -> None:
+    all_lengths = lengths(p_min=0.4, p_path=0.0, draft_max=6)
+    assert {1, 2, 3} < set(all_lengths)
+    kept = lengths(p_min=0.4, p_path=0.0, draft_max=6, draft_min=3)
+    assert kept == [n if n >= 3 else 0 for n in all_lengths]
+
+
+def test_a_chain_ends_where_all_of_it_is_unlikely_to_hold() -> None:
+    free, shorter, bound = (
+        lengths(p_min=0.3, p_path=p_path, draft_max=6) for p_path in (0.0, 0.2, 0.95)
+    )
+    assert all(a >= b for a, b in zip(free, shorter, strict=True))
+    assert sum(free) > sum(shorter) > 0
+    assert set(bound) == {0}  # what the draft model is surest of is taken to hold in 92%
+
+
+def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
+    with pytest.raises(InvalidParameter, match="draft_min is 2: .* verify=rejection give 0"):
+        DraftModelParams(draft_min=2, verify="rejection")
+
+
+def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:
+    for sampling in (
+        SamplingParams(temperature=1.0, mirostat=2),
+        SamplingParams(temperature=1.0, xtc_probability=0.5),
+        SamplingParams(temperature=1.0, grammar='root ::= "a"+'),
+    ):
+        with pytest.raises(InvalidParameter, match="verify=match"):
+            engine.generate(
+                PROMPT, method="draft:verify=rejection,p_min=0", sampling=sampling, max_tokens=5
+            ).run()
+
+
+def test_rejection_at_temperature_zero_is_the_text_of_plain_decoding(engine: Engine) -> None:
+    plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
+    ours = engine.generate(PROMPT, method="draft:verify=rejection,p_min=0", max_tokens=40).run()
+    assert ours.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    "method", ["draft:p_min=0,p_path=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"]
+)
+def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, method: str) -> None:
+    # Few tokens are left by top-k, so that 400 texts tell distributions apart.
+    sampling = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.2)
+    first = engine.generate(PROMPT, method="ar", max_tokens=1).run().token_ids
+    prompt = [*engine.model.tokenize(PROMPT), *first]
+    n = 400
+
+    def counts(method: str) -> dict[tuple[int, ...], int]:
+        found: dict[tuple[int, ...], int] = {}
+        for seed in range(n):
+            text = engine.generate(
+                prompt, method=method, sampling=replace(sampling, seed=seed), max_tokens=2
+            ).run()
+            key = tuple(text.token_ids)
+            found[key] = found.get(key, 0) + 1
+        return found
+
+    plain, ours = counts("ar"), counts(f"{method},verify=rejection")
+    assert set(ours) == set(plain)
+    chi = sum((ours[key] - plain[key]) ** 2 / (ours[key] + plain[key]) for key in plain)
+    freedom = len(plain) - 1
+    assert chi < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_probabilities_are_those_that_the_chain_draws_from(engine: Engine) -> None:
+    params = SamplingParams(temperature=0.8, top_k=4, min_p=0.05, logit_bias={270: 2.0})
+    logits = np.random.default_rng(0).standard_normal(engine.model.n_vocab).astype(np.float32)
+    chain = make_sampler(params, engine.model, engine.context.n_ctx)
+    p = chain.probabilities(logits)
+    biased = logits.copy()
+    biased[270] += 2.0
+    top = biased.argsort()[-4:]
+    expected = np.exp((biased[top] - biased[top].max()) / 0.8)
+    expected /= expected.sum()
+    assert p.sum() == pytest.approx(1.0, abs=1e-6)
+    np.testing.assert_allclose(p[top], expected, atol=1e-5)
+
+
+def chain(levels: LevelDecoder, text: Sequence[int], n: int) -> list[int]:
+    """The likeliest continuation, n tokens, decoded level by level."""
+    output = levels.root(text)
+    token = output.argmax(levels.root_row)
+    found = [token]
+    while len(found) < n:
+        token = levels.level([0], [token]).argmax(0)
+        found.append(token)
+    return found
+
+
+def test_of_an_accepted_chain_nothing_is_decoded_again() -> None:
+    target = FakeTarget()
+    levels = LevelDecoder(target)
+    text = [1, 2, 3, 4]
+    levels.begin(text)
+    drafted = chain(levels, text, 4)
+    target.decoded.clear()
+    text += [*drafted[:3], 9]  # three of the drafts held, then something else came
+    assert chain(levels, text, 2)[0] == int(fake_logits(tuple(text)).argmax())
+    assert [len(rows) for rows in target.decoded] == [1, 1]
+
+
+def test_a_tree_grown_by_levels_sees_each_path_alone() -> None:
+    target = FakeTarget()
+    levels = LevelDecoder(target)
+    text = [1, 2, 3]
+    for n_leaves in (3, 4):
+        levels.begin(text, n_leaves)
+        levels.root(text)
+        levels.level([0, 0, 0], [5, 6, 7])
+        output = levels.level([1, 1, 2], [8, 9, 8])
+        for row, path in enumerate([(6, 8), (6, 9), (7, 8)]):
+            np.testing.assert_array_equal(output.logits(row), fake_logits((*text, *path)))
+        output = levels.level([1], [4])
+        np.testing.assert_array_equal(output.logits(0), fake_logits((*text, 6, 9, 4)))
+        text = [*text, 6]
+
+
+def test_a_successor_table_keeps_the_likeliest_tokens_and_survives_the_disk(
+    tmp_path: Path,
+) -> None:
+    logits: Floats = np.full(20, -5.0, np.float32)
+    logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
+    table = SuccessorTable()
+    assert table.of(4) == []
+    table.learn(4, logits)
+    assert [token for token, _ in table.of(4)][:3] == [7, 3, 11]
+    assert sum(p for _, p in table.of(4)) == pytest.approx(1.0)
+    table.save(tmp_path / "table.npz", 20)
+    again = SuccessorTable.load(tmp_path / "table.npz", 20)
+    assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
+    assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
+    assert again.of(5) == []
+    with pytest.raises(InvalidParameter, match="the model has 21; make it anew"):
+        SuccessorTable.load(tmp_path / "table.npz", 21)
+    (tmp_path / "table.npz").write_bytes(b"nonsense")
+    with pytest.raises(InvalidParameter, match="is no successor table"):
+        SuccessorTable.load(tmp_path / "table.npz", 20)
+
+
+def test_the_table_made_from_a_text_is_found_beside_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf = write_tiny_gguf(tmp_path / "model.gguf")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat saw a dog and the cat saw a dog", encoding="utf-8")
+    out = tmp_path / "model.successors.npz"
+    assert main(["--model", str(gguf), "--text", str(text), "--out", str(out)]) == 0
+    with Model(gguf) as model:
+        table = load_successors(model)
+        cat = model.tokenize("the cat")[-1]
+        probs = [p for _, p in table.of(cat)]
+    assert len(probs) == 8
+    assert probs == sorted(probs, reverse=True)
+    assert 0 < sum(probs) <= 1.02
+    assert main(["--model", str(gguf), "--text", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_costs_are_measured_once_and_kept(tiny_model: Path, cache_folder: Path) -> None:
+    with Model(tiny_model) as model, Context(model, EXACT) as context:
+        curve = measure_cost(context, sizes=(1, 2, 4), n_past=20, budget_seconds=0.05)
+        assert curve.sizes == (1, 2, 4)
+        assert 0 < curve.at(1) <= curve.at(2) <= curve.at(4)
+        cost = CostModel({0: curve})
+        save_cost(context, cost)
+        kept = load_cost(context)
+        assert kept.curve(0).seconds == pytest.approx(curve.seconds)
+        assert kept.curve(0).weights == curve.weights
+        # Other tests keep costs in the same folder.
+        files = (cache_folder / "cost").glob("*.json")
+        (file,) = [
+            file for file in files if json.loads(file.read_text())["0"]["sizes"] == [1, 2, 4]
+        ]
+        # What cannot be read, and what was measured in a bad moment, is measured anew.
+        disturbed = {"sizes": [1, 2, 4], "seconds": [0.1, 0.02, 0.02], "switch_seconds": 0.0}
+        for broken in ({"sizes": "?"}, {**disturbed, "weights": [10, 10, 10]}):
+            file.write_text(json.dumps({"0": broken}), encoding="utf-8")
+            assert load_cost(context).curve(0).sizes != (1, 2, 4)
+    assert list((cache_folder / "cost").glob("*.partial")) == []

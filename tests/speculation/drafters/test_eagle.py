@@ -1,0 +1,411 @@
+"""EAGLE's head: the layer, the trees, the states it is fed with, files and real decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.cache import SequenceCache
+from batching.draft_context import LevelDecoder
+from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from batching.rows import tree_rows
+from batching.target import Cancelled
+from batching.tree import NO_LIMIT, Floats, TokenTree
+from speculation.drafter import Step
+from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
+from speculation.drafting.head_context import HeadLevels
+from speculation.drafting.tree_growth import (
+    Candidate,
+    best_nodes,
+    grow,
+    grow_static,
+    hang,
+    likeliest,
+)
+from speculation.engine import Engine
+from speculation.heads.eagle import EagleShape
+from speculation.heads.eagle_file import write_eagle
+from speculation.heads.file import HeadsInfo
+from speculation.heads.load import load_heads
+from speculation.heads.tree import parse_choices
+from speculation.methods import parse_method
+from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, random_weights, started
+from tests.support.reference import layer, rms_norm
+from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
+
+SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
+N_TINY = len(vocabulary()[0])
+
+
+def random_tensors(shape: EagleShape = SHAPE, seed: int = 0) -> dict[str, Floats]:
+    return random_weights(shape.tensors, seed)
+
+
+def write_head(
+    path: Path,
+    target: Path,
+    *,
+    shape: EagleShape = SHAPE,
+    seed: int = 0,
+    tokens: Sequence[int] | None = None,
+    kind: str = "f32",
+) -> Path:
+    with Model(target) as model:
+        info = HeadsInfo.of_target("eagle", model)
+    some = None if tokens is None else np.array(tokens, np.int32)
+    write_eagle(path, info, shape, random_tensors(shape, seed), tokens=some, kind=kind)
+    return path
+
+
+# The layer
+
+
+def reference(w: dict[str, Floats], x: Floats) -> Floats:
+    """The head's states for one sequence of inputs x, (time, 32), in plain NumPy."""
+    y = layer(w, rms_norm(x, w["blk.0.attn_norm.weight"]), x)
+    return rms_norm(y, w["output_norm.weight"])
+
+
+def test_the_layer_in_llama_cpp_is_the_reference_on_every_path_of_a_tree(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    w, target = random_tensors(), GGUFFile(tiny_model)
+    embeddings, output_matrix = target.tensor("token_embd.weight"), target.output_matrix()
+    states = np.random.default_rng(1).standard_normal((len(TEXT), 32)).astype(np.float32)
+
+    def after(tokens: Sequence[int], states: Floats) -> Floats:
+        known = embeddings[list(tokens)]
+        x = np.concatenate([known, states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
+        return reference(w, x)[-1]
+
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    with started(path, tiny_model, "eagle") as head:
+        root, logits = check_a_tree(head, states, after, atol=1e-5)
+    np.testing.assert_allclose(logits, output_matrix @ root, atol=1e-4)
+
+
+# Trees
+
+
+def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
+    """What EAGLE-2 looks at when the draft is the fake target itself."""
+    output_of = FakeTarget()
+    levels = LevelDecoder(output_of)
+    levels.begin(prefix, width)
+
+    def children(nodes, parent, logits):  # type: ignore[no-untyped-def]
+        reached = 1.0 if parent < 0 else nodes[parent].path_prob
+        return [Candidate(parent, t, p, reached * p) for t, p in likeliest(logits, width)]
+
+    output = levels.root(prefix)
+    return grow(children, levels.level, output, levels.root_row, depth=depth, width=width)
+
+
+def softmax(logits: Floats) -> Floats:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def test_the_dynamic_tree_is_the_one_that_exhaustive_search_finds() -> None:
+    for seed in range(8):
+        prefix = (seed, seed + 1, 3)
+        # All that the head may look at: three drafts below each node, two levels deep.
+        values: dict[tuple[int, ...], float] = {}
+        for token, p in likeliest(fake_logits(prefix), 3):
+            values[(token,)] = p
+            for below, q in likeliest(fake_logits((*prefix, token)), 3):
+                values[(token, below)] = p * q
+        for most in (1, 4, 6):
+            best = max(
+                sum(values[path] for path in some)
+                for some in combinations(values, most)
+                if all(path[:-1] in ((), *some) for path in some)
+            )
+            nodes = dynamic(prefix, 2, 3)
+            chosen = best_nodes(nodes, most)
+            assert len(chosen) == most
+            assert all(nodes[c].parent in (-1, *chosen) for c in chosen)
+            assert sum(nodes[c].path_prob for c in chosen) == pytest.approx(best)
+
+
+def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
+    nodes = dynamic((1, 2, 3), 3, 2)
+    assert len(nodes) == 2 + 2 * 2 + 2 * 2
+    second = sorted(nodes[2:6], key=lambda c: -c.path_prob)[:2]
+    assert sorted({nodes[c.parent].path_prob for c in nodes[6:]}) == sorted(
+        c.path_prob for c in second
+    )
+    for parent, path in ((0, (nodes[0].token,)), (1, (nodes[1].token,))):
+        below = softmax(fake_logits((1, 2, 3, *path)))
+        expected = np.argsort(-below)[:2].tolist()
+        assert [c.token for c in nodes[2:6] if c.parent == parent] == expected
+
+
+def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
+    levels = LevelDecoder(FakeTarget())
+    text = (1, 2, 3)
+    levels.begin(text, 2)
+    output = levels.root(text)
+    shape = parse_choices("0.0.1/1.0")
+    nodes = grow_static(shape, likeliest, levels.level, output, levels.root_row)
+    ranked = np.argsort(-fake_logits(text))
+    a, b = int(ranked[0]), int(ranked[1])
+    aa, ba = (int(np.argmax(fake_logits((*text, t)))) for t in (a, b))
+    aab = int(np.argsort(-fake_logits((*text, a, aa)))[1])
+    assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
+
+    tree = TokenTree(3)
+    assert hang(nodes, range(5), tree) == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    rows = tree_rows(tree, 2, 3)
+    assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
+    assert [row.seq_ids for row in rows] == [(0, 1, 2), (2,), (1,), (2,), (1,), (2,)]
+
+
+# The states
+
+
+class Recorder(FakeEagleHead):
+    """Keeps what the rows were made of."""
+
+    def __init__(self) -> None:
+        super().__init__(fake_logits)
+        self.rows: list[tuple[int, list[float]]] = []
+
+    def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
+        self.rows += list(zip(tokens, np.array(states).tolist(), strict=True))
+        return super().inputs(tokens, states)
+
+
+def state(*prefix: int) -> list[float]:
+    return fake_hidden(prefix).tolist()
+
+
+def test_every_row_has_its_token_and_the_state_before_it() -> None:
+    target, head = FakeTarget(), Recorder()
+    levels = HeadLevels(head)
+    eagle = Eagle(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
+    cache = SequenceCache(target)
+    prompt = [1, 2, 3, 4, 5, 6]
+    cache.prefill(prompt[:-1], reader=levels)
+    eagle.begin(prompt)
+    tree = TokenTree(6)
+    eagle.draft(prompt, tree)
+    one = int(fake_logits((1, 2, 3, 4, 5, 6)).argmax())
+    # Three states of the prompt were read, those of 3, 4 and 5; the head itself then saw 4, 5, 6.
+    assert head.rows == [
+        (4, state(1, 2, 3)),
+        (5, state(1, 2, 3, 4)),
+        (6, state(1, 2, 3, 4, 5)),
+        (one, fake_hidden((4, 5, 6)).tolist()),  # a guess: what the head's own context says
+    ]
+    head.rows.clear()
+    target.want_hidden(True)
+    rows = tree_rows(tree, cache.n_past, 1)
+    output = target.decode(rows)
+    cache.commit(rows, [0, 1])
+    eagle.observe(Step(tree, output, [0, 1], 9))
+    target.want_hidden(False)
+    eagle.draft([*prompt, one, 9], TokenTree(9))
+    assert head.rows[:2] == [(one, state(*prompt)), (9, state(*prompt, one))]
+
+
+def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
+    target, head = FakeTarget(), Recorder()
+    levels = HeadLevels(head)
+    eagle = Eagle(Eagle1Params(choices="0"), levels)
+    cache = SequenceCache(target)
+    for prompt, reused, expected in (
+        ([1, 2, 3, 4], 0, [(2, state(1)), (3, state(1, 2)), (4, state(1, 2, 3))]),
+        # Up to 3 all is known, but the state after it is gone: it is decoded once more.
+        ([1, 2, 3, 7, 8], 2, [(7, state(1, 2, 3)), (8, state(1, 2, 3, 7))]),
+        ([5, 6], 0, [(6, state(5))]),
+    ):
+        head.rows.clear()
+        assert cache.prefill(prompt[:-1], reader=levels) == reused
+        eagle.begin(prompt)
+        eagle.draft(prompt, TokenTree(prompt[-1]))
+        assert head.rows == expected
+        assert [len(head.context.held(0))] == [len(prompt) - 1]
+
+
+def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> None:
+    target, head = FakeTarget(), Recorder()
+    target.want_hidden(True)
+    eagle = Eagle(Eagle1Params(choices="0"), HeadLevels(head))
+    eagle.begin([1, 2])
+    tree = TokenTree(2)
+    eagle.draft([1, 2], tree)
+    assert len(tree) == 1  # nobody read the prompt
+    cache = SequenceCache(target)
+    cache.prefill([1])
+    output = cache.extend([2])
+    eagle.observe(Step(TokenTree(2), output, [0], 3))
+    tree = TokenTree(7)
+    eagle.draft([1, 2, 3, 5, 7], tree)
+    assert len(tree) == 1
+    cache.extend([3, 5])
+    eagle.observe(Step(TokenTree(7), cache.extend([7]), [0], 8))
+    eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8))
+    assert head.rows == [(8, state(1, 2, 3, 5, 7))]
+
+
+def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> None:
+    head = Recorder()
+    levels = HeadLevels(head)
+    eagle = Eagle(Eagle1Params(choices="0"), levels)
+    cache = SequenceCache(FakeTarget(n_batch=2))
+    prompt = [1, 2, 3, 4, 5, 6]
+    stops = iter([False, True])
+    with pytest.raises(Cancelled):
+        cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
+    assert cache.prefill(prompt[:-1], reader=levels) == 2  # which were read
+    eagle.begin(prompt)
+    eagle.draft(prompt, TokenTree(6))
+    assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
+
+
+def test_a_target_does_not_go_back_far_for_states() -> None:
+    held = list(range(100))
+    for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
+        levels = HeadLevels(Recorder())
+        levels.prepare(1024, 1, 5)
+        cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
+        cache.prefill(held)
+        assert cache.prefill([*held, 7, 8], reader=levels) == n_reused
+
+
+def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:
+    head = FakeEagleHead(fake_logits)
+    head.context = FakeTarget(n_ctx=12)
+    head.context.want_hidden(True)
+    levels = HeadLevels(head)
+    eagle = Eagle(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
+    for n, drafted in ((6, True), (12, False)):
+        prompt = list(range(n))
+        SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=levels)
+        eagle.begin(prompt)
+        tree = TokenTree(prompt[-1])
+        eagle.draft(prompt, tree)
+        assert (len(tree) > 1) == drafted
+
+
+# Parameters
+
+
+def test_parameters_out_of_range_say_so() -> None:
+    with pytest.raises(InvalidParameter, match="top_k is 17; give 1 to 16"):
+        Eagle2Params(top_k=17)
+    with pytest.raises(InvalidParameter, match="window is -1"):
+        Eagle1Params(window=-1)
+    with pytest.raises(InvalidParameter, match="choices go 17 deep; give 16 at most"):
+        Eagle1Params(choices=".".join("0" * 17))
+    with pytest.raises(InvalidParameter, match="choices expand 20 nodes of a level; give 16"):
+        Eagle1Params(choices=[[a, 0] for a in range(20)])
+    with pytest.raises(InvalidParameter, match="needs a head of the kind eagle .* --heads"):
+        parse_method("eagle-2").drafters()
+    assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"
+    assert len(Eagle1Params().shape) == 25
+
+
+# Files
+
+
+def test_a_head_of_another_model_is_refused_with_both_names(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(HeadsError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
+        Engine.load(other, EXACT, heads=path)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
+def test_a_truncated_head_says_so(tmp_path: Path, tiny_model: Path, share: float) -> None:
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
+        Engine.load(tiny_model, EXACT, heads=path)
+
+
+def test_heads_of_the_wrong_sizes_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(tiny_model) as model:
+        info = HeadsInfo.of_target("eagle", model)
+        narrow = replace(SHAPE, n_embd=16)
+        write_eagle(path, info, narrow, random_tensors(narrow), kind="f32")
+        with pytest.raises(HeadsError, match=r"fc\.weight is 16 × 32, .* have 32 × 64"):
+            load_heads([path], model)
+        write_eagle(path, info, replace(SHAPE, n_ff=48), random_tensors(), kind="f32")
+        with pytest.raises(HeadsError, match=r"ffn_gate\.weight is 64 × 32, .* have 48 × 32"):
+            load_heads([path], model)
+        write_eagle(path, info, replace(SHAPE, n_head=3), random_tensors(), kind="f32")
+        with pytest.raises(HeadsError, match="states of 32 do not split into 3 heads over 2"):
+            load_heads([path], model)
+        write_eagle(
+            path, info, SHAPE, random_tensors(), tokens=np.array([1, N_TINY], np.int32), kind="f32"
+        )
+        with pytest.raises(HeadsError, match=f"drafts tokens beyond {N_TINY}"):
+            load_heads([path], model)
+
+
+# Real decoding
+
+METHODS = (
+    "eagle-1",
+    "eagle-1:choices=0.0.0/1.1/2/3,window=4",
+    "eagle-2",
+    "eagle-2:depth=3,top_k=2,nodes=5,window=0",
+    "auto:sources=eagle",
+)
+
+
+@pytest.mark.parametrize(("kind", "some"), [("f32", False), ("q8_0", True)])
+def test_any_head_gives_the_text_of_plain_decoding(
+    tmp_path: Path, tiny_model: Path, kind: str, some: bool
+) -> None:
+    tokens = sorted(random.Random(0).sample(range(N_TINY), 100)) if some else None
+    path = write_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        stats = check_texts(engine, METHODS, max_tokens=50)
+    assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
+
+
+def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """A reply, then another turn of the same text, then the first once more."""
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        first = engine.generate(PROMPT, method="eagle-2", max_tokens=20).run()
+        text = [
+            *first.prompt,
+            *first.token_ids,
+            *engine.model.tokenize("a dog saw", add_special=False),
+        ]
+        second = engine.generate(text, method="eagle-2", max_tokens=20).run()
+        assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
+        # Every step but the last two, which have one token left below the root, and none.
+        assert second.stats.n_drafted == 24 * 18 + 8
+        plain = engine.generate(text, method="ar", max_tokens=20).run()
+        assert second.token_ids == plain.token_ids
+        again = engine.generate(PROMPT, method="eagle-1", max_tokens=20).run()
+        assert again.token_ids == first.token_ids
+
+
+def test_the_layers_file_goes_with_the_engine(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_head(tmp_path / "head.gguf", tiny_model)
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        head = engine.resources.heads["eagle"]
+        layer = head.context.model.path
+        assert layer.exists()
+    assert not layer.parent.exists()

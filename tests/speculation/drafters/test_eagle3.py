@@ -1,0 +1,411 @@
+"""EAGLE-3: heads in llama.cpp's own form, over the inputs of three layers, with trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import MODEL_ARCH_NAMES
+
+from batching.errors import HeadsError, TruncatedGGUF, UnsupportedModel, VocabularyMismatch
+from batching.gguf.reader import GGUFFile, fingerprint
+from batching.llama import private_api as internals
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import Rows
+from batching.tree import Floats
+from speculation.engine import Engine
+from speculation.heads.eagle import EagleShape
+from speculation.heads.file import HeadsInfo
+from speculation.heads.load import load_heads
+from speculation.train.eagle3_file import write_eagle3
+from tests.support import tiny_gguf
+from tests.support.exact import EXACT, PROMPT
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
+from tests.support.mtp_gguf import write_mtp_gguf
+from tests.support.reference import layer, rms_norm
+from tests.support.tiny_eagle3 import (
+    N_FF,
+    N_HEAD,
+    N_HEAD_KV,
+    N_TINY,
+    eagle3_tensors,
+    write_tiny_eagle3,
+)
+from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
+
+DRAFTED = tuple(range(2, N_TINY, 3))
+
+
+def matrix(*shape: int) -> Floats:
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+def made_for(target: str) -> dict[str, str]:
+    return {"heads.target.name": "somebody", "heads.target.fingerprint": target}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, of which heads read the inputs of the last three."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
+# What goes into layers
+
+
+def inputs_of_layers(path: Path, tokens: Sequence[int]) -> list[Floats]:
+    """What goes into each layer, (time, 32), in plain NumPy."""
+    file = GGUFFile(path)
+    w = {name: file.tensor(name) for name in file.tensors}
+    x = w["token_embd.weight"][list(tokens)]
+    found = []
+    for i in range(4):
+        found.append(x)
+        x = layer(w, rms_norm(x, w[f"blk.{i}.attn_norm.weight"]), x, i)
+    return found
+
+
+def test_the_inputs_of_layers_are_those_of_the_reference_for_every_row(target: Path) -> None:
+    tokens = [5, 270, 271, 272, 280, 281]
+    expected = inputs_of_layers(target, tokens)
+    with Model(target) as model, Context(model, EXACT) as context:
+
+        def decode(first: int, n: int) -> object:
+            some, places = tokens[first : first + n], range(first, first + n)
+            return context.decode(Rows(some, places, [range(1)] * n, [False] * (n - 1) + [True]))
+
+        context.want_layers((1, 3))
+        output = decode(0, 4)
+        for row in range(4):  # without output, too
+            wanted = np.concatenate([expected[1][row], expected[3][row]])
+            np.testing.assert_allclose(output.layer_inputs(row, (1, 3)), wanted, atol=1e-4)
+        context.want_layers((2,))
+        output = decode(4, 1)
+        np.testing.assert_allclose(output.layer_inputs(0, (2,)), expected[2][4], atol=1e-4)
+        context.want_layers(())
+        output = decode(5, 1)
+        with pytest.raises(RuntimeError, match="inputs of layer 2 were not asked for"):
+            output.layer_inputs(0, (2,))
+
+
+@pytest.fixture(params=["lfm2", "qwen35"])
+def hybrid(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write = write_hybrid_gguf if request.param == "lfm2" else write_mtp_gguf
+    return write(tmp_path / "hybrid.gguf")
+
+
+def test_a_hybrid_models_inputs_of_layers_are_the_same_however_they_are_asked_for(
+    hybrid: Path,
+) -> None:
+    tokens = [5, 270, 271, 272, 280, 281]
+
+    def inputs(layers: tuple[int, ...], *chunks: int) -> Floats:
+        """(time, len(layers) * 32)"""
+        found, first = [], 0
+        with Context(model, EXACT) as context:
+            context.want_layers(layers)
+            for n in chunks:
+                some, places = tokens[first : first + n], range(first, first + n)
+                outputs = [False] * (n - 1) + [True]
+                output = context.decode(Rows(some, places, [range(1)] * n, outputs))
+                found += [output.layer_inputs(row, layers).copy() for row in range(n)]
+                first += n
+        return np.stack(found)
+
+    with Model(hybrid) as model:
+        together = inputs((0, 1, 2), 6)
+        embeddings = GGUFFile(hybrid).tensor("token_embd.weight")[tokens]
+        np.testing.assert_array_equal(together[:, :32], embeddings)
+        np.testing.assert_array_equal(inputs((2,), 6), together[:, 64:])
+        for chunks in ((1,) * 6, (3, 1, 2)):
+            np.testing.assert_allclose(inputs((0, 1, 2), *chunks), together, atol=1e-4)
+    assert abs(together[:, 32:64] - together[:, 64:]).max() > 0.01
+
+
+def test_layers_that_a_model_does_not_have_or_give_out_are_refused(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Model(target) as model, Context(model, EXACT) as context:
+        with pytest.raises(UnsupportedModel, match="the input of layer 4 is wanted, .* 4 layers"):
+            context.want_layers((1, 4))
+        monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+        with pytest.raises(UnsupportedModel, match="architecture llama, .* it does for qwen3"):
+            context.want_layers((1,))
+    other = write_recurrent_gguf(tmp_path / "other.gguf")
+    with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
+        internals.check_taps(model, (0,))
+
+
+def test_a_build_that_lacks_a_function_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "llama_get_embeddings_nextn"
+    monkeypatch.setitem(internals._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
+    with pytest.raises(UnsupportedModel, match="does not export llama_get_embeddings_nextn"):
+        internals.internal.__wrapped__(name)
+
+
+# The head
+
+# What published heads are like, and llama.cpp's converter writes.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "some tokens": {"tokens": DRAFTED},
+    "all tokens, by the target's matrix": {},
+    "all tokens, by its own matrix": {"tensors": {"output.weight": matrix(N_TINY, 32)}},
+    "speculators": {
+        "tokens": DRAFTED,
+        "tensors": {"token_embd.weight": matrix(N_TINY, 32)},
+        "metadata": {"eagle3.norm_before_residual": True, "eagle3.norm_before_fc": False},
+    },
+    "norm before fc": {
+        "tokens": DRAFTED,
+        "tensors": {"enc.output_norm.weight": 1 + matrix(96)},
+        "metadata": {"eagle3.norm_before_fc": True},
+    },
+    "narrower than the target": {
+        "n_embd": 16,
+        "tokens": DRAFTED,
+        "tensors": {"token_embd.weight": matrix(N_TINY + 5, 16)},
+    },
+    "llama3 positions": {
+        "tokens": DRAFTED,
+        "tensors": {"rope_freqs.weight": np.array([1, 1.5, 4, 8], np.float32)},
+    },
+    "linear positions": {
+        "tokens": DRAFTED,
+        "metadata": {"eagle3.rope.scaling.type": "linear", "eagle3.rope.scaling.factor": 2.0},
+    },
+}
+
+
+class Reference:
+    """A head by its file and its target's, in plain NumPy."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        head, of_target = GGUFFile(path), GGUFFile(target)
+        self.w = w = {name: head.tensor(name) for name in head.tensors if name != "d2t"}
+        w.setdefault("token_embd.weight", of_target.tensor("token_embd.weight"))
+        w.setdefault("output.weight", of_target.output_matrix())
+        factor = head.metadata.get("eagle3.rope.scaling.factor")
+        if factor is not None:
+            w["rope_freqs.weight"] = np.full(4, factor, np.float32)
+        self.norm_before_residual = head.metadata.get("eagle3.norm_before_residual", False)
+
+    def encode(self, features: Floats) -> Floats:
+        norm = self.w.get("enc.output_norm.weight")
+        return (features if norm is None else rms_norm(features, norm)) @ self.w["fc.weight"].T
+
+    def after(self, tokens: Sequence[int], g: Floats) -> Floats:
+        known = self.w["token_embd.weight"][list(tokens)]
+        known = rms_norm(known, self.w["blk.0.attn_norm.weight"])
+        normed = rms_norm(g, self.w["blk.0.attn_norm_2.weight"])
+        inner = np.concatenate([known, normed], axis=1)
+        return layer(self.w, inner, normed if self.norm_before_residual else g)[-1]
+
+    def logits(self, state: Floats) -> Floats:
+        return self.w["output.weight"] @ rms_norm(state, self.w["output_norm.weight"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_native_graph_is_the_reference_on_every_path_of_a_tree(
+    tmp_path: Path, target: Path, variant: str
+) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", **VARIANTS[variant])
+    expected = Reference(path, target)
+    features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
+    with started(path, target, "eagle-3") as head:
+        np.testing.assert_allclose(head.encode(features), expected.encode(features), atol=1e-5)
+        root, logits = check_a_tree(head, features, expected.after)
+    tokens = list(VARIANTS[variant].get("tokens", range(N_TINY)))
+    np.testing.assert_allclose(logits[tokens], expected.logits(root), atol=1e-4)
+    assert np.isneginf(np.delete(logits, tokens)).all()
+
+
+# Files
+
+
+def test_heads_that_are_not_the_models_are_refused(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        write_tiny_eagle3(path, layers=(1, 2, 5))
+        with pytest.raises(UnsupportedModel, match="the input of layer 5"):
+            load_heads([path], model)
+        write_tiny_eagle3(path, metadata=made_for("0123456789abcdef"))
+        with pytest.raises(HeadsError, match=r"trained on 'somebody' .*0123456789abcdef"):
+            load_heads([path], model)
+        write_tiny_eagle3(path, metadata=made_for(fingerprint(target)))
+        load_heads([path], model)["eagle-3"].close()
+        path.write_bytes(path.read_bytes()[:-1000])
+        with pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
+            load_heads([path], model)
+        words = list(tiny_gguf.WORDS)
+        words[3] = "zebra"
+        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        write_tiny_eagle3(path)
+        with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
+            load_heads([path], model)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ({"n_target": 48}, "is for states 48 wide, those of 'tiny' are 32; take the head"),
+        ({"n_embd": 64}, r"has no token_embd\.weight and is 64 wide, 'tiny' 32: it cannot share"),
+        (
+            {"n_embd": 64, "tensors": {"token_embd.weight": matrix(N_TINY, 64)}},
+            r"has no output\.weight and is 64 wide, 'tiny' 32: it cannot share",
+        ),
+        (
+            {"tensors": {"token_embd.weight": matrix(9, 32)}},
+            f"has embeddings of 9 tokens, 'tiny' has {N_TINY}",
+        ),
+        ({"layers": (1, 2)}, r"names \[1, 2\] as the layers it reads, .* over three"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], and 'tiny' has 4, counted from 0"),
+        ({"metadata": {"eagle3.block_count": 2}}, "has 2 layers, and llama.cpp runs heads of one"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
+        (
+            {"tensors": {"blk.0.attn_q.bias": matrix(32), "blk.0.attn_k.bias": matrix(16)}},
+            r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp does not run",
+        ),
+        (
+            {"tensors": {"enc.output_norm.weight": matrix(96)}},
+            r"has enc\.output_norm\.weight, which llama\.cpp does not run",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"d2t": None}},
+            f"gives {len(DRAFTED)} logits and has no d2t to say for which of the {N_TINY} tokens",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"output.weight": None}},
+            f"a d2t of {len(DRAFTED)} tokens, and having none of its own, the model's output",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"output.weight": matrix(3, 32)}},
+            f"a d2t of {len(DRAFTED)} tokens, and its output.weight has 3 rows",
+        ),
+        (
+            {"tokens": (1, 2, N_TINY)},
+            f"drafts tokens from 1 to {N_TINY}, and 'tiny' has {N_TINY}",
+        ),
+        ({"tokens": (0, 0, 1, 1, 7)}, "the d2t of .* names tokens twice: it may hold differences"),
+        (
+            {"tokens": (1, 2), "tensors": {"d2t": np.array([1, 2], np.int32)}},
+            "has a d2t of type 26, and llama.cpp reads 64-bit integers",
+        ),
+    ],
+)
+def test_heads_that_llama_cpp_could_not_run_are_refused_before_it_is_asked(
+    tmp_path: Path, target: Path, head: dict[str, Any], reason: str
+) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", **head)
+    with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
+        load_heads([path], model)
+    assert "head.gguf" in str(refused.value)
+
+
+# Of llama.cpp's converter, for a head of the Llama family.
+KEYS = {
+    *("general.architecture", "general.type", "general.name", "general.file_type"),
+    *("general.quantization_version", "eagle3.context_length", "eagle3.embedding_length"),
+    *("eagle3.block_count", "eagle3.feed_forward_length", "eagle3.vocab_size"),
+    *("eagle3.attention.head_count", "eagle3.attention.head_count_kv"),
+    *("eagle3.attention.layer_norm_rms_epsilon", "eagle3.rope.dimension_count"),
+    *("eagle3.rope.freq_base", "eagle3.target_layers", "eagle3.target_hidden_size"),
+    *("eagle3.norm_before_residual", "eagle3.norm_before_fc"),
+}
+
+
+def test_what_training_writes_is_what_the_converter_would_write(
+    tmp_path: Path, target: Path
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        info = HeadsInfo.of_target("eagle", model)
+    shape = EagleShape(32, N_HEAD, N_HEAD_KV, N_FF)
+    tensors, tokens = eagle3_tensors(), np.array(DRAFTED, np.int32)
+    own = matrix(len(DRAFTED), 32)
+    write_eagle3(path, info, shape, tensors, (1, 2, 3), target, tokens, own, kind="f32")
+    file, converted = GGUFFile(path), GGUFFile(write_tiny_eagle3(tmp_path / "c", tokens=DRAFTED))
+    ours = {key for key in file.metadata if not key.startswith(("tokenizer.", "heads."))}
+    assert ours == KEYS
+    for key in ("eagle3.target_layers", "eagle3.target_hidden_size", "eagle3.vocab_size"):
+        assert file.metadata.get(key) == converted.metadata[key]
+    assert {name: tensor[:2] for name, tensor in file.tensors.items()} == {
+        name: tensor[:2] for name, tensor in converted.tensors.items()
+    }
+    assert file.raw("d2t").view(np.int64)[0].tolist() == list(DRAFTED)
+    with started(path, target, "eagle-3") as head:
+        features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
+        check_a_tree(head, features, Reference(path, target).after)
+
+
+def test_a_target_without_taps_is_refused_before_anything_runs(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf")
+    monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+    with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
+        Engine.load(target, EXACT, heads=path)
+
+
+def test_hunyuan_models_with_taps_are_called_as_their_files_call_them() -> None:
+    assert {"hunyuan-dense", "hunyuan_vl"} <= set(internals.TAPPED) & set(MODEL_ARCH_NAMES.values())
+
+
+# Real decoding
+
+METHODS = (
+    "eagle-3",
+    "eagle-3:top_k=1,depth=4,nodes=4",
+    "eagle-3:depth=3,top_k=2,nodes=5,window=0",
+    "auto:sources=eagle-3",
+)
+
+
+YARN = {
+    "eagle3.rope.scaling.type": "yarn",
+    "eagle3.rope.scaling.factor": 4.0,
+    "eagle3.rope.scaling.original_context_length": 16,
+}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [{}, VARIANTS["speculators"], VARIANTS["narrower than the target"], {"metadata": YARN}],
+    ids=["the target's matrices", "speculators", "narrower", "yarn"],
+)
+def test_any_head_gives_the_text_of_plain_decoding(
+    tmp_path: Path, target: Path, head: dict[str, Any]
+) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", **head)
+    with Engine.load(target, EXACT, heads=path) as engine:
+        stats = check_texts(engine, METHODS)["eagle-3"]
+        # All steps but the last two draft 24; there one token is left below the root, and none.
+        assert stats.rows_histogram[25] >= stats.n_steps - 2
+        assert set(stats.rows_histogram) <= {25, 9, 1}
+        # The engine's context is made anew for wide trees; the head has one of its own.
+        wide = engine.generate(PROMPT, method="eagle-3:nodes=100,top_k=12", max_tokens=20).run()
+        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
+        assert wide.token_ids == plain.token_ids
+
+
+def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, hybrid: Path) -> None:
+    path = write_tiny_eagle3(tmp_path / "head.gguf", layers=(0, 1, 2))
+    with (
+        Engine.load(hybrid, EXACT, heads=path, mtp=False) as engine,
+        Engine.load(hybrid, EXACT, mtp=False) as plain,
+    ):
+        found = check_texts(engine, METHODS)
+        assert max(found["eagle-3"].rows_histogram) <= 1 + engine.context.n_rewind
+        assert found["eagle-3"].n_drafted > 30
+        text = engine.model.tokenize(PROMPT)
+        for n, method in enumerate(METHODS):  # one goes on where the other ended
+            reply = engine.generate(text, method=method, max_tokens=20).run()
+            assert (
+                reply.token_ids == plain.generate(text, method="ar", max_tokens=20).run().token_ids
+            )
+            text = [*text, *reply.token_ids, 270 + n]

@@ -1,0 +1,445 @@
+"""Medusa heads: forward pass, trees, files and real decoding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.errors import (
+    HeadsError,
+    InvalidParameter,
+    ModelFileMissing,
+    NotGGUF,
+    TruncatedGGUF,
+)
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from batching.tree import Floats, TokenTree
+from speculation.drafter import Step
+from speculation.drafters.medusa import Medusa, MedusaParams
+from speculation.drafting.estimates import Estimates
+from speculation.engine import Engine
+from speculation.heads.file import HeadsFile, HeadsInfo
+from speculation.heads.load import load_heads
+from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _likeliest
+from speculation.heads.medusa_file import read_weights, write_medusa
+from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
+from speculation.methods import parse_method
+from speculation.sampling import SamplingParams
+from speculation.verify import Typical
+from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidden, fake_logits
+from tests.support.head_checks import SAMPLINGS
+from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
+
+N_TINY = len(vocabulary()[0])
+
+
+def random_weights(
+    seed: int = 0,
+    *,
+    n_heads: int = 3,
+    n_blocks: int = 1,
+    n_embd: int = 32,
+    own: bool = False,
+    tokens: Sequence[int] | None = None,
+    scale: float = 1.0,
+) -> MedusaWeights:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Floats:
+        return (scale * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
+
+    n_drafted = N_TINY if tokens is None else len(tokens)
+    return MedusaWeights(
+        normal(n_blocks, n_heads, n_embd, n_embd),
+        normal(n_blocks, n_heads, n_embd),
+        normal(n_heads, n_drafted, n_embd) if own else normal(n_drafted, n_embd),
+        not own,
+        None if tokens is None else np.array(tokens, np.int32),
+        np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
+        parse_choices("0.0.0/0.1/1.0"),
+    )
+
+
+def write_heads(path: Path, target: Path, weights: MedusaWeights) -> Path:
+    with Model(target) as model:
+        write_medusa(path, HeadsInfo.of_target("medusa", model), weights)
+    return path
+
+
+# The forward pass
+
+
+def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
+    weights = MedusaWeights(
+        weights=np.array([[[[1, 0], [0, 2]]]], np.float32),
+        biases=np.array([[[0, -1]]], np.float32),
+        output=np.array([[1, 0], [0, -1], [1, 1]], np.float32),
+        shares_target=False,
+        tokens=np.array([7, 8, 9], np.int32),
+        accuracy=np.ones((1, 1), np.float32),
+        tree=((0,),),
+    )
+    heads = MedusaHeads(weights)
+    hidden = np.ones(2, np.float32)
+    # W h + b = (1, 1), SiLU(1) = 0.73106, so the state becomes (1.73106, 1.73106).
+    np.testing.assert_allclose(heads.logits(hidden), [[1.73106, -1.73106, 3.46212]], atol=1e-5)
+    tokens, probs = heads.top(hidden, 2)
+    assert tokens.tolist() == [[9, 7]]
+    np.testing.assert_allclose(probs, [[0.84555, 0.14975]], atol=1e-5)
+    assert heads.top(hidden, 5)[0].tolist() == [[9, 7, 8]]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
+def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int] | None) -> None:
+    torch = pytest.importorskip("torch")
+    weights = random_weights(n_blocks=2, own=own, tokens=tokens, scale=3.0)
+    hidden = np.random.default_rng(1).standard_normal(32).astype(np.float32)
+
+    state = torch.from_numpy(hidden).expand(3, -1)
+    for weight, bias in zip(weights.weights, weights.biases, strict=True):
+        layers = [torch.nn.Linear(32, 32) for _ in range(3)]
+        for head, layer in enumerate(layers):
+            layer.weight.data = torch.from_numpy(weight[head])
+            layer.bias.data = torch.from_numpy(bias[head])
+        state = torch.stack(
+            [s + torch.nn.functional.silu(layer(s)) for s, layer in zip(state, layers, strict=True)]
+        )
+    matrices = weights.output if own else [weights.output] * 3
+    expected = torch.stack([torch.from_numpy(m) @ s for m, s in zip(matrices, state, strict=True)])
+    ours = MedusaHeads(weights)
+    np.testing.assert_allclose(ours.logits(hidden), expected.detach().numpy(), atol=2e-4)
+    there = MedusaHeadsOnGPU(weights, torch, "cpu")
+    for mine, theirs in zip(ours.top(hidden, 4), there.top(hidden, 4), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_drafted", [3, 64, 130, 1000])
+def test_the_likeliest_tokens_come_first(n_drafted: int) -> None:
+    rng = np.random.default_rng(n_drafted)
+    for n in (1, 8, 40, 200):
+        logits = rng.standard_normal(n_drafted).astype(np.float32)
+        expected = np.argsort(-logits)[:n]
+        np.testing.assert_array_equal(_likeliest(logits, n), expected)
+
+
+# Trees
+
+
+def test_whole_paths_and_all_candidates_are_the_same_tree() -> None:
+    nodes = ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0))
+    assert parse_choices("0.0.0.0/0.1.0/1.0/1.1") == nodes
+    assert parse_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]) == nodes
+    assert parse_choices(nodes) == nodes
+    assert show_choices(nodes) == "0.0.0.0/0.1.0/1.0/1.1"
+    assert n_leaves(nodes) == 4
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ("0.0/x", "choices has 'x'; write paths of ranks like 0.0.0.0/0.1.0"),
+        ("0//1", "choices has ''"),
+        ("0.0/1/0.0", "the path 0.0 twice"),
+        ("0.64", r"64 in 0\.64; give ranks from 0, the likeliest, to 63"),
+        ([[0], []], "an empty path"),
+        ([[0, -1]], "-1 in"),
+        ([[a, b] for a in range(20) for b in range(20)], "make 420 nodes; give 255 at most"),
+    ],
+)
+def test_choices_that_make_no_tree_are_refused(choices: object, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        MedusaParams(choices=choices)  # type: ignore[arg-type]
+
+
+def test_the_best_tree_is_the_one_that_exhaustive_search_finds() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        accuracy = rng.random((2, 3)).astype(np.float32) * 0.6
+        everything = [(a,) for a in range(3)] + [(a, b) for a in range(3) for b in range(3)]
+        for n in (1, 3, 5):
+            trees = [
+                some
+                for some in combinations(everything, n)
+                if all(path[:-1] in ((), *some) for path in some)
+            ]
+            best = max(expected_tokens(accuracy, some) for some in trees)
+            ours = best_tree(accuracy, n)
+            assert ours in [tuple(sorted(tree, key=lambda p: (len(p), p))) for tree in trees]
+            assert expected_tokens(accuracy, ours) == pytest.approx(best)
+
+
+def test_what_is_never_right_is_not_drafted() -> None:
+    accuracy = np.array([[0.5, 0.0], [0.2, 0.0]], np.float32)
+    assert best_tree(accuracy, 10) == ((0,), (0, 0))
+    assert expected_tokens(accuracy, ((0,), (0, 0))) == pytest.approx(1.6)
+
+
+# The drafter
+
+
+def drafted(params: MedusaParams, floor: float = 0.0) -> TokenTree:
+    """The tree of the second step of a text, on the fake target's states."""
+    medusa = Medusa(params, FakeHeads())
+    text = [1, 2, 3]
+    medusa.begin(text)
+    tree = TokenTree(3)
+    medusa.draft(text, tree)
+    assert len(tree) == 1  # no state has been seen yet
+    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
+    bonus = int(fake_logits((1, 2, 3)).argmax())
+    medusa.observe(Step(tree, output, [0], bonus))
+    tree = TokenTree(bonus)
+    tree.floor = floor
+    medusa.draft([*text, bonus], tree)
+    return tree
+
+
+def test_the_tree_has_the_chosen_ranks_of_each_head() -> None:
+    tree = drafted(MedusaParams(choices="0.0/1"))
+    tokens, _ = FakeHeads().top(fake_hidden((1, 2, 3)), 2)
+    assert tree.tokens[1:] == [tokens[0, 0], tokens[0, 1], tokens[1, 0]]
+    assert tree.parents[1:] == [0, 0, 1]
+
+
+def test_a_tree_with_a_floor_gets_the_likeliest_paths() -> None:
+    low, high = drafted(MedusaParams(), floor=0.05), drafted(MedusaParams(), floor=0.3)
+    assert len(low) > len(high) > 1
+    for tree, floor in ((low, 0.05), (high, 0.3)):
+        reached = [1.0]
+        for parent, prob in zip(tree.parents[1:], tree.probs[1:], strict=True):
+            reached.append(reached[parent] * prob)
+        assert min(reached) >= floor
+
+
+def test_a_state_of_another_place_in_the_text_is_not_used() -> None:
+    medusa = Medusa(MedusaParams(), FakeHeads())
+    medusa.begin([1, 2])
+    medusa.draft([1, 2], TokenTree(2))
+    medusa.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
+    tree = TokenTree(9)
+    medusa.draft([1, 2, 5, 9], tree)  # a step went by unseen
+    assert len(tree) == 1
+
+
+def test_estimates_learn_from_the_token_that_came() -> None:
+    estimates = Estimates((0.5,) * 80)
+    heads = FakeHeads()
+    medusa = Medusa(MedusaParams(), heads, estimates)
+    text = [1, 2, 3]
+    medusa.begin(text)
+    medusa.draft(text, TokenTree(3))
+    state = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
+    medusa.observe(Step(TokenTree(3), state, [0], 4))
+    medusa.draft([*text, 4], TokenTree(4))
+    best = int(heads.top(fake_hidden((1, 2, 3)), 1)[0][0, 0])
+    medusa.observe(Step(TokenTree(4), state, [0], best))
+    assert estimates.of(5) > estimates.of(3)  # its first choice had 0.5, its second 0.3
+
+
+def test_a_tree_deeper_than_the_heads_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="choices go 5 deep and there are 4 heads"):
+        Medusa(MedusaParams(choices="0.0.0.0.0"), FakeHeads())
+
+
+def test_medusa_is_written_like_every_method_and_says_when_it_is_lossy() -> None:
+    assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
+    assert str(parse_method("medusa:verify=typical")) == "medusa:verify=typical-lossy"
+    with pytest.raises(InvalidParameter, match="choices and nodes are both given"):
+        parse_method("medusa:choices=0,nodes=3")
+    with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
+        parse_method("medusa:verify=rejection")
+    with pytest.raises(InvalidParameter, match="none were loaded; give them with --heads"):
+        parse_method("medusa").drafters()
+
+
+# Typical acceptance
+
+
+class Temperature:
+    """A sampler at temperature 1 that draws the first token of the text it is told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def probabilities(self, logits: Floats) -> Floats:
+        weights = np.exp(logits - logits.max())
+        return weights / weights.sum()
+
+    def accept(self, token: int) -> None:
+        self.seen.append(token)
+
+    def sample(self, output: FakeOutput, row: int) -> int:
+        return output.argmax(row)
+
+
+def typical_path(rows: list[list[float]], epsilon: float, delta: float) -> list[int]:
+    """The path through a tree 0 -> (1 -> 3, 2) whose drafts are the tokens 0, 1, 2."""
+    tree = TokenTree(9)
+    first = tree.add(0, 0)
+    tree.add(0, 1)
+    tree.add(first, 2)
+    output = FakeOutput(
+        [(row,) for row in range(4)],
+        [True] * 4,
+        lambda prefix: np.log(np.array(rows[prefix[0]], np.float32)),
+    )
+    sampler = Temperature()
+    path, _ = Typical(epsilon, delta).verify(tree, output, sampler)
+    assert sampler.seen == [tree.tokens[node] for node in path[1:]]
+    return path
+
+
+def test_typical_acceptance_takes_the_longest_path_that_is_likely_enough() -> None:
+    even, sure = [0.34, 0.33, 0.33], [0.01, 0.98, 0.01]
+    # Entropy 1.1 nats: the threshold is min(0.09, 0.3 / 3) = 0.09.
+    assert typical_path([even, even, even, even], 0.09, 0.3) == [0, 1, 3]
+    assert typical_path([even, sure, even, even], 0.09, 0.3) == [0, 1]
+    assert typical_path([sure, even, even, even], 0.09, 0.3) == [0, 2]
+    assert typical_path([even, even, even, even], 0.5, 0.9) == [0, 1, 3]  # 0.9 / 3 = 0.3
+    assert typical_path([even, even, even, even], 0.5, 1.0) == [0, 1]  # 1 / 3 is above 0.33
+
+
+# Files
+
+
+def test_heads_survive_their_file(tmp_path: Path, tiny_model: Path) -> None:
+    weights = random_weights(own=True, n_blocks=2, tokens=[5, 6, 280])
+    file = HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights))
+    assert (file.info.method, file.info.target_name) == ("medusa", "tiny")
+    again = read_weights(file)
+    np.testing.assert_allclose(again.weights, weights.weights, atol=1e-3)
+    np.testing.assert_allclose(again.output, weights.output, atol=1e-3)
+    np.testing.assert_allclose(again.accuracy, weights.accuracy)
+    assert again.tokens is not None
+    assert again.tokens.tolist() == [5, 6, 280]
+    assert again.tree == weights.tree
+
+
+def test_one_output_matrix_for_all_heads_may_be_another_than_the_targets(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    weights = replace(random_weights(), shares_target=False)
+    again = read_weights(HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights)))
+    np.testing.assert_allclose(again.output, weights.output, atol=1e-3)
+
+
+def test_shared_output_is_the_targets_own(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights(tokens=[5, 6, 280]))
+    assert not any("output" in name for name in GGUFFile(path).tensors)
+    read = read_weights(HeadsFile(path), tiny_model)
+    np.testing.assert_array_equal(read.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
+
+
+def test_heads_of_another_model_are_refused_with_both_names(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    path = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights())
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(HeadsError, match=r"heads\.gguf were trained on 'tiny'.*other\.gguf"):
+        Engine.load(other, EXACT, heads=path)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
+def test_a_truncated_file_says_so(tmp_path: Path, tiny_model: Path, share: float) -> None:
+    whole = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights()).read_bytes()
+    path = tmp_path / "half.gguf"
+    path.write_bytes(whole[: int(share * len(whole))])
+    with Model(tiny_model) as model, pytest.raises(TruncatedGGUF, match="half.gguf is incomplete"):
+        load_heads([path], model)
+
+
+def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with Model(tiny_model) as model:
+        info = HeadsInfo.of_target("medusa", model)
+        path = tmp_path / "heads.gguf"
+        write_medusa(path, info, random_weights(n_embd=16))
+        with pytest.raises(HeadsError, match=r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32"):
+            load_heads([path], model)
+        write_medusa(path, replace(info, n_embd=16), random_weights(n_embd=16))
+        with pytest.raises(HeadsError, match="hidden states are 16 wide, those of 'tiny' 32"):
+            load_heads([path], model)
+
+
+def test_files_that_hold_no_heads_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with Model(tiny_model) as model:
+        with pytest.raises(HeadsError, match="no drafting heads but the architecture 'llama'"):
+            load_heads([tiny_model], model)
+        text = tmp_path / "heads.txt"
+        text.write_text("something else", encoding="utf-8")
+        with pytest.raises(NotGGUF, match="b'some'"):
+            load_heads([text], model)
+        with pytest.raises(ModelFileMissing, match="there is no file"):
+            load_heads([tmp_path / "none.gguf"], model)
+        write_medusa(tmp_path / "x.gguf", HeadsInfo.of_target("owl", model), random_weights())
+        with pytest.raises(HeadsError, match="the method 'owl', which this version does not have"):
+            load_heads([tmp_path / "x.gguf"], model)
+
+
+def test_two_files_for_one_method_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    paths = [
+        write_heads(tmp_path / f"{n}.gguf", tiny_model, random_weights(seed=n)) for n in range(2)
+    ]
+    with pytest.raises(HeadsError, match=r"0\.gguf and 1\.gguf are both heads for medusa"):
+        Engine.load(tiny_model, EXACT, heads=paths)
+
+
+# Real decoding
+
+METHODS = ("medusa", "medusa:choices=0.0.0/1.1/2/3", "medusa:nodes=6", "auto:sources=medusa")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_of_any_kind_give_the_text_of_plain_decoding(
+    tmp_path: Path, tiny_model: Path, own: bool
+) -> None:
+    words = random.Random(0).sample(range(N_TINY), 100)
+    weights = random_weights(own=own, n_blocks=2 if own else 1, tokens=words if own else None)
+    path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        for name, sampling in SAMPLINGS.items():
+            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
+            for method in METHODS:
+                ours = engine.generate(
+                    PROMPT, method=method, sampling=sampling, max_tokens=50
+                ).run()
+                assert ours.token_ids == plain.token_ids, (name, method)
+                if method == "medusa" and plain.stats.n_tokens > 5:
+                    assert ours.stats.n_drafted == 6 * (ours.stats.n_steps - 1)
+
+
+def test_typical_acceptance_is_plain_decoding_at_temperature_zero_only(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    # Zero residuals: every head says what the output matrix says of the state itself.
+    weights = replace(
+        random_weights(), weights=np.zeros((1, 3, 32, 32), np.float32),
+        biases=np.zeros((1, 3, 32), np.float32),
+    )  # fmt: skip
+    path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
+    lossy = "medusa:verify=typical,epsilon=0.001,delta=0.001"
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
+        ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()
+        assert ours.token_ids == plain.token_ids
+        hot = SamplingParams(temperature=1.5, seed=3)
+        match = engine.generate(PROMPT, method="medusa", sampling=hot, max_tokens=60).run()
+        typical = engine.generate(PROMPT, method=lossy, sampling=hot, max_tokens=60).run()
+        assert typical.stats.acceptance_rate > match.stats.acceptance_rate
+        schema = SamplingParams(temperature=1.0, json_schema={"type": "object"})
+        with pytest.raises(InvalidParameter, match="use verify=match"):
+            engine.generate(PROMPT, method=lossy, sampling=schema, max_tokens=30).run()
+
+
+def test_the_fake_heads_are_what_the_protocol_asks_for() -> None:
+    tokens, probs = FakeHeads().top(fake_hidden((1, 2, 3)), 3)
+    assert tokens.shape == probs.shape == (4, 3)
+    assert tokens.max() < N_VOCAB

@@ -1,0 +1,229 @@
+"""Multi-token prediction: a model's own layer for the token after the next drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.cache import SequenceCache
+from batching.errors import HeadsError, InvalidParameter, ModelError, UnsupportedModel
+from batching.gguf.mtp import MtpLayers, find_mtp_layers
+from batching.gguf.reader import GGUFFile
+from batching.llama.context import Context
+from batching.llama.model import Model
+from speculation.drafting.head_context import HeadLevels
+from speculation.engine import Engine
+from speculation.heads.load import load_heads
+from speculation.sampling import SamplingParams
+from tests.support.exact import EXACT, PROMPT
+from tests.support.mtp_gguf import (
+    write_assistant_gguf,
+    write_gemma_gguf,
+    write_mtp_gguf,
+    write_mtp_gguf_with_kv,
+    write_mtp_header,
+)
+from tests.support.reference import rms_norm
+from tests.support.tiny_gguf import write_tiny_gguf
+
+METHODS = ("mtp", "mtp:p_min=0", "mtp:p_min=0,top_k=3", "mtp:window=0", "auto:sources=mtp")
+
+
+@pytest.fixture(scope="module", params=["hybrid", "kv", "attached"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    folder, heads = tmp_path_factory.mktemp("models"), []
+    if request.param == "hybrid":
+        path = write_mtp_gguf(folder / "mtp.gguf")
+    elif request.param == "kv":
+        path = write_mtp_gguf_with_kv(folder / "mtp.gguf")
+    else:
+        path = write_gemma_gguf(folder / "gemma.gguf")
+        heads = [write_assistant_gguf(folder / "assistant.gguf", path)]
+    with Engine.load(path, EXACT, heads=heads) as made:
+        yield made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) -> None:
+    endless = dict.fromkeys(engine.model.ends, -math.inf)
+    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
+    for prompt in (PROMPT, f"{PROMPT} an", "a"):
+        plain = engine.generate(prompt, method="ar", sampling=sampling, max_tokens=60).run()
+        drafted = engine.generate(prompt, method=method, sampling=sampling, max_tokens=60).run()
+        assert drafted.token_ids == plain.token_ids
+        assert len(plain.token_ids) == 60
+
+
+def test_most_drafts_of_a_layer_that_knows_hold(engine: Engine) -> None:
+    stats = engine.generate(PROMPT, method="mtp", max_tokens=60).run().stats
+    assert stats.n_accepted > 0.9 * stats.n_drafted > 20
+    unsure = engine.generate(PROMPT, method="mtp:depth=3,p_min=0", max_tokens=60).run().stats
+    assert unsure.n_drafted > stats.n_drafted
+    assert max(unsure.rows_histogram) == 4  # three drafts and their root
+
+
+def test_a_broad_tree_is_decoded_where_the_memory_can_drop_branches(engine: Engine) -> None:
+    method = "mtp:p_min=0,top_k=12,nodes=100"
+    plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
+    drafted = engine.generate(PROMPT, method=method, max_tokens=30).run()
+    assert drafted.token_ids == plain.token_ids
+    is_hybrid = engine.context.n_rewind == 8
+    assert (max(drafted.stats.rows_histogram) > 60) == (not is_hybrid)
+
+
+def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf", influence=0.5, of_state=0.7)
+    file = GGUFFile(path)
+    w = {name: file.tensor(name) for name in file.tensors if "token" in name or "nextn" in name}
+    output = file.output_matrix()
+    text = [5, 270, 271, 272, 280, 281, 282, 270]
+    ones = np.ones(32, np.float32)
+    with Model(path, mtp=True) as model, Context(model, EXACT) as context:
+        (head,) = load_heads([], model).values()
+        head.start(EXACT, context)
+        levels = HeadLevels(head)
+        levels.prepare(64, 1, 4)
+        cache = SequenceCache(context)
+        cache.prefill(text[:-1], reader=levels)
+        found = levels.root(text)
+        assert found is not None
+        logits = found[0].logits(found[1]).copy()
+        head.close()
+        context.want_hidden(True)
+        cache.truncate(0)
+        state = cache.extend(text[:-1]).hidden(len(text) - 2)
+        token = w["token_embd.weight"][text[-1]]
+        both = np.concatenate([rms_norm(token, ones), rms_norm(state, ones)])
+        expected = output @ rms_norm(w["blk.3.nextn.eh_proj.weight"] @ both, ones)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
+    first = engine.generate(PROMPT, method="mtp", max_tokens=20).run()
+    text = [*first.prompt, *first.token_ids]
+    longer = [*text, 270, 271, 272]
+    plain = engine.generate(longer, method="ar", max_tokens=20).run()
+    engine.generate(text, method="mtp", max_tokens=5).run()
+    drafted = engine.generate(longer, method="mtp", max_tokens=20).run()
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.n_accepted > 0
+
+
+def test_a_reply_is_not_read_again_for_the_layer(engine: Engine) -> None:
+    endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
+    text = [1, *range(20, 140)]
+    for method in ("mtp", "ar", "mtp"):
+        reply = engine.generate(text, method=method, sampling=endless, max_tokens=90).run()
+        text = [*text, *reply.token_ids]
+        n_reused = engine.generate([*text, 30], method="mtp", max_tokens=1).run().stats.n_reused
+        is_hybrid = engine.context.n_rewind == 8
+        assert n_reused == len(text) - 1 if is_hybrid else n_reused >= len(text) - 65
+
+
+def test_without_its_layers_a_model_is_as_any_other(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    with Engine.load(path, EXACT, mtp=False) as engine:
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        with pytest.raises(InvalidParameter, match="method mtp needs a model with layers of its"):
+            engine.generate(PROMPT, method="mtp").run()
+    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
+    with Engine.load(missing, EXACT) as engine:  # whose metadata speak of one
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
+
+
+def test_a_layer_in_a_file_of_its_own_drafts_for_the_model_it_belongs_to(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    with Engine.load(path, EXACT) as engine:
+        expected = engine.generate(PROMPT, method="mtp", max_tokens=40).run()
+    with Engine.load(path, EXACT, mtp=False, heads=alone) as engine:
+        found = engine.generate(PROMPT, method="mtp", max_tokens=40).run()
+    assert found.token_ids == expected.token_ids
+    assert found.stats.n_accepted > 15
+    other = write_mtp_gguf_with_kv(tmp_path / "other.gguf")
+    reason = "of a model qwen35 of 3 layers, 32 wide, 305 tokens; 'tiny' is glm4moe of 3 layers"
+    with pytest.raises(HeadsError, match=reason):
+        Engine.load(other, EXACT, heads=alone)
+
+
+def test_a_layer_alone_is_no_model(tmp_path: Path) -> None:
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    for mtp in (False, True):
+        with pytest.raises(HeadsError, match=r"alone\.gguf is no model: it holds drafting heads"):
+            Engine.load(alone, EXACT, mtp=mtp)
+    path = write_mtp_gguf(tmp_path / "mtp.gguf")
+    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+        Engine.load(path, EXACT, draft_model=alone)
+
+
+def test_an_assistant_is_no_model_and_drafts_for_its_target_alone(tmp_path: Path) -> None:
+    target = write_gemma_gguf(tmp_path / "gemma.gguf")
+    alone = write_assistant_gguf(tmp_path / "assistant.gguf", target)
+    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+        Engine.load(alone, EXACT)
+    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+        Engine.load(target, EXACT, draft_model=alone)
+    other = write_mtp_gguf(tmp_path / "mtp.gguf")
+    reason = r"the assistant of a gemma4 model 32 wide, and 'tiny' is qwen35, 32 wide"
+    with pytest.raises(HeadsError, match=reason):
+        Engine.load(other, EXACT, heads=alone)
+
+
+def test_an_assistant_drafts_on_in_a_context_that_was_made_anew(tmp_path: Path) -> None:
+    target = write_gemma_gguf(tmp_path / "gemma.gguf")
+    heads = write_assistant_gguf(tmp_path / "assistant.gguf", target, of_state=0.02)
+    with Engine.load(target, EXACT, heads=heads) as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=60).run()
+        first = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
+        n_seq = engine.context.n_seq_max
+        wide = engine.generate(PROMPT, method="mtp:p_min=0,top_k=12,nodes=100", max_tokens=60).run()
+        assert engine.context.n_seq_max > n_seq
+        again = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
+    assert first.token_ids == wide.token_ids == again.token_ids == plain.token_ids
+    assert first.stats.n_accepted == again.stats.n_accepted > 20
+
+
+def test_layers_that_llama_cpp_cannot_run_are_left_alone(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "two.gguf", n_mtp=2)  # of which it runs one for Qwen 3.5
+    with Engine.load(path, EXACT) as engine:
+        assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
+        assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
+    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+        Engine.load(alone, EXACT)
+    with pytest.raises(UnsupportedModel, match=r"alone\.gguf holds layers .* cannot run"):
+        Engine.load(path, EXACT, heads=alone)
+
+
+@pytest.mark.parametrize("architecture", ["glm5-next", "nemotron_h", "mimo2"])
+def test_layers_without_a_graph_are_left_alone(tmp_path: Path, architecture: str) -> None:
+    path = write_mtp_header(tmp_path / "other.gguf", architecture)
+    assert find_mtp_layers(path) == MtpLayers(0, alone=False)
+    has_graph = write_mtp_header(tmp_path / "moe.gguf", "nemotron_h_moe")
+    assert find_mtp_layers(has_graph) == MtpLayers(1, alone=False)
+
+
+def test_what_a_file_has_is_found_in_its_parts_as_well(tmp_path: Path) -> None:
+    whole = write_mtp_gguf(tmp_path / "mtp.gguf")
+    assert find_mtp_layers(whole) == MtpLayers(1, alone=False)
+    alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
+    assert find_mtp_layers(alone) == MtpLayers(1, alone=True)
+    missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
+    assert find_mtp_layers(missing) == MtpLayers(0, alone=False)
+    assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf")) == MtpLayers(0, alone=False)
+    write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
+    first, *others = sorted(tmp_path.glob("split-*.gguf"))
+    assert find_mtp_layers(first) == MtpLayers(1, alone=False)
+    with Engine.load(first, EXACT) as engine:
+        assert engine.generate(PROMPT, method="mtp", max_tokens=40).run().stats.n_accepted > 15
+    others[-1].unlink()
+    with pytest.raises(ModelError):
+        find_mtp_layers(first)

@@ -1,0 +1,423 @@
+"""ReDrafter: the recurrent head, its beams, files, training and real decoding."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from batching.tree import Floats, TokenTree
+from speculation.drafter import Step
+from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
+from speculation.drafting.tree_growth import Candidate, best_ends
+from speculation.engine import Engine
+from speculation.heads.file import HeadsFile, HeadsInfo
+from speculation.heads.load import load_heads
+from speculation.heads.redrafter import (
+    ReDrafterHead,
+    ReDrafterHeadOnGPU,
+    ReDrafterWeights,
+    Rows,
+)
+from speculation.heads.redrafter_file import read_weights, write_redrafter
+from speculation.methods import parse_method
+from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import FakeOutput, fake_logits
+from tests.support.head_checks import SAMPLINGS
+from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
+
+N_TINY = len(vocabulary()[0])
+
+
+def random_weights(
+    *,
+    n_embd: int = 32,
+    n_blocks: int = 1,
+    n_drafted: int = N_TINY,
+    tokens: Sequence[int] | None = None,
+    shares_target: bool = False,
+) -> ReDrafterWeights:
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Floats:
+        return (2 * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
+
+    return ReDrafterWeights(
+        token=normal(n_embd, n_embd),
+        recurrent=normal(n_embd, n_embd),
+        bias=normal(n_embd),
+        mixing=normal(n_embd, 2 * n_embd),
+        mixing_bias=normal(n_embd),
+        blocks=normal(n_blocks, n_embd, n_embd),
+        block_biases=normal(n_blocks, n_embd),
+        projection=normal(n_embd, n_embd),
+        output=normal(n_drafted if tokens is None else len(tokens), n_embd),
+        shares_target=shares_target,
+        tokens=None if tokens is None else np.array(tokens, np.int32),
+    )
+
+
+def write_head(path: Path, target: Path, weights: ReDrafterWeights) -> Path:
+    with Model(target) as model:
+        write_redrafter(path, HeadsInfo.of_target("redrafter", model), weights)
+    return path
+
+
+# The forward pass
+
+
+def test_every_token_advances_a_state_that_is_read_together_with_the_targets() -> None:
+    weights = ReDrafterWeights(
+        token=np.eye(2, dtype=np.float32),
+        recurrent=np.array([[0, 1], [1, 0]], np.float32),
+        bias=np.array([0, 1], np.float32),
+        mixing=np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.float32),
+        mixing_bias=np.zeros(2, np.float32),
+        blocks=np.zeros((1, 2, 2), np.float32),
+        block_biases=np.zeros((1, 2), np.float32),
+        projection=np.array([[0, 1], [1, 0]], np.float32),
+        output=np.array([[1, 0], [0, 1], [1, 1]], np.float32),
+        shares_target=False,
+        tokens=None,
+    )
+    embeddings = np.array([[0, 0], [1, 0], [0, 2]], np.float32)
+    head = ReDrafterHead(weights, lambda tokens: embeddings[list(tokens)])
+    # Token 1: W e + b = (1, 1), SiLU(1) = 0.73106. A s + B h = (0.73106, -1), SiLU of it
+    # u = (0.49348, -0.26894), and h + P u = (1 - 0.26894, -1 + 0.49348).
+    root = head.root(np.array([1, -1], np.float32), 1)
+    np.testing.assert_allclose(root.logits(0), [0.73106, -0.50652, 0.22454], atol=1e-4)
+    # Token 2 below it: W e + U s + b = (0.73106, 3.73106), SiLU (0.49348, 3.64369);
+    # A s + B h = (0.49348, -1), u = (0.30641, -0.26894).
+    below = head.level([0], [2])
+    np.testing.assert_allclose(below.logits(0), [0.73106, -0.69359, 0.03747], atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
+def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> None:
+    torch = pytest.importorskip("torch")
+    w = random_weights(n_blocks=2, tokens=tokens)
+    embeddings = np.random.default_rng(1).standard_normal((N_TINY, 32)).astype(np.float32)
+    hidden = np.random.default_rng(2).standard_normal(32).astype(np.float32)
+
+    def linear(weight: Floats, bias: Floats | None) -> object:
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        layer.weight.data = torch.from_numpy(weight)
+        if bias is not None:
+            layer.bias.data = torch.from_numpy(bias)
+        return layer
+
+    cell = linear(np.concatenate([w.token, w.recurrent], axis=1), w.bias)
+    mixing = linear(w.mixing, w.mixing_bias)
+    blocks = [linear(m, b) for m, b in zip(w.blocks, w.block_biases, strict=True)]
+    silu = torch.nn.SiLU()
+
+    def reference(path: Sequence[int]) -> Floats:
+        """The logits after a path, by the paper's recurrence from its beginning."""
+        h, state = torch.from_numpy(hidden), torch.zeros(32)
+        for token in path:
+            state = silu(cell(torch.cat([torch.from_numpy(embeddings[token]), state])))  # type: ignore[operator]
+        u = silu(mixing(torch.cat([state, h])))  # type: ignore[operator]
+        for block in blocks:
+            u = u + silu(block(u))  # type: ignore[operator]
+        z = h + torch.from_numpy(w.projection) @ u
+        return (torch.from_numpy(w.output) @ z).detach().numpy()  # type: ignore[no-any-return]
+
+    def look_up(ids: Sequence[int]) -> Floats:
+        return embeddings[list(ids)]
+
+    for head in (ReDrafterHead(w, look_up), ReDrafterHeadOnGPU(w, look_up, torch, "cpu")):
+        np.testing.assert_allclose(head.root(hidden, 7).logits(0), reference([7]), atol=2e-4)
+        level = head.level([0, 0], [3, 9])
+        np.testing.assert_allclose(level.logits(0), reference([7, 3]), atol=2e-4)
+        np.testing.assert_allclose(level.logits(1), reference([7, 9]), atol=2e-4)
+        level = head.level([1, 0, 1], [4, 5, 6])
+        np.testing.assert_allclose(level.logits(0), reference([7, 9, 4]), atol=2e-4)
+        np.testing.assert_allclose(level.logits(1), reference([7, 3, 5]), atol=2e-4)
+        np.testing.assert_allclose(level.logits(2), reference([7, 9, 6]), atol=2e-4)
+
+
+# The beams
+
+
+class FakeHead:
+    """Logits of six tokens, from nothing but the path since the text's last token."""
+
+    tokens: npt.NDArray[np.int32] | None = None
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._paths: list[tuple[int, ...]] = []
+
+    def after(self, path: Sequence[int]) -> Floats:
+        return np.random.default_rng([self._seed, *path]).normal(0, 2, 6).astype(np.float32)
+
+    def root(self, hidden: Floats, token: int) -> Rows:
+        self._paths = [(token,)]
+        return Rows(np.stack([self.after((token,))]))
+
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
+        above = self._paths
+        self._paths = [(*above[p], token) for p, token in zip(parents, tokens, strict=True)]
+        return Rows(np.stack([self.after(path) for path in self._paths]))
+
+
+def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> TokenTree:
+    """The tree of the second step of a text, whose last token is 5."""
+    drafter = ReDrafter(params, head)
+    drafter.begin([1, 2, 3])
+    tree = TokenTree(3)
+    drafter.draft([1, 2, 3], tree)
+    assert len(tree) == 1  # no state has been seen yet
+    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
+    drafter.observe(Step(tree, output, [0], 5))
+    tree = TokenTree(5)
+    tree.floor = floor
+    drafter.draft([1, 2, 3, 5], tree)
+    return tree
+
+
+def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+        paths.append((*paths[parent], token))
+    assert len(set(paths)) == len(paths), "a prefix is in the tree twice"
+    return set(paths[1:])
+
+
+def beams(head: FakeHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
+    """Beam search written down plainly: all continuations of all beams, the best go on."""
+    kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for _ in range(length):
+        found = []
+        for score, path in kept:
+            logits = head.after((5, *path)).astype(np.float64)
+            log_probs = logits - np.log(np.exp(logits).sum())
+            found += [(score + log_probs[token], (*path, token)) for token in range(6)]
+        kept = sorted(found, reverse=True)[:n_beams]
+    return [path for _, path in kept]
+
+
+@pytest.mark.parametrize(("n_beams", "length"), [(1, 4), (2, 3), (3, 3), (4, 4)])
+def test_the_tree_is_beam_searchs_beams_with_common_beginnings_once(
+    n_beams: int, length: int
+) -> None:
+    for seed in range(5):
+        head = FakeHead(seed)
+        tree = drafted(ReDrafterParams(beams=n_beams, length=length), head)
+        expected = beams(head, n_beams, length)
+        assert paths_of(tree) == {path[: i + 1] for path in expected for i in range(length)}
+
+
+def test_the_best_ends_bring_their_whole_paths() -> None:
+    nodes = [
+        Candidate(-1, 1, 0.6, 0.6),
+        Candidate(-1, 2, 0.4, 0.4),
+        Candidate(0, 3, 0.5, 0.30),
+        Candidate(1, 4, 0.9, 0.36),
+        Candidate(0, 5, 0.2, 0.12),
+    ]
+    assert best_ends(nodes, 1) == [1, 3]
+    assert best_ends(nodes, 2) == [0, 1, 2, 3]
+    assert best_ends([], 2) == []
+
+
+def test_a_tree_with_a_floor_has_no_path_below_it_and_every_one_above() -> None:
+    head = FakeHead()
+    tree = drafted(ReDrafterParams(beams=6, length=2), head, floor=0.1)
+    reached = {(): 1.0}
+    paths: list[tuple[int, ...]] = [()]
+    for parent, token, prob in zip(tree.parents[1:], tree.tokens[1:], tree.probs[1:], strict=True):
+        paths.append((*paths[parent], token))
+        reached[paths[-1]] = reached[paths[parent]] * prob
+    assert len(tree) > 1
+    assert min(reached.values()) >= 0.1
+    confidence = ReDrafter(ReDrafterParams(), head)._confidence  # as nothing has been learnt
+    for path in product(range(6), repeat=2):
+        likely = 1.0
+        for i, token in enumerate(path):
+            logits = head.after((5, *path[:i]))
+            prob = float(np.exp(logits[token] - logits.max()) / np.exp(logits - logits.max()).sum())
+            likely *= confidence.holds(Candidate(-1, token, prob, prob))
+        assert (path in reached) == (likely >= 0.1)
+
+
+def test_what_holds_teaches_how_far_the_head_is_to_be_believed() -> None:
+    head = FakeHead()
+    drafter = ReDrafter(ReDrafterParams(beams=1, length=1), head)
+    logits = head.after((5,))
+    best = int(logits.argmax())
+    first = Candidate(-1, best, float(1 / np.exp(logits - logits.max()).sum()), 1.0)
+    before = drafter._confidence.holds(first)
+    state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
+    drafter.begin([1, 2, 3])
+    drafter.draft([1, 2, 3], TokenTree(3))
+    drafter.observe(Step(TokenTree(3), state, [0], 5))
+    tree = TokenTree(5)
+    drafter.draft([1, 2, 3, 5], tree)
+    drafter.observe(Step(tree, state, [0, 1], 4))
+    assert drafter._confidence.holds(first) > before
+
+
+def test_a_state_of_another_place_in_the_text_is_not_used() -> None:
+    drafter = ReDrafter(ReDrafterParams(), FakeHead())
+    drafter.begin([1, 2])
+    drafter.draft([1, 2], TokenTree(2))
+    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
+    tree = TokenTree(9)
+    drafter.draft([1, 2, 5, 9], tree)  # a step went by unseen
+    assert len(tree) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("redrafter:beams=0", "beams is 0"),
+        ("redrafter:length=33", "length is 33"),
+        ("redrafter:beams=64,length=32", "may be 2048 nodes; give 255 at most"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        parse_method(method)
+
+
+def test_without_a_head_the_method_says_what_it_needs() -> None:
+    with pytest.raises(InvalidParameter, match="none was loaded; give it with --heads"):
+        parse_method("redrafter").drafters()
+
+
+# Files
+
+
+def test_a_head_survives_its_file(tmp_path: Path, tiny_model: Path) -> None:
+    weights = random_weights(n_blocks=2, tokens=[5, 6, 280])
+    file = HeadsFile(write_head(tmp_path / "head.gguf", tiny_model, weights))
+    assert (file.info.method, file.info.target_name) == ("redrafter", "tiny")
+    again = read_weights(file, tiny_model)
+    for ours, theirs in zip(again.matrices(), weights.matrices(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-3)
+    assert again.tokens is not None
+    assert again.tokens.tolist() == [5, 6, 280]
+
+
+def test_a_shared_output_is_the_targets_own(tmp_path: Path, tiny_model: Path) -> None:
+    weights = random_weights(tokens=[5, 6, 280], shares_target=True)
+    path = write_head(tmp_path / "head.gguf", tiny_model, weights)
+    assert "output.weight" not in GGUFFile(path).tensors
+    read = read_weights(HeadsFile(path), tiny_model)
+    np.testing.assert_array_equal(read.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
+
+
+def test_heads_that_do_not_fit_the_model_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_head(tmp_path / "head.gguf", tiny_model, random_weights())
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(HeadsError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
+        Engine.load(other, EXACT, heads=path)
+    with Model(tiny_model) as model:
+        narrow = tmp_path / "narrow.gguf"
+        info = HeadsInfo.of_target("redrafter", model)
+        write_redrafter(narrow, info, random_weights(n_embd=16))
+        with pytest.raises(HeadsError, match=r"block\.0\.weight is 16 × 16.*32 × 32"):
+            load_heads([narrow], model)
+        write_redrafter(narrow, replace(info, n_embd=16), random_weights(n_embd=16))
+        with pytest.raises(HeadsError, match="hidden states are 16 wide, those of 'tiny' 32"):
+            load_heads([narrow], model)
+        half = tmp_path / "half.gguf"
+        half.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(TruncatedGGUF, match="half.gguf is incomplete"):
+            load_heads([half], model)
+
+
+# Real decoding
+
+METHODS = ("redrafter", "redrafter:beams=1,length=2", "auto:sources=redrafter")
+
+
+@pytest.mark.parametrize("shares_target", [False, True])
+def test_any_head_gives_the_text_of_plain_decoding(
+    tmp_path: Path, tiny_model: Path, shares_target: bool
+) -> None:
+    words = None if shares_target else random.Random(0).sample(range(N_TINY), 100)
+    weights = random_weights(tokens=words, shares_target=shares_target)
+    path = write_head(tmp_path / "head.gguf", tiny_model, weights)
+    with Engine.load(tiny_model, EXACT, heads=path) as engine:
+        for name, sampling in SAMPLINGS.items():
+            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
+            for method in METHODS:
+                ours = engine.generate(
+                    PROMPT, method=method, sampling=sampling, max_tokens=50
+                ).run()
+                assert ours.token_ids == plain.token_ids, (name, method)
+                if method == METHODS[1] and plain.finish_reason == "length":
+                    # Not in the first step; in the last two one token is left, and none.
+                    assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
+
+
+# Training
+
+
+def test_a_trained_head_drafts_what_the_target_says(tmp_path: Path, tiny_model: Path) -> None:
+    pytest.importorskip("torch")
+    from speculation.train.__main__ import main
+
+    prompts = tmp_path / "prompts.jsonl"
+    words = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
+    prompts.write_text("\n".join(json.dumps({"text": t}) for t in words), encoding="utf-8")
+    out = tmp_path / "head.gguf"
+    train = ["redrafter", "--model", str(tiny_model), "--data", str(prompts), "--out", str(out)]
+    train += ["--generate", "60", "--epochs", "150", "--batch", "2", "--rate", "0.01"]
+    assert main([*train, "--output", "one", "--threads", "1", "--device", "cpu"]) == 0
+    with Engine.load(tiny_model, EXACT, heads=out) as engine:
+        plain = engine.generate(words[0], method="ar", max_tokens=40).run()
+        ours = engine.generate(words[0], method="redrafter", max_tokens=40).run()
+    assert ours.token_ids == plain.token_ids
+    assert ours.stats.tokens_per_step > 1.5  # a head that has learnt nothing gives 1.04
+
+
+def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Path) -> None:
+    """What training computes for token i of a chain is what the head gives while it drafts."""
+    torch = pytest.importorskip("torch")
+    from speculation.train import states
+    from speculation.train.pieces import Pieces
+    from speculation.train.redrafter import ReDrafterTraining, _Head
+
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "tokens.npy", rng.integers(0, 20, 12).astype(np.int32))
+    np.save(tmp_path / "choices.npy", rng.integers(0, 20, 12).astype(np.int32))
+    np.save(tmp_path / "ends.npy", np.array([7, 12]))
+    np.save(tmp_path / "until.npy", np.array([0, 0, 0, 7, 7, 7, 7, 12, 12, 12, 12, 12]))
+    np.save(tmp_path / "hidden.npy", rng.standard_normal((12, 8)).astype(np.float16))
+    found = states.States(tmp_path)
+    embeddings = rng.standard_normal((20, 8)).astype(np.float32)
+    output = rng.standard_normal((20, 8)).astype(np.float32)
+    model = _Head(ReDrafterTraining(), torch.from_numpy(output), 1.0, torch)
+    head = ReDrafterHead(model.weights(None), lambda tokens: embeddings[list(tokens)])
+    batch = Pieces(found, found.hidden, embeddings, "cpu").batch([0, 1])
+    with torch.inference_mode():
+        chains = [
+            (p.tolist(), (ours @ model.output.T).numpy()) for p, ours in model.chains(batch, 3)
+        ]
+    # Learnt places: the tokens 3 to 6 and 8 to 11 come from the states at 1 … 4 and at 7 … 9 by
+    # way of the token between. Chains of three end where the piece does.
+    starts = [1, 2, 3, 4, 7, 8, 9]
+    assert chains[0][0] == [0, 1, 2, 3, 4, 5, 6]
+    assert chains[1][0] == [1, 2, 3, 5, 6]
+    assert chains[2][0] == [2, 3, 6]
+    for i, start in enumerate(starts):
+        rows = head.root(found.hidden[start].astype(np.float32), int(found.tokens[start + 1]))
+        np.testing.assert_allclose(rows.logits(0), chains[0][1][i], atol=1e-4)
+        for depth in (1, 2):
+            if i + depth in chains[depth][0] and starts[min(i + depth, 6)] == start + depth:
+                rows = head.level([0], [int(found.tokens[start + 1 + depth])])
+                at = chains[depth][0].index(i + depth)
+                np.testing.assert_allclose(rows.logits(0), chains[depth][1][at], atol=1e-4)

@@ -1,0 +1,118 @@
+"""DFlash heads as files: which are refused, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.errors import (
+    HeadsError,
+    InvalidParameter,
+    ModelError,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from batching.llama import private_api as internals
+from batching.llama.model import Model
+from batching.tree import Floats
+from speculation.engine import Engine
+from speculation.heads.load import load_heads
+from tests.support import tiny_gguf
+from tests.support.exact import EXACT, PROMPT
+from tests.support.tiny_dflash import DFLASH2, N_TINY, dflash2, dspark, write_tiny_dflash
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+def matrix(*shape: int) -> Floats:
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, of which heads read the inputs of the last three."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
+def test_a_head_is_no_model_and_needs_to_be_given(tmp_path: Path, target: Path) -> None:
+    own = {"token_embd.weight": matrix(N_TINY, 32), "output.weight": matrix(N_TINY, 32)}
+    for tensors in ({}, own):
+        path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
+        with pytest.raises(HeadsError, match=r"head\.gguf is no model: it holds drafting heads"):
+            Engine.load(path, EXACT)
+        with pytest.raises(HeadsError, match=r"head\.gguf is no model"):
+            Engine.load(target, EXACT, draft_model=path)
+    none = "a head of the kind dflash and none was loaded"
+    with Engine.load(target, EXACT) as engine, pytest.raises(InvalidParameter, match=none):
+        engine.generate(PROMPT, method="dflash").run()
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ({"n_embd": 64}, "is for states 64 wide, those of 'tiny' are 32; take the head"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], and 'tiny' has 4, counted from 0"),
+        ({"metadata": {"dflash.target_layers": None}}, "names None as the layers it reads"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has None as the token that stands"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has {N_TINY} as the token"),
+        ({"block_size": 1}, "has blocks of 1 tokens"),
+        (
+            {"tensors": dspark(), "metadata": {"dflash.block_size": None}},
+            "has blocks of None tokens",
+        ),
+        ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4"),
+        (
+            {"tensors": {"output.weight": matrix(9, 32)}},
+            f"gives 9 logits and has no d2t to say for which of the {N_TINY} tokens",
+        ),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused_before_llama_cpp_is_asked(
+    tmp_path: Path, target: Path, head: dict[str, Any], reason: str
+) -> None:
+    path = write_tiny_dflash(tmp_path / "head.gguf", **head)
+    with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
+        load_heads([path], model)
+    assert "head.gguf" in str(refused.value)
+
+
+def test_heads_of_other_layers_words_or_states_and_broken_files_are_refused(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        write_tiny_dflash(path, layers=(1, 2, 5))
+        with pytest.raises(UnsupportedModel, match="the input of layer 5"):
+            load_heads([path], model)
+        write_tiny_dflash(path, tensors={"blk.0.attn_q.bias": matrix(32)})
+        with pytest.raises(ModelError, match=r"head\.gguf"):
+            load_heads([path], model)
+        write_tiny_dflash(path)
+        path.write_bytes(path.read_bytes()[:-1000])
+        with pytest.raises(ModelError, match=r"head\.gguf is incomplete"):
+            load_heads([path], model)
+        words = list(tiny_gguf.WORDS)
+        words[3] = "zebra"
+        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        write_tiny_dflash(path)
+        with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
+            load_heads([path], model)
+
+
+def test_a_target_without_taps_and_a_build_without_functions_are_refused(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)
+    name = "llama_set_embeddings_nextn"
+    with monkeypatch.context() as patch:
+        patch.setitem(internals._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
+        patch.setattr(internals, "internal", internals.internal.__wrapped__)
+        patch.setattr("speculation.heads.dflash.internal", internals.internal)
+        with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
+            Engine.load(target, EXACT, heads=path)
+    monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+    with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
+        Engine.load(target, EXACT, heads=path)

@@ -1,0 +1,368 @@
+"""Fetching a model from a hub: resuming, checking, refusing, and what the environment says."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from speculation.registry import DownloadFailed, ModelEntry, resolve
+from tests.support.hub_server import COMMIT, HubServer
+from tests.support.paths import ROOT
+
+CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes: three chunks
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+SOURCE = "hf:owner/repo/model.gguf"
+REGISTRY = {"tiny": ModelEntry("tiny", SOURCE, None, "")}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with one file. huggingface_hub reads its environment on import: its values are set."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with HubServer() as server:
+        server.add("owner/repo", "model.gguf", CONTENT)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("speculation.registry.hub.RETRY_WAITS", (0.0, 0.0))
+        close_session()
+        yield server
+        close_session()
+
+
+def blobs(cache: Path) -> dict[str, int]:
+    """Name and size of what lies in the cache for the repository."""
+    folder = cache / "models--owner--repo" / "blobs"
+    return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
+def failure(name: str = "tiny") -> str:
+    with pytest.raises(DownloadFailed) as caught:
+        resolve(name, registry=REGISTRY, progress=False)
+    return str(caught.value)
+
+
+class Bar:
+    """Stands for tqdm: keeps what it was told."""
+
+    made: list[Bar]
+
+    def __init__(self, **keywords: Any) -> None:
+        self.keywords = keywords
+        self.at = 0.0
+        self.closed = False
+
+    def update(self, n: float, /) -> None:
+        self.at += n
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_of_a_model_in_several_files_all_are_fetched_and_the_first_is_opened(
+    hub: HubServer, cache: Path
+) -> None:
+    names = [f"q4/m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for name in names:
+        hub.add("owner/repo", name, name.encode())
+    found = resolve(f"hf:owner/repo/{names[1]}", progress=False)
+    snapshot = cache / "models--owner--repo" / "snapshots" / COMMIT
+    assert found == snapshot / names[0]
+    assert [(snapshot / name).read_text() for name in names] == names
+
+
+def test_a_model_is_fetched_once_and_then_comes_from_the_cache_without_the_hub(
+    hub: HubServer, cache: Path
+) -> None:
+    path = resolve("tiny", registry=REGISTRY, progress=False)
+    assert path == cache / "models--owner--repo" / "snapshots" / COMMIT / "model.gguf"
+    assert path.read_bytes() == CONTENT
+    assert [(r.host, r.method) for r in hub.requests] == [
+        ("hub", "HEAD"),
+        ("hub", "GET"),
+        ("store", "GET"),
+    ]
+    assert hub.requests[1].path == f"/owner/repo/resolve/{COMMIT}/model.gguf"
+    hub.stop()
+    assert resolve("tiny", registry=REGISTRY) == path
+    assert resolve(SOURCE, registry={}) == path
+    assert len(hub.requests) == 3
+
+
+def test_other_tools_of_the_hub_find_the_file(hub: HubServer, cache: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    path = resolve("tiny", registry=REGISTRY, progress=False)
+    assert hf_hub_download("owner/repo", "model.gguf", cache_dir=cache) == str(path)
+    assert blobs(cache) == {SHA256: 3_072_000}
+    assert len(hub.byte_requests()) == 1
+
+
+def test_a_dropped_connection_goes_on_where_it_stopped(hub: HubServer) -> None:
+    hub.drop_after = [1_000_000, 500_000]
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    ranges = [request.range for request in hub.byte_requests()]
+    assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
+
+
+def test_tries_are_counted_anew_after_every_byte_that_arrives(hub: HubServer) -> None:
+    hub.drop_after = [0, 0, 1_000_000, 0, 1_000_000, 0]
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert len(hub.byte_requests()) == 7
+
+
+def test_an_interrupted_download_resumes_in_the_next_run(hub: HubServer, cache: Path) -> None:
+    hub.drop_after = [2_000_000, 0, 0]
+    message = failure()
+    assert "run again: what has arrived is kept and the download resumes" in message
+    assert blobs(cache) == {f"{SHA256}.incomplete": 2_000_000}
+    before = len(hub.byte_requests())
+    path = resolve("tiny", registry=REGISTRY, progress=False)
+    assert path.read_bytes() == CONTENT
+    assert [request.range for request in hub.byte_requests()[before:]] == ["bytes=2000000-"]
+    assert blobs(cache) == {SHA256: 3_072_000}
+
+
+def test_ctrl_c_keeps_what_has_arrived(hub: HubServer, cache: Path) -> None:
+    class Interrupting(Bar):
+        def update(self, n: float, /) -> None:
+            super().update(n)
+            if self.at >= 1_000_000:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve("tiny", registry=REGISTRY, bar=Interrupting)
+    [(name, size)] = blobs(cache).items()
+    assert name == f"{SHA256}.incomplete"
+    assert 1_000_000 <= size < 3_072_000
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert hub.byte_requests()[-1].range == f"bytes={size}-"
+
+
+def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cache: Path) -> None:
+    hub.ranges = False
+    hub.drop_after = [2_000_000]
+    bars: list[Bar] = []
+
+    def make(**keywords: Any) -> Bar:
+        bars.append(Bar(**keywords))
+        return bars[-1]
+
+    assert resolve("tiny", registry=REGISTRY, bar=make).read_bytes() == CONTENT
+    assert [bar.at for bar in bars] == [3_072_000]
+
+
+def test_a_file_that_was_left_complete_needs_no_bytes(hub: HubServer, cache: Path) -> None:
+    folder = cache / "models--owner--repo" / "blobs"
+    folder.mkdir(parents=True)
+    (folder / f"{SHA256}.incomplete").write_bytes(CONTENT)
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert hub.byte_requests() == []
+
+
+@pytest.mark.parametrize("left", [b"another beginning", CONTENT + b"too long"])
+def test_what_was_left_is_checked_too(hub: HubServer, cache: Path, left: bytes) -> None:
+    folder = cache / "models--owner--repo" / "blobs"
+    folder.mkdir(parents=True)
+    (folder / f"{SHA256}.incomplete").write_bytes(left)
+    if len(left) < len(CONTENT):
+        assert "arrived with other bytes than the hub promised" in failure()
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+
+
+def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> None:
+    hub.wrong_bytes = 1
+    message = failure()
+    assert "owner/repo/model.gguf arrived with other bytes than the hub promised" in message
+    assert f"promised {SHA256}, 3072000 bytes" in message
+    assert "The file was removed; run again" in message
+    assert blobs(cache) == {}
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+
+
+def test_a_link_whose_file_was_deleted_is_fetched_again(hub: HubServer, cache: Path) -> None:
+    path = resolve("tiny", registry=REGISTRY, progress=False)
+    (cache / "models--owner--repo" / "blobs" / SHA256).unlink()
+    assert resolve("tiny", registry=REGISTRY, progress=False) == path
+    assert path.read_bytes() == CONTENT
+
+
+def test_the_bar_is_told_size_name_and_every_byte(hub: HubServer) -> None:
+    bars: list[Bar] = []
+
+    def make(**keywords: Any) -> Bar:
+        bars.append(Bar(**keywords))
+        return bars[-1]
+
+    resolve("tiny", registry=REGISTRY, bar=make)
+    [bar] = bars
+    assert bar.keywords == {
+        "total": 3_072_000,
+        "desc": "model.gguf",
+        "unit": "B",
+        "unit_scale": True,
+        "disable": None,
+    }
+    assert bar.at == 3_072_000
+    assert bar.closed
+
+
+def test_progress_is_shown_when_asked_for_and_in_a_terminal_only_when_not(
+    hub: HubServer, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolve("tiny", registry=REGISTRY, progress=True)
+    assert "model.gguf: 100%" in capsys.readouterr().err
+    shutil.rmtree(cache)
+    resolve("tiny", registry=REGISTRY)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_hub_is_asked_again(hub: HubServer, status: int) -> None:
+    hub.status = [status]
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+
+
+def test_a_refusal_in_mid_download_says_what_to_put_where(hub: HubServer) -> None:
+    hub.status = [403]
+    assert f"{hub.url} refused owner/repo/model.gguf (403); put a token" in failure()
+    assert len(hub.byte_requests()) == 1
+
+
+def test_a_gated_repository_says_how_to_get_in(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.gated.add("owner/repo")
+    message = failure()
+    assert f"owner/repo is gated: ask for access at {hub.url}/owner/repo" in message
+    assert f"{hub.url}/settings/tokens in HF_TOKEN" in message
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    tokens = {(request.host, request.authorization) for request in hub.requests[-3:]}
+    assert tokens == {("hub", "Bearer hf_secret"), ("store", None)}
+
+
+def test_a_missing_repository_revision_or_file_is_named(hub: HubServer) -> None:
+    def message(source: str) -> str:
+        with pytest.raises(DownloadFailed) as caught:
+            resolve(source, registry={})
+        return str(caught.value)
+
+    assert "has no repository 'owner/other' that you may read" in message("hf:owner/other/a.gguf")
+    assert "has no file 'a.gguf' at revision 'main'" in message("hf:owner/repo/a.gguf")
+    assert "has no revision 'v2'" in message("hf:owner/repo/model.gguf@v2")
+    assert hub.byte_requests() == []
+
+
+def test_a_commit_may_be_pinned(hub: HubServer, cache: Path) -> None:
+    path = resolve(f"{SOURCE}@{COMMIT}", registry={}, progress=False)
+    assert path.read_bytes() == CONTENT
+    assert not (cache / "models--owner--repo" / "refs").exists()
+
+
+def test_a_file_without_a_checksum_is_not_fetched(hub: HubServer) -> None:
+    hub.checksums = False
+    assert "gives no SHA-256 for owner/repo/model.gguf (etag 'v1')" in failure()
+    assert hub.byte_requests() == []
+
+
+def test_a_refused_connection_says_so(hub: HubServer) -> None:
+    hub.stop()
+    assert f"the connection to {hub.url} failed while fetching owner/repo/model.gguf" in failure()
+
+
+def test_a_full_disk_is_noticed_before_the_download(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(ROOT)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    message = failure()
+    assert message.startswith("the disk is full: ")
+    assert "3 MB are needed and 1 MB are free" in message
+    assert "set HF_HOME to a folder on a larger disk" in message
+    assert hub.byte_requests() == []
+
+
+def test_a_disk_that_fills_up_meanwhile_keeps_what_has_arrived(hub: HubServer, cache: Path) -> None:
+    class Filling(Bar):
+        def update(self, n: float, /) -> None:
+            super().update(n)
+            if self.at >= 1_000_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(DownloadFailed, match=r"the disk is full: .* the download resumes"):
+        resolve("tiny", registry=REGISTRY, bar=Filling)
+    assert list(blobs(cache)) == [f"{SHA256}.incomplete"]
+    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert hub.byte_requests()[-1].range is not None
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("a file where a folder should be")
+    assert f"cannot store owner/repo/model.gguf in {cache}: " in failure()
+
+
+# The environment is read when huggingface_hub is imported, so these ask a fresh interpreter.
+
+
+def run(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"from speculation.registry import resolve; print(resolve({SOURCE!r}))"
+    kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "PYTHONPATH": str(ROOT), "HF_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_hf_endpoint_hf_home_and_hf_token_are_respected(hub: HubServer, tmp_path: Path) -> None:
+    done = run(tmp_path / "home", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
+    path = Path(done.stdout.strip())
+    assert path.is_relative_to(tmp_path / "home" / "hub"), done.stderr
+    assert path.read_bytes() == CONTENT
+    assert hub.requests[0].authorization == "Bearer hf_secret"
+    assert "B/s" not in done.stderr  # no terminal: no progress bar
+
+    # Offline, and with nobody at that address: the cache is all there is.
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        again = run(tmp_path / "home", HF_ENDPOINT=nobody, HF_HUB_OFFLINE="1")
+    assert again.stdout == done.stdout
+
+
+def test_offline_mode_asks_nobody_and_says_what_to_do(hub: HubServer, tmp_path: Path) -> None:
+    done = run(tmp_path / "home", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert hub.requests == []
+    cache = tmp_path / "home" / "hub"
+    assert done.stderr.strip().splitlines()[-1] == (
+        "speculation.registry.hub.DownloadFailed: owner/repo/model.gguf is not in the cache "
+        f"{cache} and HF_HUB_OFFLINE forbids fetching it; unset HF_HUB_OFFLINE, "
+        f"or fetch it elsewhere from {hub.url}/owner/repo/blob/main/model.gguf and give its path"
+    )

@@ -1,0 +1,238 @@
+"""models.txt, and the way from a name to a file: parsing, resolving, pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batching.errors import SpeculationError
+from batching.gguf.splits import part_names
+from batching.llama.context import ContextParams
+from speculation.engine import Engine
+from speculation.registry import (
+    DownloadFailed,
+    HubFile,
+    ModelEntry,
+    ModelNotFound,
+    RegistryError,
+    paired_draft,
+    paired_heads,
+    parse_hub,
+    parse_registry,
+    read_registry,
+    registry_file,
+    resolve,
+)
+from tests.support.paths import ROOT
+from tests.support.tiny_gguf import write_tiny_gguf
+
+REGISTRY = {"tiny": ModelEntry("tiny", "hf:owner/repo/model.gguf", None, "")}
+
+
+def parsed(text: str) -> dict[str, ModelEntry]:
+    return parse_registry(text, Path("/home/ada/models.txt"))
+
+
+# Parsing
+
+
+def test_a_line_has_name_source_draft_and_note() -> None:
+    entries = parsed("big | hf:o/r/big.gguf | small | 9 GB | MIT\nsmall | hf:o/r/s.gguf | - |\n")
+    assert entries == {
+        "big": ModelEntry("big", "hf:o/r/big.gguf", "small", "9 GB | MIT"),
+        "small": ModelEntry("small", "hf:o/r/s.gguf", None, ""),
+    }
+
+
+def test_the_draft_field_names_heads_too() -> None:
+    entries = parsed(
+        "big | big.gguf | big-medusa, small,big-eagle | \nsmall | s.gguf | - |\n"
+        "big-medusa | m.gguf | heads | 4 MB\nbig-eagle | e.gguf | heads |"
+    )
+    assert entries["big"].draft == "small"
+    assert entries["big"].heads == ("big-medusa", "big-eagle")
+    assert [entry.name for entry in entries.values() if entry.is_heads] == [
+        "big-medusa",
+        "big-eagle",
+    ]
+    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; leave one"):
+        parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
+
+
+def test_comments_and_empty_lines_are_skipped() -> None:
+    assert list(parsed("# a | b\n\n   # c\na | hf:o/r/a.gguf | - | #1 of its size\n")) == ["a"]
+
+
+def test_a_relative_path_starts_from_the_folder_of_the_file() -> None:
+    entries = parsed("a | ggufs/a.gguf | - |\nb | /data/b.gguf | - |")
+    assert entries["a"].source == str(Path("/home/ada/ggufs/a.gguf"))
+    assert entries["b"].source == str(Path("/data/b.gguf"))
+
+
+def test_a_hub_source_has_repository_path_and_revision() -> None:
+    assert parse_hub("hf:o/r/q4/m.gguf") == HubFile("o/r", "q4/m.gguf", "main")
+    assert parse_hub("hf:o/r.v2/m.gguf@refs/pr/1") == HubFile("o/r.v2", "m.gguf", "refs/pr/1")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("a | hf:o/r/a.gguf | -", "3 of 4 fields"),
+        ("a b | hf:o/r/a.gguf | - |", "the name 'a b'"),
+        ("a | | - |", "the source is empty"),
+        ("a | hf:o/r/a.gguf | |", "the draft is empty; write - for none"),
+        ("a | hf:o/a.gguf | - |", "write hf:owner/repository/file.gguf"),
+        ("a | hf:o/r/a.bin | - |", "write hf:owner/repository/file.gguf"),
+        ("a | hf:o/r/../../a.gguf | - |", "'..' step"),
+        ("a | hf:o/r/a.gguf@../x | - |", "'..' step"),
+        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' step"),
+        ("a | bundled:../a.gguf | - |", "bundled:file.gguf"),
+        ("a | a.gguf | b |", "the draft 'b' is no name in this file"),
+        ("a | a.gguf | a |", "cannot be its own draft"),
+    ],
+)
+def test_a_malformed_line_is_named_with_file_number_and_right_form(line: str, reason: str) -> None:
+    with pytest.raises(RegistryError) as caught:
+        parsed(f"# first\n{line}\n")
+    message = str(caught.value)
+    assert f"{Path('/home/ada/models.txt')}, line 2: " in message
+    assert reason in message
+    assert line in message
+    assert message.endswith("The form is: name | source | draft | note")
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(RegistryError, match="line 3: the name 'a' is taken by line 1"):
+        parsed("a | a.gguf | - |\nb | b.gguf | - |\na | c.gguf | - |")
+
+
+def test_a_registry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"cannot read .*nowhere\.txt"):
+        read_registry(tmp_path / "nowhere.txt")
+
+
+def test_the_registry_of_this_project_reads_and_its_drafts_are_smaller_relatives() -> None:
+    entries = read_registry()
+    assert registry_file() == ROOT / "models.txt"
+    assert entries["bundled"].source == "bundled:speculation-14m-q8_0.gguf"
+    assert len(entries) >= 13
+    drafts = {name: entry.draft for name, entry in entries.items() if entry.draft}
+    assert drafts == {
+        "bundled": "bundled-draft",
+        "qwen2.5-7b-instruct": "qwen2.5-0.5b-instruct",
+        "qwen2.5-14b-instruct": "qwen2.5-0.5b-instruct",
+        "qwen3-4b-instruct-2507": "qwen3-0.6b",
+        "qwen3-8b": "qwen3-0.6b",
+        "llama-3.2-3b-instruct": "llama-3.2-1b-instruct",
+        "llama-3.1-8b-instruct": "llama-3.2-1b-instruct",
+        "gemma-3-4b-it": "gemma-3-1b-it",
+    }
+    assert not any("-of-0" in entry.source for entry in entries.values())  # no file in parts
+
+
+# Names and paths
+
+
+def test_an_existing_path_is_returned_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "tiny"
+    file.write_bytes(b"GGUF")
+    assert resolve(file, registry=REGISTRY) == file
+    assert resolve(str(file), registry={}) == file
+
+
+def test_a_name_may_stand_for_a_path(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    entries = {"a": ModelEntry("a", str(file), None, "")}
+    with pytest.raises(ModelNotFound, match=r"'a' in models.txt stands for .*a\.gguf"):
+        resolve("a", registry=entries)
+    file.write_bytes(b"GGUF")
+    assert resolve("a", registry=entries) == file
+
+
+def test_a_bundled_file_lies_in_models_beside_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculation.registry.registry_file", lambda: tmp_path / "models.txt")
+    entries = {"b": ModelEntry("b", "bundled:b.gguf", None, "")}
+    with pytest.raises(ModelNotFound, match=r"the bundled model b\.gguf is missing from .*models"):
+        resolve("b", registry=entries)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "b.gguf").write_bytes(b"GGUF")
+    assert resolve("b", registry=entries) == tmp_path / "models" / "b.gguf"
+
+
+def test_an_unknown_name_gets_a_guess_the_known_names_and_the_way_out() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        resolve("Tinny", registry=REGISTRY)
+    assert str(caught.value) == (
+        "'Tinny' is no file and no known name. Did you mean 'tiny'? Known names: tiny. Give the "
+        "path of a .gguf file, hf:owner/repository/file.gguf, or add a line to models.txt: "
+        "name | source | draft | note"
+    )
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="is a folder"):
+        resolve(tmp_path, registry=REGISTRY)
+
+
+def test_the_errors_are_of_the_projects_tree() -> None:
+    for kind in (RegistryError, ModelNotFound, DownloadFailed):
+        assert issubclass(kind, SpeculationError)
+
+
+# Pairs
+
+
+def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "small | a/s.gguf | - |\nbig | a/b.gguf | small |\n"
+    entries = parse_registry(text, Path("/x/models.txt"))
+    monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
+    assert paired_draft("big") == "small"
+    with pytest.raises(ModelNotFound, match=r"no draft model for 'small'.*models with one: big"):
+        paired_draft("small")
+    with pytest.raises(ModelNotFound, match="--draft-model"):
+        paired_draft("a/b.gguf")
+
+
+def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a | a/a.gguf | heads |\nb | a/b.gguf | heads |\nbig | a/c.gguf | b, a |\n"
+    entries = parse_registry(text, Path("/x/models.txt"))
+    monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
+    assert paired_heads("big") == ("b", "a")
+    with pytest.raises(ModelNotFound, match=r"no drafting heads for 'x'.*models with some: big"):
+        paired_heads("x")
+
+
+# Models in several files
+
+
+def test_every_file_of_a_model_names_all_of_them() -> None:
+    assert part_names("q4/m-00002-of-00003.gguf") == [
+        "q4/m-00001-of-00003.gguf",
+        "q4/m-00002-of-00003.gguf",
+        "q4/m-00003-of-00003.gguf",
+    ]
+    for name in ("m.gguf", "m-1-of-3.gguf", "m-00004-of-00003.gguf", "m-00000-of-00003.gguf"):
+        assert part_names(name) == [name]
+
+
+def test_a_model_in_several_files_loads_by_any_of_them(tmp_path: Path) -> None:
+    exact = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off")
+    whole = write_tiny_gguf(tmp_path / "whole.gguf")
+    write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
+    files = sorted(tmp_path.glob("m-*.gguf"))
+    assert [file.name for file in files][:2] == ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf"]
+    texts = []
+    for file in (whole, *files):
+        with Engine.load(file, exact) as engine:
+            texts.append(engine.generate("the cat", max_tokens=8).run().token_ids)
+    assert texts == [texts[0]] * 4
+
+
+def test_a_model_that_lacks_one_of_its_files_says_which(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
+    (tmp_path / "m-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put them"):
+        resolve(tmp_path / "m-00001-of-00003.gguf")

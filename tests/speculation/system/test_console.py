@@ -1,0 +1,19 @@
+"""Programs print whatever they have to say, wherever it goes."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from speculation.system.console import print_anything
+
+
+def test_what_a_pipe_cannot_show_is_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", newline="\n")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
+    print_anything()
+    print("1.5 × of ж", flush=True)
+    assert pipe.buffer.getvalue() == b"1.5 \xd7 of ?\n"

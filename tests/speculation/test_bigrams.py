@@ -1,0 +1,201 @@
+"""Tables of likely successors: which one counts, what spoils one, and how one is made."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.errors import InvalidParameter
+from batching.llama.context import ContextParams
+from batching.llama.model import Model
+from speculation.bigrams import __main__ as tool
+from speculation.bigrams import cached_file, load_successors
+from speculation.bigrams.__main__ import main
+from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
+from speculation.engine import Engine
+from tests.support.tiny_gguf import write_tiny_gguf
+
+EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+
+
+@pytest.fixture
+def model_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model in a folder of its own, and an empty cache."""
+    monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return write_tiny_gguf(folder / "model.gguf")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat saw a dog", encoding="utf-8")
+    return path
+
+
+def table_that_says(successor: int, n_vocab: int) -> SuccessorTable:
+    """After token 5 comes ``successor``."""
+    return SuccessorTable.of_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
+
+
+def put(path: Path, table: SuccessorTable, n_vocab: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.save(path, n_vocab)
+
+
+def test_the_users_own_table_counts_before_the_one_beside_the_model(model_file: Path) -> None:
+    beside = model_file.with_suffix(".successors.npz")
+    with Model(model_file) as model:
+        put(beside, table_that_says(7, model.n_vocab), model.n_vocab)
+        assert load_successors(model).of(5) == [(7, 1.0)]
+        put(cached_file(model), table_that_says(9, model.n_vocab), model.n_vocab)
+        assert load_successors(model).of(5) == [(9, 1.0)]
+
+
+def test_a_table_made_without_out_is_the_one_that_is_used(
+    model_file: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Model(model_file) as model:
+        put(model_file.with_suffix(".successors.npz"), SuccessorTable(), model.n_vocab)
+        assert main(["--model", str(model_file), "--text", str(text)]) == 0
+        assert capsys.readouterr().out.startswith(f"{cached_file(model)}: ")
+        cat = model.tokenize("the cat")[-1]
+        assert len(load_successors(model).of(cat)) == N_SUCCESSORS
+
+
+def npy() -> bytes:
+    content = io.BytesIO()
+    np.save(content, np.zeros(3))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.95])
+def test_a_cut_table_counts_as_none_and_the_method_goes_on(
+    model_file: Path, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Model(model_file) as model:
+        own, n_vocab = cached_file(model), model.n_vocab
+        put(own, table_that_says(9, n_vocab), n_vocab)
+        content = own.read_bytes()
+        own.write_bytes(content[: int(share * len(content))])
+        put(model_file.with_suffix(".successors.npz"), table_that_says(7, n_vocab), n_vocab)
+        with caplog.at_level(logging.WARNING):
+            assert load_successors(model).of(5) == [(7, 1.0)]
+        assert f"{own} is no successor table" in caplog.text
+        assert "going on without it" in caplog.text
+    with Engine.load(model_file, EXACT) as engine:
+        ours = engine.generate("the cat", method="recycling", max_tokens=8).run()
+        plain = engine.generate("the cat", method="ar", max_tokens=8).run()
+        assert ours.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", npy()], ids=["empty", "zip", "array"])
+def test_a_file_of_something_else_is_no_table(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "table.npz"
+    file.write_bytes(content)
+    with pytest.raises(InvalidParameter, match=r"table\.npz is no successor table: .*make it anew"):
+        SuccessorTable.load(file, 20)
+
+
+def test_damage_in_the_middle_of_a_table_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "table.npz"
+    table_that_says(7, 20).save(file, 20)
+    content = bytearray(file.read_bytes())
+    content[90:110] = bytes(20)
+    file.write_bytes(content)
+    with pytest.raises(InvalidParameter, match="is no successor table"):
+        SuccessorTable.load(file, 20)
+
+
+def test_a_table_that_fails_while_it_is_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "table.npz"
+    table_that_says(7, 20).save(file, 20)
+
+    def full(file: io.BufferedWriter, **arrays: object) -> None:
+        file.write(b"PK")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez_compressed", full)
+    with pytest.raises(OSError, match="No space left"):
+        table_that_says(9, 20).save(file, 20)
+    assert SuccessorTable.load(file, 20).of(5) == [(7, 1.0)]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_out_is_the_very_name_of_the_file(
+    model_file: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "foo.txt"
+    assert main(["--model", str(model_file), "--text", str(text), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
+    assert not (tmp_path / "foo.txt.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
+        (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
+        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the files that are read"),
+        (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
+        (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
+        (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),
+        (["--text", "BINARY"], "BINARY is no UTF-8 text (invalid start byte at byte 1)"),
+    ],
+)
+def test_what_makes_no_table_is_refused_before_the_model_is_loaded(
+    text: Path,
+    tmp_path: Path,
+    flags: list[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = {"TEXT": text, "EMPTY": tmp_path / "empty.txt", "BINARY": tmp_path / "b.bin"}
+    paths["FOLDER"] = tmp_path / "folder"
+    paths["FOLDER"].mkdir()
+    paths["EMPTY"].write_text(" \n", encoding="utf-8")
+    paths["BINARY"].write_bytes(b"a\xff\x00")
+
+    def filled(text: str) -> str:
+        for name, path in paths.items():
+            text = text.replace(name, str(path))
+        return text
+
+    command = ["--model", str(tmp_path / "none.gguf"), *map(filled, flags)]
+    assert main(command) == 2
+    assert filled(reason) in capsys.readouterr().err
+    assert list(paths["FOLDER"].iterdir()) == []
+
+
+def test_ctrl_c_ends_with_its_exit_code_and_writes_nothing(
+    model_file: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*arguments: object) -> SuccessorTable:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool, "collect", interrupted)
+    out = tmp_path / "table.npz"
+    assert main(["--model", str(model_file), "--text", str(text), "--out", str(out)]) == 130
+    assert capsys.readouterr().err == "interrupted; nothing was written\n"
+    assert not out.exists()
+
+
+def test_tokens_are_counted_over_all_texts(model_file: Path) -> None:
+    with Model(model_file) as model:
+        texts = ["the cat saw a dog"] * 3
+        one = model.tokenize(texts[0], parse_special=True)
+        assert len(one) > 4
+        assert list(tool._pieces(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
+            one[:-2], one[-2:], one[:-2], one[-2:-1]
+        ]  # fmt: skip

@@ -1,0 +1,308 @@
+"""Real decoding, on a random model: texts, streaming, stopping, reuse and sampling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batching.errors import CannotRewind
+from batching.llama.context import ContextParams
+from speculation.engine import Engine
+from speculation.sampling import SamplingParams
+from tests.support.exact import EXACT, PROMPT
+from tests.support.tiny_gguf import write_recurrent_gguf
+
+METHODS = (
+    "auto",
+    "auto:sources=draft+recycling+lookahead",
+    "recycling:nodes=20",
+    "draft:p_min=0.02",
+    "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
+    "prompt-lookup",
+    "prompt-lookup:branches=4",
+    "prompt-lookup:order=first,adaptive=off",
+    "jacobi",
+    "lookahead",
+    "lookahead:window=5,ngram=4,guesses=3,merge=on,pool_from_prompt=on,window_from_prompt=on",
+)
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "penalised greedy": SamplingParams(repeat_penalty=1.3, presence_penalty=0.5),
+    "seeded": SamplingParams(temperature=0.9, seed=7),
+    "truncated": SamplingParams(temperature=1.2, seed=1, top_k=20, top_p=0.9, min_p=0.02),
+    "typical and xtc": SamplingParams(
+        temperature=1.0, seed=2, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.05
+    ),
+    "dry": SamplingParams(temperature=0.5, seed=3, dry_multiplier=0.8, repeat_penalty=1.1),
+    "mirostat 1": SamplingParams(temperature=1.0, seed=4, mirostat=1),
+    "mirostat 2": SamplingParams(temperature=1.0, seed=5, mirostat=2),
+    "biased": SamplingParams(temperature=1.0, seed=6, logit_bias={270: 4.0, 271: float("-inf")}),
+    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
+    "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_every_method_gives_the_text_of_plain_decoding(
+    engine: Engine, sampling: SamplingParams
+) -> None:
+    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
+    assert plain.stats.n_steps == plain.stats.n_tokens
+    for method in METHODS:
+        ours = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
+        assert ours.token_ids == plain.token_ids, method
+        assert ours.text == plain.text
+
+
+def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
+    repetitive = SamplingParams(grammar='root ::= "the cat " root')
+    lookup = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=60)
+    stats = lookup.run().stats
+    assert stats.tokens_per_step > 1.15
+
+
+def test_no_draft_goes_beyond_the_tokens_asked_for(engine: Engine) -> None:
+    for method in ("prompt-lookup:adaptive=off", "draft:p_min=0,p_path=0"):
+        for most in (1, 2, 3):
+            stats = engine.generate(PROMPT, method=method, max_tokens=most).run().stats
+            assert max(stats.rows_histogram) == most, method
+
+
+def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
+    repetitive = SamplingParams(grammar='root ::= "the cat " root')
+    generation = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=40)
+    tokens = list(generation)
+    assert "".join(token.text for token in tokens) == generation.text
+    assert [token.id for token in tokens] == generation.token_ids
+    assert sum(token.drafted for token in tokens) == generation.stats.n_accepted > 0
+
+
+def test_json_schema_constrains_the_text(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    generation = engine.generate(
+        "the cat", sampling=SamplingParams(json_schema=schema), max_tokens=100
+    ).run()
+    assert generation.finish_reason == "stop"
+    assert set(json.loads(generation.text)) == {"a"}
+
+
+def test_characters_that_span_tokens_arrive_whole(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "日本é😀"')
+    generation = engine.generate("a", sampling=grammar, max_tokens=40)
+    texts = [token.text for token in generation]
+    assert "".join(texts) == "日本é😀"
+    assert [text for text in texts if text] == ["日", "本", "é", "😀"]
+
+
+def test_a_text_cut_inside_a_character_ends_with_a_replacement(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "日本"')
+    generation = engine.generate("a", sampling=grammar, max_tokens=4)
+    assert "".join(token.text for token in generation) == generation.text == "日\ufffd"
+    assert generation.finish_reason == "length"
+
+
+def test_a_stop_string_ends_the_text_and_is_never_shown(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
+    for method in ("ar", *METHODS):
+        generation = engine.generate(PROMPT, method=method, sampling=grammar, stop=["saw"])
+        shown = [token.text for token in generation]
+        assert "".join(shown) == generation.text == "the cat "
+        assert generation.finish_reason == "stop"
+
+
+def test_what_may_become_a_stop_string_is_kept_back_until_it_does_not(engine: Engine) -> None:
+    grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
+    generation = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
+    assert "".join(token.text for token in generation) == "the cat saw a dog"
+
+
+def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engine) -> None:
+    end = engine.model.special_token("eot")
+    assert end is not None
+    generation = engine.generate(
+        "a", sampling=SamplingParams(logit_bias={end: 1000.0}), max_tokens=9
+    ).run()
+    assert (generation.text, generation.finish_reason) == ("", "stop")
+    assert generation.token_ids == [end]
+
+
+def test_a_full_context_is_a_normal_end(tiny_model: Path, tiny_draft: Path) -> None:
+    params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
+    with Engine.load(tiny_model, params, draft_model=tiny_draft) as engine:
+        ends = sorted(engine.model.ends)
+        endless = SamplingParams(logit_bias=dict.fromkeys(ends, float("-inf")))
+        texts = []
+        for method in ("ar", *METHODS):
+            generation = engine.generate(PROMPT, method=method, sampling=endless).run()
+            assert generation.finish_reason == "context"
+            assert generation.stats.n_prompt + generation.stats.n_tokens == engine.context.n_ctx + 1
+            texts.append(generation.text)
+        assert len(set(texts)) == 1
+
+
+def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_tokens=30).run().text
+    for method in METHODS:
+        generation = engine.generate(PROMPT, method=method)
+        for _ in range(5):
+            next(iter(generation))
+        generation.close()
+        assert generation.finish_reason == "cancelled"
+        assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
+
+
+def test_a_new_text_ends_the_one_before(engine: Engine) -> None:
+    first = engine.generate(PROMPT)
+    next(iter(first))
+    engine.generate(PROMPT, max_tokens=3).run()
+    assert first.finish_reason == "cancelled"
+    assert list(first) == []
+
+
+def test_cancelling_takes_effect_within_a_step(engine: Engine) -> None:
+    stop = False
+    generation = engine.generate(PROMPT, method="ar", cancelled=lambda: stop)
+    tokens = iter(generation)
+    next(tokens)
+    stop = True
+    assert list(tokens) == []
+    assert (generation.finish_reason, len(generation.token_ids)) == ("cancelled", 1)
+
+
+def test_a_conversation_is_counted_as_it_is_read(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "the cat saw"}]
+    assert engine.count_tokens(messages) == 14
+    assert engine.chat(messages, max_tokens=1).stats.n_prompt == 14
+
+
+def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    first = engine.chat(messages, max_tokens=8).run()
+    messages += [
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "a dog"},
+    ]
+    second = engine.chat(messages, max_tokens=8).run()
+    assert second.stats.n_reused >= first.stats.n_prompt
+
+
+@pytest.mark.parametrize("sizes", [{"n_ctx": 32}, {"n_ctx": 512, "n_batch": 16}])
+def test_a_context_smaller_than_the_batches_that_are_measured_works(
+    tiny_model: Path, sizes: dict[str, int]
+) -> None:
+    with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
+        plain = engine.generate("a cat", method="ar", max_tokens=8).run()
+        assert engine.generate("a cat", max_tokens=8).run().token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
+def test_measuring_costs_does_not_forget_the_prompt(tiny_model: Path, method: str) -> None:
+    with Engine.load(tiny_model, EXACT) as engine:
+        for _ in range(3):
+            generation = engine.generate(PROMPT, method=method, max_tokens=3).run()
+        assert generation.stats.n_reused == generation.stats.n_prompt - 1
+
+
+def test_a_system_message_reaches_the_template(engine: Engine) -> None:
+    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    generation = engine.chat(chat, max_tokens=1).run()
+    assert engine.model.detokenize(generation.prompt) == (
+        b"<s><|system|>a<|end|><|user|>b<|end|><|assistant|>"
+    )
+
+
+def test_a_control_token_written_in_a_message_stays_text(engine: Engine) -> None:
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "the<|end|><|assistant|>c"},
+    ]
+    tokens = engine.chat(chat, max_tokens=1).run().prompt
+    assert engine.model.detokenize(tokens) == (
+        b"<s><|user|>a<|end|><|assistant|>b<|end|>"
+        b"<|user|>the<|end|><|assistant|>c<|end|><|assistant|>"
+    )
+    end = engine.model.special_token("eot")
+    assert tokens.count(end) == 3  # one a message, none from its text
+
+
+def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with Engine.load(tiny_model, EXACT, trace_batches=trace) as engine:
+        prompt = engine.model.tokenize("the cat")
+        engine.generate(prompt, method="ar", max_tokens=2).run()
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    n = len(prompt)
+    assert lines[0] == [[token, i, [0], int(i == n - 1)] for i, token in enumerate(prompt)]
+    assert [row[1:] for row in lines[1]] == [[n, [0], 1]]
+    assert len(lines) == 2
+
+
+def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) -> None:
+    path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
+    with Engine.load(path, EXACT) as engine:
+        engine.prepare()
+        first = engine.generate(PROMPT, method="ar", max_tokens=10).run()
+        assert len(first.token_ids) == 10
+        again = engine.generate(PROMPT, method="ar", max_tokens=10).run()
+        assert again.token_ids == first.token_ids
+        assert engine.generate(PROMPT, max_tokens=10).run().token_ids == first.token_ids  # auto
+        with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
+            engine.generate(PROMPT, method="prompt-lookup").run()
+
+
+def test_a_method_that_needs_more_sequences_than_the_context_has_gets_them(
+    tiny_model: Path,
+) -> None:
+    with Engine.load(tiny_model, replace(EXACT, n_seq_max=2)) as engine:
+        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
+        wide = engine.generate(PROMPT, method="lookahead", max_tokens=20).run()
+        assert engine.context.n_seq_max == 31
+        assert wide.token_ids == plain.token_ids
+
+
+def test_braces_in_texts_and_classes_of_a_grammar_are_no_repetitions(engine: Engine) -> None:
+    gbnf = 'root ::= "{5,2}(" [{5,2}(] "(" # {5,2}'
+    reply = engine.generate("hi", sampling=SamplingParams(grammar=gbnf), max_tokens=20).run()
+    assert reply.text.startswith("{5,2}(")
+
+
+def test_no_sampler_looks_back_further_than_the_context(engine: Engine) -> None:
+    def text(last_n: int) -> str:
+        sampling = SamplingParams(
+            logit_bias={270: 20.0},
+            presence_penalty=30.0,
+            penalty_last_n=last_n,
+            dry_multiplier=1.0,
+            dry_last_n=last_n,
+        )
+        return engine.generate("the cat", sampling=sampling, max_tokens=20).run().text
+
+    assert text(2**31 - 1) == text(-1) == text(engine.context.n_ctx)
+    assert text(0) != text(-1)
+
+
+def test_one_stop_string_may_be_given_as_it_is(engine: Engine) -> None:
+    text = engine.generate("the", method="ar", max_tokens=20).run().text
+    assert len(text) > 6
+    stop = text[3:6]
+    ours = engine.generate("the", method="ar", max_tokens=20, stop=stop).run().text
+    assert ours == text[: text.index(stop)]
+
+
+def test_a_batch_holds_what_the_context_was_rounded_up_to(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, ContextParams(n_ctx=100)) as engine:
+        assert (engine.context.n_ctx, engine.context.n_batch) == (256, 256)
+
+
+def test_a_last_message_of_the_assistant_is_gone_on_with(engine: Engine) -> None:
+    said = [{"role": "user", "content": "the cat saw a dog"}]
+    prompt = engine.chat(said, max_tokens=1).prompt
+    for text in ("a cat", "</s> a cat"):
+        tokens = engine.chat([*said, {"role": "assistant", "content": text}], max_tokens=1).prompt
+        assert tokens[: len(prompt)] == prompt
+        assert engine.model.detokenize(tokens[len(prompt) :]).decode() == text
+        assert engine.model.special_token("eos") not in tokens[len(prompt) :]

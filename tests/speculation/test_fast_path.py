@@ -1,0 +1,250 @@
+"""Plain steps that nobody has drafts for are done in runs; text and drafts stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import speculation.decode
+from batching.cache import SequenceCache
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.rows import Rows
+from batching.tree import NO_LIMIT, TokenTree
+from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.drafter import Auto, AutoParams, Source
+from speculation.chat.detokenizer import ReplyText
+from speculation.decode import Emitted, decode
+from speculation.drafter import Drafter, Run, Silence, Step
+from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.stats import Stats
+from speculation.verify import Match
+from tests.support.fake_target import FakeSampler, FakeTarget, FakeText, plain_text, prompt_of
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far a run gets must not depend on how fast the machine is."""
+    monkeypatch.setattr(speculation.decode, "RUN_SECONDS", 1e9)
+
+
+def emitted(
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter],
+    n_tokens: int = NO_LIMIT,
+    stats: Stats | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    sampler: FakeSampler | None = None,
+) -> list[Emitted]:
+    cache = SequenceCache(FakeTarget())
+    cache.prefill(prompt[:-1])
+    steps = decode(
+        cache,
+        prompt,
+        drafters,
+        Match(),
+        sampler or FakeSampler(0, 0),
+        FakeText(n_tokens),
+        stats or Stats(),
+        n_tokens,
+        cancelled,
+    )
+    return list(steps)
+
+
+class Quiet:
+    """Never drafts, and says so for as long and until such tokens as it is told."""
+
+    n_branches = 0
+
+    def __init__(self, until: Sequence[int] | None, n_steps: int = NO_LIMIT) -> None:
+        self._silence = Silence(until, n_steps)
+        self.n_asked = 0
+        self.runs: list[list[int]] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def silence(self, tokens: Sequence[int]) -> Silence | None:
+        return self._silence
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        self.n_asked += 1
+
+    def observe(self, step: Step) -> None:
+        pass
+
+    def observe_run(self, run: Run) -> None:
+        assert len(run.tokens) == len(run.seconds)
+        self.runs.append(list(run.tokens))
+
+
+def test_without_drafters_what_follows_the_first_step_is_one_run() -> None:
+    stats = Stats()
+    steps = emitted(prompt_of(26), [], 10, stats)
+    assert [len(step.tokens) for step in steps] == [1, 9]
+    assert [step.finish_reason for step in steps] == [None, "length"]
+    assert [token for step in steps for token in step.tokens] == plain_text(26, n_tokens=10)
+    assert (stats.n_steps, stats.n_tokens, stats.n_rows, stats.n_drafted) == (10, 10, 10, 0)
+    assert stats.rows_histogram == stats.tokens_histogram == {1: 10}
+    assert stats.decode_seconds >= sum(stats.phase_seconds.values()) > 0
+
+
+def test_a_run_ends_after_a_token_that_is_waited_for() -> None:
+    assert plain_text(26, n_tokens=8) == [8, 1, 2, 7, 2, 9, 6, 5]
+    steps = emitted(prompt_of(26), [Quiet([7, 6])], 8)
+    assert [step.tokens for step in steps] == [[8], [1, 2, 7], [2, 9, 6], [5]]
+
+
+def test_a_run_ends_after_a_token_that_came_since_it_began() -> None:
+    steps = emitted(prompt_of(26), [Quiet([])], 8)
+    assert [step.tokens for step in steps] == [[8], [1, 2, 7, 2], [9, 6, 5]]
+    steps = emitted(prompt_of(22), [Quiet([])], 8)
+    assert [step.tokens for step in steps] == [[3], [2, 1, 1], [6, 4, 1], [7]]
+
+
+def test_a_run_is_no_longer_than_the_silence() -> None:
+    quiet = Quiet(None, n_steps=3)
+    emitted(prompt_of(26), [quiet], 8)
+    assert quiet.runs == [[1, 2, 7], [2, 9, 6], [5]]
+    assert quiet.n_asked == 1  # in the first step, which has the end of the prompt in it
+
+
+def test_a_run_ends_with_the_step_after_which_it_is_cancelled() -> None:
+    answers = iter([False, False, True])
+    steps = emitted(prompt_of(26), [], 8, cancelled=lambda: next(answers, False))
+    assert [len(step.tokens) for step in steps] == [1, 3, 4]
+
+
+def test_after_its_time_a_run_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation.decode, "RUN_SECONDS", -1.0)
+    assert [len(step.tokens) for step in emitted(prompt_of(26), [], 5)] == [1, 1, 1, 1, 1]
+
+
+def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
+    class Failing(FakeSampler):
+        def sample(self, output: object, row: int) -> int:
+            if len(self.seen) == 4:
+                raise ValueError("no token is allowed here")
+            return super().sample(output, row)
+
+    cache, text = SequenceCache(FakeTarget()), FakeText()
+    prompt = prompt_of(26)
+    cache.prefill(prompt[:-1])
+    steps = decode(cache, prompt, [], Match(), Failing(0, 0), text, Stats())
+    assert next(steps).tokens == [8]
+    assert next(steps).tokens == [1, 2, 7]
+    with pytest.raises(ValueError, match="no token is allowed here"):
+        next(steps)
+    assert cache.tokens == [*prompt, 8, 1, 2]
+    assert text.tokens == [8, 1, 2, 7]
+
+
+class NotListening:
+    """A drafter that is asked in every step, though it knows when that is for nothing."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.n_branches = drafter.n_branches
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._drafter.begin(prompt)
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        self._drafter.draft(tokens, tree)
+
+    def observe(self, step: Step) -> None:
+        self._drafter.observe(step)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PromptLookupParams(),
+        PromptLookupParams(branches=3),
+        PromptLookupParams(order="first", adaptive=False),
+        PromptLookupParams(min_ngram=2),
+    ],
+)
+def test_prompt_lookup_drafts_the_same_whether_it_listens_or_is_always_asked(
+    params: PromptLookupParams,
+) -> None:
+    n_runs = 0
+    for seed in range(60):
+        prompt = prompt_of(seed)[:4]
+        listening, asked = Stats(), Stats()
+        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, listening)]
+        emitted(prompt, [NotListening(PromptLookup(params))], 40, asked)
+        assert (listening.n_steps, listening.n_drafted) == (asked.n_steps, asked.n_drafted)
+        assert listening.rows_histogram == asked.rows_histogram
+        n_runs += len(runs) < listening.n_steps
+    assert n_runs > 20 or params.min_ngram == 2
+
+
+def lone_auto(drafter: Drafter) -> Auto:
+    curve = CostCurve((1, 64), (1.0, 30.0))
+    return Auto(AutoParams(), [Source("prompt-lookup", drafter)], CostModel({0: curve}))
+
+
+def test_auto_is_silent_where_its_only_source_is() -> None:
+    quiet = Quiet([5])
+    auto = lone_auto(quiet)
+    auto.begin([1, 2, 3])
+    assert auto.silence([1, 2, 3]) is None  # it has to see what the source takes
+    emitted(prompt_of(26), [auto], 30)
+    assert auto.silence([1, 2, 3]) == Silence([5], NO_LIMIT)
+    assert 0 < quiet.n_asked < 5
+    assert sum(map(len, quiet.runs)) > 25
+
+
+def test_auto_is_silent_while_all_its_sources_rest_and_no_longer() -> None:
+    auto = lone_auto(Quiet([5]))
+    emitted(prompt_of(26), [auto], 10)
+    (source,) = auto.sources
+    source.wakes_at = auto._now + 6.5
+    auto._look_who_is_awake()
+    assert auto.silence([1, 2, 3]) == Silence(None, 7)
+    auto.observe_run(Run([4] * 7, [0.1] * 7))
+    assert auto.silence([1, 2, 3]) is None
+
+
+def test_steps_of_a_run_are_no_debt_of_a_source() -> None:
+    auto = lone_auto(Quiet([5]))
+    emitted(prompt_of(26), [auto], 10)
+    (source,) = auto.sources
+    before = source.account
+    for _ in range(40):
+        auto.observe_run(Run([4] * 100, [0.1] * 100))
+    assert source.account == before
+
+
+def test_a_row_of_a_run_is_decoded_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with Model(tiny_model) as model:
+        params = ContextParams(n_ctx=64, n_seq_max=4, n_threads=1)
+        with Context(model, params) as plain, Context(model, params, trace=trace) as traced:
+            for context in (plain, traced):
+                context.decode(Rows([3, 4], range(2), [range(2)] * 2, [False, True]))
+            for position, token in enumerate((5, 6, 7), 2):
+                expected = traced.decode_row(token, position, 2).logits(0)
+                found = plain.decode_row(token, position, 2)
+                assert np.array_equal(found.logits(0), expected)
+                assert found.argmax(0) == int(expected.argmax())
+            plain.seq_cp(0, 3, 0, 5)
+            batch = Rows([8, 9], [5, 5], [(0,), (3,)], [True, True])
+            assert plain.decode(batch).logits(1).shape == (model.n_vocab,)
+    assert trace.read_text(encoding="utf-8").splitlines()[1:] == [
+        "[[5,2,[0,1],1]]",
+        "[[6,3,[0,1],1]]",
+        "[[7,4,[0,1],1]]",
+    ]
+
+
+def test_a_text_with_stop_strings_may_end_with_any_token(tiny_model: Path) -> None:
+    with Model(tiny_model) as model:
+        assert model.ends == {2, 262}
+        assert ReplyText(model).ends == {2, 262}
+        assert ReplyText(model, ["the"]).ends == range(model.n_vocab)

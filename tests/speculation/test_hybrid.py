@@ -1,0 +1,166 @@
+"""Models with a recurrent state: what they can take back, and texts that are the same for it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batching.cache import TAIL
+from batching.errors import CannotRewind, InvalidParameter, TreeTooWide
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.rows import Rows
+from speculation.engine import Engine
+from speculation.sampling import SamplingParams
+from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
+
+EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
+METHODS = ("auto", "prompt-lookup:branches=3", "jacobi", "recycling:nodes=12")
+PROMPT = "the cat saw a dog and the cat saw a dog and the cat"
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid_gguf(tmp_path_factory.mktemp("models") / "hybrid.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(hybrid: Path) -> Iterator[Engine]:
+    with Engine.load(hybrid, EXACT) as made:
+        yield made
+
+
+@pytest.fixture
+def context(hybrid: Path) -> Iterator[Context]:
+    with Model(hybrid) as model, Context(model, EXACT) as made:
+        yield made
+
+
+def chain(tokens: list[int], position: int) -> Rows:
+    n = len(tokens)
+    return Rows(tokens, range(position, position + n), [range(1)] * n, [True] * n)
+
+
+def test_the_last_rows_of_a_decode_can_be_taken_back_and_the_state_is_as_before(
+    context: Context,
+) -> None:
+    assert (context.n_rewind, context.n_seq_max) == (8, 1)
+    context.decode(chain([5, 6, 7, 8], 0))
+    expected = context.decode(chain([9], 4)).logits(0).copy()
+    context.seq_rm(-1, 0, -1)
+    context.decode(chain([5, 6, 7, 8, 10, 11, 12], 0))
+    context.seq_rm(-1, 4, -1)
+    found = context.decode(chain([9], 4)).logits(0)
+    assert abs(found - expected).max() < 1e-4
+
+
+def test_no_more_is_taken_back_than_there_are_copies_of(context: Context) -> None:
+    context.decode(chain(list(range(5, 25)), 0))
+    with pytest.raises(CannotRewind, match="cannot take back 9 tokens"):
+        context.seq_rm(-1, 11, -1)
+    context.seq_rm(-1, 12, -1)
+    with pytest.raises(CannotRewind):  # once
+        context.seq_rm(-1, 11, -1)
+    context.decode(chain([9], 12))
+    with pytest.raises(CannotRewind):  # the copies are of the decode before
+        context.seq_rm(-1, 12, -1)
+    context.seq_rm(-1, 13, -1)  # nothing
+    context.seq_rm(-1, 0, -1)  # all
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) -> None:
+    endless = dict.fromkeys(engine.model.ends, -math.inf)
+    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
+    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
+    for _ in range(2):  # the second time it has seen the text
+        drafted = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
+        assert drafted.token_ids == plain.token_ids
+    assert len(plain.token_ids) == 60
+    if method.startswith("recycling") and temperature == 0:
+        assert drafted.stats.n_accepted > 0
+
+
+def test_prompts_that_go_on_or_differ_find_a_clean_state(hybrid: Path, engine: Engine) -> None:
+    rng = random.Random(1)
+    base = [rng.randrange(260, 290) for _ in range(200)]
+    n_reused = []
+    with Engine.load(hybrid, EXACT) as fresh:
+        for _ in range(12):
+            held = engine.cache.tokens
+            goes_on = rng.random() < 0.5 and 0 < len(held) < 250
+            prompt = [*held, 270] if goes_on else [*base[: rng.randrange(5, 200)], 271]
+            given = engine.generate(prompt, max_tokens=20).run()
+            fresh.cache.truncate(0)
+            expected = fresh.generate(prompt, method="ar", max_tokens=20).run()
+            assert given.token_ids == expected.token_ids
+            assert not goes_on or given.stats.n_reused == len(prompt) - 1
+            n_reused.append(given.stats.n_reused if not goes_on else 0)
+    assert max(n_reused) > 0  # from states that were saved
+
+
+def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_prompt(
+    engine: Engine,
+) -> None:
+    chat = [{"role": "user", "content": "the cat saw a dog " * 6}]
+    first = engine.chat(chat, max_tokens=20).run()
+    again = engine.chat(chat, max_tokens=20).run()
+    assert again.token_ids == first.token_ids
+    begun = first.stats.n_prompt - 1 - TAIL
+    assert again.stats.n_reused == begun
+    # The template has the reply otherwise, as without its thoughts.
+    chat += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a cat"}]
+    third = engine.chat(chat, max_tokens=20).run()
+    assert third.stats.n_reused == begun
+    engine.cache.truncate(0)
+    assert engine.chat(chat, max_tokens=20).run().token_ids == third.token_ids
+
+
+def test_what_needs_branches_beside_each_other_is_refused(engine: Engine) -> None:
+    for method in ("lookahead", "lookahead:window=2,ngram=3,guesses=1"):
+        with pytest.raises(CannotRewind, match="one path of 8 drafts at most.*use auto"):
+            engine.generate(PROMPT, method=method).run()
+
+
+def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
+    plain_kv = write_tiny_gguf(tmp_path / "tiny.gguf")
+    for target in (hybrid, plain_kv):
+        with Engine.load(target, EXACT, draft_model=hybrid) as engine:
+            endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
+            given = {"sampling": endless, "max_tokens": 40}
+            plain = engine.generate(PROMPT, method="ar", **given).run()  # type: ignore[arg-type]
+            for method in ("draft:p_min=0,p_path=0,draft_max=4", "auto"):
+                drafted = engine.generate(PROMPT, method=method, **given).run()  # type: ignore[arg-type]
+                assert drafted.token_ids == plain.token_ids
+                if target == hybrid and method.startswith("draft"):
+                    assert drafted.stats.acceptance_rate == 1.0
+            with pytest.raises(TreeTooWide):
+                engine.generate(PROMPT, method="draft:width=3").run()
+
+
+def test_where_no_state_is_kept_only_plain_decoding_runs(hybrid: Path, tmp_path: Path) -> None:
+    recurrent = write_recurrent_gguf(tmp_path / "recurrent.gguf")
+    for path, n_rewind in ((hybrid, 0), (recurrent, 8)):  # llama.cpp keeps none for Mamba
+        params = ContextParams(n_ctx=256, flash_attn="off", n_rewind=n_rewind)
+        with Engine.load(path, params) as engine:
+            assert engine.context.n_rewind == 0
+            assert engine.generate(PROMPT, max_tokens=5).run().stats.n_drafted == 0  # auto
+            with pytest.raises(CannotRewind, match="use method ar"):
+                engine.generate(PROMPT, method="prompt-lookup").run()
+
+
+def test_a_batch_has_room_for_more_than_the_copies(hybrid: Path) -> None:
+    with Engine.load(hybrid, replace(EXACT, n_batch=4)) as engine:
+        assert engine.context.n_batch == 10
+        assert engine.generate(PROMPT, max_tokens=5).run().stats.n_tokens > 0
+
+
+def test_more_copies_than_llama_cpp_can_make_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
+        ContextParams(n_rewind=17)

@@ -1,0 +1,271 @@
+"""Every method gives plain decoding's text: greedy and seeded, on a fake target that checks its KV.
+
+Random trees are among the methods: if any tree may be grown, no method can grow a wrong one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from batching.cache import SequenceCache
+from batching.rows import branch_ends
+from batching.tree import NO_LIMIT, Floats, TokenTree
+from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.decode import decode
+from speculation.drafter import Drafter, Step, reader_of, reads_states
+from speculation.methods import parse_method
+from speculation.resources import Resources
+from speculation.stats import Stats
+from speculation.verify import Match
+from tests.support.fake_target import (
+    N_VOCAB,
+    FakeEagleHead,
+    FakeHeads,
+    FakeSampler,
+    FakeTarget,
+    FakeText,
+    fake_logits,
+    plain_text,
+    prompt_of,
+)
+
+
+class RandomTrees:
+    """Grows any tree: random shape, merged or not, often along the likely continuation."""
+
+    n_branches = 30
+
+    def __init__(self, seed: int, *, names_branches: bool = True) -> None:
+        self._random = random.Random(seed)
+        self._names_branches = names_branches
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+        rng = self._random
+        texts: dict[int, tuple[int, ...]] = {0: tuple(tokens)}
+        parent = 0
+        for _ in range(min(rng.randrange(16), tree.room)):
+            parent = rng.choice([parent, rng.choice(list(texts))])
+            if rng.random() < 0.7:
+                token = int(fake_logits(texts[parent]).argmax())
+            else:
+                token = rng.randrange(N_VOCAB)
+            before = len(tree)
+            node = tree.add(parent, token, merge=rng.random() < 0.7)
+            if len(tree) > before:
+                texts[node] = (*texts[parent], token)
+            parent = node
+        if self._names_branches and rng.random() < 0.3:
+            tree.branches += (
+                rng.sample(branch_ends(tree.parents, [0]), k=1) if len(tree) > 1 else []
+            )
+
+    def observe(self, step: Step) -> None:
+        assert step.path[0] == 0
+        assert all(step.tree.parents[b] == a for a, b in pairwise(step.path))
+
+
+METHODS = (
+    "ar",
+    "auto",
+    "auto:sources=draft+recycling",
+    "auto:sources=lookahead+prompt-lookup",
+    "recycling",
+    "recycling:nodes=7,depth=2,rows=all",
+    "draft",
+    "draft:p_min=0,p_path=0,draft_max=4",
+    "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
+    "draft:width=4,nodes=5,p_min=0,draft_max=5",
+    "medusa",
+    "medusa:choices=0.0.0.0/0.1.0/1.0/2",
+    "medusa:nodes=40",
+    "auto:sources=medusa",
+    "auto:sources=medusa+prompt-lookup+lookahead",
+    "eagle-1",
+    "eagle-1:choices=0.0.0/1.0/2,window=3",
+    "eagle-2",
+    "eagle-2:depth=3,top_k=3,nodes=7,window=2",
+    "eagle-2:top_k=1,nodes=4,window=0",
+    "auto:sources=eagle",
+    "auto:sources=eagle+medusa+prompt-lookup",
+    "prompt-lookup",
+    "prompt-lookup:branches=4,order=longest",
+    "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
+    "prompt-lookup:order=first,adaptive=off",
+    "prompt-lookup:order=recent,max_ngram=2",
+    "jacobi:guesses=5",
+    "lookahead:window=5,ngram=4,guesses=2",
+    "lookahead:window=3,ngram=3,guesses=4,merge=on",
+    "lookahead:window=4,ngram=5,guesses=6,pool_from_prompt=on,window_from_prompt=on",
+    "lookahead:window=1,ngram=3,guesses=1",
+)
+
+
+def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resources:
+    """Rows that are nearly free, so that auto tries everything; a draft model that is right more
+    often than not."""
+    curve = CostCurve((1, 64), (1.0, 1.2))
+    return Resources(
+        lambda: CostModel({0: curve}),
+        n_rewind=n_rewind,
+        draft=FakeTarget(logits=draft_logits, n_rewind=draft_rewind),
+        heads={"medusa": FakeHeads(), "eagle": FakeEagleHead(draft_logits)},
+    )
+
+
+def draft_logits(prefix: tuple[int, ...]) -> Floats:
+    return fake_logits(prefix) + 0.5 * fake_logits((*prefix, 0))
+
+
+def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafter]:
+    if method == "random-trees":
+        return [RandomTrees(seed)]
+    if method.endswith(" by a recurrent model"):
+        return parse_method(method.split()[0]).drafters(resources(n_rewind, draft_rewind=0))
+    if method == "unnamed-trees":
+        return [RandomTrees(seed, names_branches=False)]
+    if method == "all-in-one-tree":
+        return [
+            RandomTrees(seed),
+            *parse_method("prompt-lookup:branches=3").drafters(),
+            *parse_method("jacobi:guesses=3").drafters(),
+        ]
+    return parse_method(method).drafters(resources(n_rewind))
+
+
+def run(
+    method: str,
+    seed: int,
+    temperature: float = 0.0,
+    penalty: float = 0.0,
+    n_ctx: int = 400,
+    n_tokens: int = 32,
+    n_rewind: int = NO_LIMIT,
+) -> tuple[list[int], Stats, SequenceCache]:
+    """The text of ``method`` for the prompt and sampler that ``seed`` stands for."""
+    prompt = prompt_of(seed)
+    drafters = drafters_of(method, seed, n_rewind)
+    target = FakeTarget(n_ctx=n_ctx, n_rewind=n_rewind)
+    cache = SequenceCache(target)
+    reader, hold = reader_of(drafters), not reads_states(drafters)
+    cache.prefill(prompt[:-1], reader=reader, hold=hold)
+    sampler = FakeSampler(temperature, seed, penalty)
+    stats = Stats()
+    ending = FakeText(n_tokens)
+    steps = list(decode(cache, prompt, drafters, Match(), sampler, ending, stats, n_tokens))
+    text = ending.tokens
+    assert [token for step in steps for token in step.tokens] == text
+    assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
+    # Whatever was drafted, each sequence now holds exactly the text but for its last token.
+    assert cache.tokens == (prompt + text)[: cache.n_past]
+    assert cache.n_past == len(prompt) + len(text) - 1
+    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    if hold and n_rewind == NO_LIMIT:
+        assert len(target.decoded) == stats.n_steps
+        assert len(target.decoded[0]) >= len(prompt)
+    return text, stats, cache
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_greedy_text_equals_plain_decoding(method: str) -> None:
+    for seed in range(50):
+        assert run(method, seed)[0] == plain_text(seed), f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_seeded_text_with_penalties_equals_plain_decoding(method: str) -> None:
+    for seed in range(50):
+        ours, _, _ = run(method, seed, temperature=0.8, penalty=1.0)
+        assert ours == plain_text(seed, temperature=0.8, penalty=1.0), f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
+def test_text_in_a_nearly_full_context_equals_plain_decoding(method: str) -> None:
+    for seed in range(30):
+        ours, _, _ = run(method, seed, n_ctx=40, n_tokens=100)
+        assert ours == plain_text(seed, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+CHAINS = [method for method in METHODS if not method.startswith("lookahead")]
+
+
+@pytest.mark.parametrize("method", [*CHAINS, "unnamed-trees"])
+@pytest.mark.parametrize("n_rewind", [1, 5])
+def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
+    method: str, n_rewind: int
+) -> None:
+    for seed in range(10):
+        assert run(method, seed, n_rewind=n_rewind)[0] == plain_text(seed), f"seed {seed}"
+        ours, _, _ = run(method, seed, temperature=0.8, n_ctx=40, n_tokens=100, n_rewind=n_rewind)
+        assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+@pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=4", "auto:sources=draft"])
+@pytest.mark.parametrize("n_rewind", [3, NO_LIMIT])
+def test_a_draft_model_that_takes_nothing_back_drafts_as_another_does(
+    method: str, n_rewind: int
+) -> None:
+    for seed in range(20):
+        text, stats, _ = run(f"{method} by a recurrent model", seed, n_rewind=n_rewind)
+        assert text == plain_text(seed), f"seed {seed}"
+        other = run(method, seed, n_rewind=n_rewind)[1]
+        if method.startswith("draft"):  # auto goes by the clock
+            assert (stats.n_steps, stats.n_accepted) == (other.n_steps, other.n_accepted)
+
+
+def test_a_target_that_takes_back_few_drafts_still_gains_from_them() -> None:
+    for method in ("auto", "draft", "medusa", "eagle-2"):
+        steps = [run(method, seed, n_rewind=4)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > 1.2 * sum(s.n_steps for s in steps), method
+
+
+def test_random_trees_are_often_right() -> None:
+    """Else the tests above would show nothing about accepted paths."""
+    steps = [run("random-trees", seed)[1] for seed in range(50)]
+    assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps)
+
+
+def test_heads_that_read_the_state_are_often_right() -> None:
+    for method in ("medusa", "auto:sources=medusa", "eagle-1", "eagle-2", "auto:sources=eagle"):
+        steps = [run(method, seed)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
+
+
+def test_counts_add_up() -> None:
+    text, stats, _ = run("random-trees", 1, n_tokens=30)
+    assert stats.n_tokens == len(text)
+    assert stats.n_steps <= stats.n_tokens <= stats.n_steps + stats.n_accepted
+    assert stats.n_accepted <= stats.n_drafted < stats.n_rows
+
+
+def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
+    target = FakeTarget()
+    cache = SequenceCache(target)
+    cache.prefill([1, 2])
+    steps = decode(
+        cache,
+        [1, 2, 3],
+        [RandomTrees(5)],
+        Match(),
+        FakeSampler(0, 0),
+        FakeText(),
+        Stats(),
+    )
+    text = [token for _ in range(4) for token in next(steps).tokens]
+    steps.close()  # type: ignore[attr-defined]
+    assert cache.tokens == [1, 2, 3, *text[:-1]]
+    assert cache.n_seq > 1
+    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+
+
+def test_a_text_that_ends_inside_an_accepted_path_shows_and_keeps_nothing_beyond() -> None:
+    for seed in range(40):
+        text, _, cache = run("random-trees", seed, n_tokens=7)
+        assert len(text) <= 7
+        assert cache.n_past == len(cache.tokens)

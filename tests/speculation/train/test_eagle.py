@@ -1,0 +1,274 @@
+"""Training EAGLE's head: what it computes, what it is taught, and that what it learns drafts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batching.errors import InvalidParameter
+from batching.tree import Floats
+from speculation.engine import Engine
+from speculation.heads.eagle import EagleShape
+from speculation.train import TrainError, loss, states
+from speculation.train.__main__ import main
+from speculation.train.eagle import EagleTraining, shape_for, train_eagle
+from speculation.train.pieces import Pieces, batches, drafted
+from speculation.train.texts import Piece
+from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
+from tests.support.exact import EXACT
+from tests.support.reference import layer, rms_norm
+from tests.support.tiny_eagle3 import eagle3_tensors
+from tests.support.tiny_gguf import write_tiny_gguf
+
+torch = pytest.importorskip("torch")
+
+CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
+
+
+def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
+    from speculation.train.layer import EagleModule, file_name, tensors_of
+
+    built = EagleModule(SHAPE, 1.0)
+    for name, parameter in built.named_parameters():
+        parameter.data = torch.from_numpy(tensors[file_name(name)])
+    assert set(tensors_of(built)) == set(SHAPE.tensors)
+    return built
+
+
+def test_the_layer_that_learns_is_the_layer_that_llama_cpp_runs() -> None:
+    w = random_tensors()
+    embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
+    x = np.concatenate([embeddings, before], axis=1) @ w["fc.weight"].T + w["fc.bias"]
+    with torch.inference_mode():
+        (ours,) = module(w)(torch.from_numpy(embeddings)[None], torch.from_numpy(before)[None], 1)
+    np.testing.assert_allclose(ours[0], reference(w, x), atol=1e-5)
+
+
+def test_in_pass_s_the_last_s_states_are_guesses_and_the_older_ones_true() -> None:
+    """Pass 2 at place t equals a sequence that was drafted from place t - 2 on."""
+    w = random_tensors()
+    embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
+    with torch.inference_mode():
+        passes = module(w)(torch.from_numpy(embeddings)[None], torch.from_numpy(before)[None], 3)
+
+    def x(tokens: Floats, states: Floats) -> Floats:
+        return np.concatenate([tokens, states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
+
+    for t in (2, 4, 6):
+        fed = before[: t - 1]  # the states before places 0 to t - 2 are true
+        for place in (t - 1, t):
+            guess = reference(w, x(embeddings[:place], fed))[-1]
+            fed = np.concatenate([fed, guess[None]])
+        expected = reference(w, x(embeddings[: t + 1], fed))[-1]
+        np.testing.assert_allclose(passes[2][0, t], expected, atol=1e-5)
+
+
+def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
+    from speculation.train.layer import Eagle3Module, file_name
+
+    w = eagle3_tensors()
+    built = Eagle3Module(SHAPE, torch.ones(32))
+    for name, parameter in built.named_parameters():
+        parameter.data = torch.from_numpy(w[file_name(name)])
+    rng = np.random.default_rng(0)
+    embeddings, features = rng.standard_normal((7, 32)), rng.standard_normal((7, 96))
+    embeddings, features = embeddings.astype(np.float32), features.astype(np.float32)
+    with torch.inference_mode():
+        passes = built(torch.from_numpy(embeddings)[None], torch.from_numpy(features)[None], 2)
+
+    def states(tokens: Floats, g: Floats) -> Floats:
+        known = rms_norm(tokens, w["blk.0.attn_norm.weight"])
+        inner = np.concatenate([known, rms_norm(g, w["blk.0.attn_norm_2.weight"])], axis=1)
+        return layer(w, inner, g)
+
+    g = features @ w["fc.weight"].T
+    np.testing.assert_allclose(passes[0][0], states(embeddings, g), atol=1e-4)
+    guess = states(embeddings[:5], g[:5])[-1]
+    drafted = states(embeddings[:6], np.concatenate([g[:5], guess[None]]))[-1]
+    np.testing.assert_allclose(passes[1][0, 5], drafted, atol=1e-4)
+
+
+def test_the_file_has_what_features_are_divided_by_in_its_matrix() -> None:
+    from speculation.train.layer import Eagle3Module, tensors_of
+
+    rng = np.random.default_rng(0)
+    sizes = torch.from_numpy(rng.uniform(0.1, 50, 96).astype(np.float32))
+    built = Eagle3Module(SHAPE, torch.ones(32), sizes)
+    features = sizes * torch.from_numpy(rng.standard_normal((1, 7, 96)).astype(np.float32))
+    embeddings = torch.from_numpy(rng.standard_normal((1, 7, 32)).astype(np.float32))
+    plain = Eagle3Module(SHAPE, torch.ones(32))
+    plain.load_state_dict({**built.state_dict(), "sizes": torch.ones(96)})
+    plain.fc.weight.data = tensors_of(built)["fc.weight"]
+    with torch.inference_mode():
+        ours, theirs = built(embeddings, features, 2), plain(embeddings, features, 2)
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def collected(folder: Path) -> states.States:
+    """Two pieces of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
+    folder.mkdir()
+    np.save(folder / "tokens.npy", np.arange(9, dtype=np.int32))
+    np.save(folder / "choices.npy", np.arange(1, 10, dtype=np.int32))
+    np.save(folder / "ends.npy", np.array([6, 9]))
+    np.save(folder / "until.npy", np.array([0, 0, 0, 6, 6, 6, 9, 9, 9]))
+    np.save(folder / "hidden.npy", np.arange(18).reshape(9, 2).astype(np.float16))
+    return states.States(folder)
+
+
+def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
+    found = collected(tmp_path / "states")
+    embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
+    data = Pieces(found, found.hidden, embeddings, "cpu")
+    batch = data.batch([0, 1])
+    assert batch.embeddings[0, :, 0].tolist() == [102, 104, 106, 108, 110]
+    assert batch.before[0, :, 0].tolist() == [0, 2, 4, 6, 8]
+    assert batch.after[0, :, 0].tolist() == [2, 4, 6, 8, 10]
+    assert batch.choices[0].tolist() == [2, 3, 4, 5, 6]
+    # Token 2 is the last of the prompt: what follows it is the target's own.
+    assert batch.learnt[0].tolist() == [False, True, True, True, False]
+    assert batch.before[1, :, 0].tolist() == [12, 14, 0, 0, 0]
+    assert batch.learnt[1].tolist() == [True, False, False, False, False]
+    tokens = drafted(found, 3, 12)
+    assert tokens is not None
+    assert len(tokens) == 3
+
+
+def test_a_loss_in_parts_is_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(7, 4, generator=generator)
+    matrix = torch.randn(9, 4, generator=generator)
+    made: list[int] = []  # states of each matrix of logits
+    softmax = torch.Tensor.softmax
+
+    def counted(logits: torch.Tensor, dim: int) -> torch.Tensor:
+        made.append(len(logits))
+        return softmax(logits, dim)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", counted)
+    found = []
+    for most in (2**26, 2 * 9):
+        monkeypatch.setattr(loss, "MOST_LOGITS", most)
+        ours = (states + 0.5).requires_grad_()
+        output = (matrix * 0.5).requires_grad_()
+        value = loss.distribution_loss(ours, output, states, matrix)
+        value.backward()
+        found.append((value, ours.grad, output.grad))
+    assert made[0] == 7
+    assert max(made[1:]) == 2
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(whole, parts)
+
+
+def test_batches_are_of_equal_length_and_leave_nothing_out() -> None:
+    lengths = [10 * (i % 7) for i in range(100)]
+    seen = list(batches(range(100), lengths, 8, 26, 0))
+    assert sorted(i for some in seen[:13] for i in some) == list(range(100))
+    assert sorted(i for some in seen[13:] for i in some) == list(range(100))
+    assert seen[:13] != seen[13:]
+    assert sum(max(lengths[i] for i in some) * len(some) for some in seen[:13]) < 1.2 * sum(lengths)
+
+
+def test_a_layer_is_shaped_like_the_targets(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=64, n_head=8)
+    with Engine.load(path, EXACT) as engine:
+        assert shape_for(engine.model) == EagleShape(64, 8, 8, 128)
+        assert shape_for(engine.model, 96).n_ff == 96
+
+
+def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
+    found = collected(tmp_path / "states")
+    some = np.zeros((9, 2), np.float32)
+    with pytest.raises(InvalidParameter, match="passes is 9; give 1 to 8"):
+        EagleTraining(passes=9)
+    with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
+        EagleTraining(kind="q4_0")
+    found.until[:] = 0
+    with pytest.raises(TrainError, match="no token of the data can be learnt from"):
+        train_eagle(found, some, some, EagleShape(2, 1, 1, 4), EagleTraining())
+
+
+def test_a_head_learns_to_draft_what_the_target_says(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "prompts.jsonl"
+    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
+    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
+    out = tmp_path / "head.gguf"
+    flags = ["--model", tiny_model, "--data", data, "--out", out, "--generate", 60]
+    flags += ["--epochs", 60, "--batch", 2, "--rate", 0.005, "--threads", 1, "--kind", "f32"]
+    assert main(["eagle", *map(str, flags)]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens per step" in shown
+    with Engine.load(tiny_model, EXACT, heads=out) as engine:
+        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
+        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
+        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
+        # A head that has learnt nothing yields 1.0; a chain of three yields less than a tree.
+        for method, least in (("eagle-1", 1.5), ("eagle-2", 1.5), (CHAIN, 1.3)):
+            ours = engine.generate(prompt, method=method, max_tokens=50).run()
+            assert ours.token_ids == plain.token_ids
+            assert ours.stats.tokens_per_step > least, method
+
+
+@pytest.mark.parametrize("vocab", [0, 200])
+def test_a_head_for_eagle_3_learns_from_three_layers(
+    tmp_path: Path, vocab: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4)
+    data = tmp_path / "prompts.jsonl"
+    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
+    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
+    out = tmp_path / "head.gguf"
+    flags = ["--eagle3", "--layers", 1, 2, 3, "--model", target, "--data", data, "--out", out]
+    flags += ["--generate", 60, "--epochs", 60, "--batch", 2, "--rate", 0.005, "--threads", 1]
+    flags += ["--vocab", vocab, "--kind", "f32"]
+    assert main(["eagle", *map(str, flags)]) == 0
+    assert "tokens per step" in capsys.readouterr().out
+    with Engine.load(target, EXACT, heads=out) as engine:
+        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
+        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
+        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
+        ours = engine.generate(prompt, method="eagle-3", max_tokens=50).run()
+        assert ours.token_ids == plain.token_ids
+        assert ours.stats.tokens_per_step > 1.4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "reason"),
+    [
+        ("llama", ["--layers", "0", "1", "1"], "--layers are those that EAGLE-3 reads; give --ea"),
+        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2; the model has 2 lay"),
+        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1; the model has 2"),
+        ("qwen2", ["--eagle3"], "is of the architecture qwen2, of which llama.cpp does not give"),
+    ],
+)
+def test_layers_that_cannot_be_read_are_refused_before_the_target_writes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    architecture: str,
+    flags: list[str],
+    reason: str,
+) -> None:
+    target = write_tiny_gguf(tmp_path / "target.gguf", architecture=architecture)
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
+    command = ["eagle", *flags, "--model", str(target), "--data", str(data), "--threads", "1"]
+    assert main([*command, "--generate", "8", "--out", str(tmp_path / "head.gguf")]) == 2
+    assert reason in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [data, target]
+
+
+def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    states.begin(folder, {})
+    pieces = [Piece([5]), Piece([5, 6]), Piece([5, 6, 7])]
+    states.write_samples(folder, pieces, 100, lambda done, total: None)
+    np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
+    np.save(folder / "choices.npy", np.zeros(6, np.int32))
+    found = states.States(folder)
+    data = Pieces(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
+    assert [data.learnt(piece).tolist() for piece in range(3)] == [[], [False], [True, False]]

@@ -1,0 +1,163 @@
+"""What training collects of a target: kept on disk, gone on with, and never taken for another's."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.rows import text_rows
+from speculation.system.files import digest
+from speculation.train import TrainError, states
+from speculation.train.texts import Piece
+from tests.support.train_data import lines
+
+EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+
+
+def test_states_are_those_that_decoding_gives_and_survive_a_stop(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    pieces = [Piece([5, 270, 271, 272]), Piece([6, 280], []), Piece([7, 8, 9], [(1, 3)])]
+    with Model(tiny_model) as model, Context(model, EXACT) as context:
+
+        def stop(done: int, total: int) -> None:
+            if done >= 6:
+                raise KeyboardInterrupt
+
+        states.begin(tmp_path, {"target": "x"})
+        states.write_samples(tmp_path, pieces[:2], 8, lambda done, total: None)
+        (tmp_path / "ends.npy").unlink()  # stopped before all was written, in the middle of a line
+        with (tmp_path / "samples.jsonl").open("a") as file:
+            file.write('{"ids": [7, 8')
+        assert states.n_samples(tmp_path) == 2
+        states.write_samples(tmp_path, pieces[2:], 8, lambda done, total: None)
+        with pytest.raises(KeyboardInterrupt):
+            states.collect(tmp_path, context, stop)
+        found = states.collect(tmp_path, context, lambda done, total: None)
+        assert found.tokens.tolist() == [5, 270, 271, 272, 6, 280, 7, 8]
+        assert found.ends.tolist() == [4, 6, 8]
+        assert found.until.tolist() == [4, 4, 4, 4, 0, 0, 0, 8]
+        context.want_hidden(True)
+        for first, end in ((0, 4), (4, 6), (6, 8)):
+            context.seq_rm(-1, 0, -1)
+            for position, token in enumerate(found.tokens[first:end].tolist()):
+                output = context.decode(text_rows([token], position, [True]))
+                at = first + position
+                np.testing.assert_allclose(found.hidden[at], output.hidden(0), atol=2e-3)
+                assert found.choices[at] == output.argmax(0)
+
+
+def test_reading_goes_on_behind_the_last_piece_that_is_safe(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "_KEEP_EVERY", 2)
+    pieces = [Piece([5, 270]), Piece([6, 280, 281]), Piece([7, 8]), Piece([9, 10]), Piece([11, 12])]
+    ends: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    found = []
+    for name in ("at once", "stopped"):
+        folder = tmp_path / name
+        states.begin(folder, {"target": "x"})
+        states.write_samples(folder, pieces, 100, lambda done, total: None)
+        with Model(tiny_model) as model, Context(model, EXACT) as context:
+            if name == "stopped":
+                with pytest.raises(KeyboardInterrupt):
+                    states.collect(folder, context, stop)
+                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = 1  # what is read again
+            found.append(states.collect(folder, context, lambda done, _: ends.append(done)))
+    assert ends == [2, 5, 7, 9, 11, 7, 9, 11]
+    np.testing.assert_array_equal(found[0].hidden, found[1].hidden)
+    np.testing.assert_array_equal(found[0].choices, found[1].choices)
+
+
+def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
+    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
+    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    with pytest.raises(TrainError, match="ctx was 512 and is 64; give another --work"):
+        states.begin(tmp_path, {"target": "x", "ctx": 64})
+
+
+@pytest.mark.parametrize("samples", [[], [Piece([], [])]], ids=["none", "without tokens"])
+def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
+    tmp_path: Path, samples: list[Piece]
+) -> None:
+    states.begin(tmp_path, {"ctx": 512})
+    with pytest.raises(TrainError, match="there is no text in the data"):
+        states.write_samples(tmp_path, samples, 8, lambda done, total: None)
+    states.begin(tmp_path, {"ctx": 64})
+    assert states.n_samples(tmp_path) == 0
+    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
+    with pytest.raises(TrainError, match="ctx was 64 and is 512"):
+        states.begin(tmp_path, {"ctx": 512})
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "run.json", "tokens.npy"])
+def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
+    mine = lines(tmp_path / name, {"prompt": "the cat"})
+    with pytest.raises(TrainError, match=r"has files and is no folder of collected states; give a"):
+        states.begin(tmp_path, {"target": "x"})
+    assert list(tmp_path.iterdir()) == [mine]
+    assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
+
+
+def test_room_is_looked_for_again_when_reading_goes_on(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.begin(tmp_path, {"target": "x"})
+    pieces = [Piece([5, 270]), Piece([6, 280, 7])]
+    states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+    (tmp_path / "done").write_text("1")
+    with Model(tiny_model) as model, Context(model, EXACT) as context:
+        n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second piece takes
+        for free, is_enough in ((n_bytes - 1, False), (n_bytes, True)):
+            usage = SimpleNamespace(free=free)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+            if is_enough:
+                states.collect(tmp_path, context, lambda done, total: None)
+            else:
+                with pytest.raises(TrainError, match="the states take .* are free in"):
+                    states.collect(tmp_path, context, lambda done, total: None)
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])
+def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write = Path.write_bytes
+
+    def filled_up(path: Path, content: bytes) -> int:
+        if path.name.startswith(name):
+            write(path, b"")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    pieces = [Piece([5, 270]), Piece([6])]
+    states.begin(tmp_path, {"target": "x"})
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", filled_up)
+        with pytest.raises(OSError, match="No space left"):
+            states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+    states.begin(tmp_path, {"target": "x"})
+    assert states.n_samples(tmp_path) == 2
+    states.write_samples(tmp_path, [], 8, lambda done, total: None)
+    assert np.load(tmp_path / "ends.npy").tolist() == [2, 3]
+
+
+def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_bytes(b"abc")
+    assert digest(file) == "ba7816bf8f01cfea"
+    file.write_bytes(b"abd")
+    assert digest(file) == "a52d159f262b2c6d"

@@ -1,0 +1,167 @@
+"""Training data: texts, prompts, chats and tokens, and what of them cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batching.errors import InvalidParameter
+from batching.llama.context import ContextParams
+from speculation.engine import Engine
+from speculation.train import TrainError
+from speculation.train.texts import Piece, own_replies, read_texts
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.train_data import lines
+
+EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT) as engine:
+        yield engine
+
+
+def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("the cat saw a dog", encoding="utf-8")
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    mixed = lines(
+        tmp_path / "b.jsonl.gz",
+        {"text": "the cat"},
+        {"messages": chat},
+        {"ids": [1, 2, 3, 4, 5], "spans": [[1, 3], [4, 5]]},
+    )
+    pieces = list(read_texts(engine.model, [plain, mixed], 4))
+    texts = [engine.model.detokenize(piece.ids) for piece in pieces]
+    assert b"".join(texts).startswith(b"<s>the cat saw a dog<s>the cat<s><|user|>a<|end|>")
+    assert pieces[-2:] == [Piece([1, 2, 3, 4], [(1, 3)]), Piece([5], [(0, 1)])]
+    assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == pieces[2:]
+
+
+@pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": 5}', "[1]"])
+def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*give an object with text"):
+        list(read_texts(engine.model, [file], 4))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"ids": [1, -3]}', "-3 is no token; give whole numbers from 0"),
+        ('{"ids": [1, 1099511627777]}', "1099511627777 is no token"),
+        ('{"ids": [1, 1e400]}', "inf is no token"),
+        ('{"ids": [1, 2.5]}', "2.5 is no token"),
+        ('{"ids": [1, 2], "spans": [[0, 3]]}', r"the span \[0, 3\] is no part of 2 tokens; give"),
+        ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is no part of 2 tokens"),
+        ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is no part of 2 tokens"),
+        ('{"ids": "12"}', "give an object with text"),
+        ('{"ids": [1, 2], "spans": 1}', "give an object with text"),
+        ('{"ids": [1, 2], "spans": [[1]]}', "give an object with text"),
+    ],
+)
+def test_what_are_no_tokens_or_no_spans_of_them_is_named(
+    engine: Engine, tmp_path: Path, line: str, reason: str
+) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(TrainError, match=rf"ids\.jsonl, line 2.*{reason}"):
+        list(read_texts(engine.model, [file], 4))
+
+
+def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "ids.jsonl", {"ids": [1, engine.model.n_vocab]})
+    with pytest.raises(TrainError, match=f"have token {engine.model.n_vocab}; this model has 0 to"):
+        list(read_texts(engine.model, [file], 4))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert list(read_texts(engine.model, [file], 4)) == [Piece([1, 2])]
+
+
+def test_prompts_without_replies_ask_for_them(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
+    with pytest.raises(TrainError, match="give --generate N"):
+        list(read_texts(engine.model, [file], 64))
+
+
+def test_own_replies_are_plain_decodings_and_know_where_they_stand(
+    engine: Engine, tmp_path: Path
+) -> None:
+    file = lines(
+        tmp_path / "p.jsonl", {"prompt": "the cat"}, {"text": "a dog and"}, {"turns": ["a", "b"]}
+    )
+    pieces = list(own_replies(engine, [file], 128, 10))
+    assert len(pieces) == 3
+    for piece in pieces:
+        start, end = piece.spans[-1]
+        plain = engine.generate(piece.ids[:start], method="ar", max_tokens=10).run()
+        assert piece.ids[start:end] == plain.token_ids
+    assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
+
+
+def test_a_reply_that_the_next_turn_shows_otherwise_is_not_learnt_from(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>"
+        "{% if m.role == 'assistant' %}a{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    path = write_tiny_gguf(tmp_path / "m.gguf", chat_template=template)
+    file = lines(tmp_path / "p.jsonl", {"turns": ["the cat", "a dog"]}, {"prompt": "the cat"})
+    with Engine.load(path, EXACT) as engine:
+        two, one = own_replies(engine, [file], 128, 6)
+    assert len(one.spans or []) == 1
+    assert two.spans == [(len(two.ids) - 6, len(two.ids))]
+
+
+@pytest.mark.parametrize(
+    "message", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": "user"}]
+)
+def test_a_message_without_role_or_content_is_named(
+    engine: Engine, tmp_path: Path, message: dict[str, str]
+) -> None:
+    user = {"role": "user", "content": "a"}
+    file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
+    for read in (
+        lambda: list(read_texts(engine.model, [file], 64)),
+        lambda: list(own_replies(engine, [file], 64, 2)),
+    ):
+        with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*give a role of"):
+            read()
+
+
+def test_a_cut_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "d.jsonl.gz", *[{"text": f"text {n}"} for n in range(2000)])
+    content = file.read_bytes()
+    for spoilt in (content[:-200], content[:100] + bytes(300) + content[400:], b"no gzip"):
+        file.write_bytes(spoilt)
+        with pytest.raises(TrainError, match=r"d\.jsonl\.gz is no whole gzip file \("):
+            list(read_texts(engine.model, [file], 64))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_file_that_is_no_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"ab\xff\x00")
+    with pytest.raises(InvalidParameter, match=f"{name} is no UTF-8 text .*; give text files"):
+        list(read_texts(engine.model, [file], 64))
+
+
+def test_prompts_that_have_no_room_are_counted(engine: Engine, tmp_path: Path) -> None:
+    prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
+    file = lines(tmp_path / "p.jsonl", *prompts)
+    with pytest.raises(TrainError) as caught:
+        list(own_replies(engine, [file], 64, 64))
+    shortest = min(len(piece.ids) - 1 for piece in own_replies(engine, [file], 64, 1))
+    assert str(caught.value) == (
+        f"none of 2 prompts has room for --generate 64 in a context of 64: the shortest has "
+        f"{shortest} tokens; give --ctx {shortest + 64} or more, or a lower --generate"
+    )
+    room = shortest + 4
+    assert [bool(piece.ids) for piece in own_replies(engine, [file], room, 4)] == [False, True]

@@ -1,0 +1,9 @@
+"""What tests of texts that must be equal share: a context in which they are, and a prompt."""
+
+from __future__ import annotations
+
+from batching.llama.context import ContextParams
+
+# F32 weights, an F32 cache and no flash attention: batched and single rows give equal floats.
+EXACT = ContextParams(kv_type="f32", flash_attn="off", n_threads=1)
+PROMPT = "the cat saw a dog and the cat saw a dog and the"

@@ -1,0 +1,104 @@
+"""What the tests of heads over states share: random weights, a started head, and two checks.
+
+A head must compute what its reference in NumPy computes on every path of a tree, and whatever it
+drafts, the text must be that of plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batching.draft_context import LevelDecoder
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.tree import Floats
+from speculation.engine import Engine
+from speculation.heads.load import load_heads
+from speculation.sampling import SamplingParams
+from speculation.stats import Stats
+from tests.support.exact import EXACT, PROMPT
+
+TEXT = (5, 270, 271, 272, 280)
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
+    "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
+}
+
+
+def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
+    """Matrices that keep the size of what goes in, and vectors near 1."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: (
+            rng.standard_normal(shape) / np.sqrt(shape[-1])
+            if len(shape) == 2
+            else 1 + 0.1 * rng.standard_normal(shape)
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+@contextmanager
+def started(path: Path, target: Path, method: str) -> Iterator[Any]:
+    """The head of a file, ready to draft for ``target``."""
+    params = replace(EXACT, n_ctx=256, n_seq_max=8)
+    with Model(target) as model, Context(model, params) as context:
+        head = load_heads([path], model)[method]
+        try:
+            head.start(params, context)
+            yield head
+        finally:
+            head.close()
+
+
+def check_a_tree(
+    head: Any,
+    features: Floats,
+    after: Callable[[Sequence[int], Floats], Floats],
+    atol: float = 1e-4,
+) -> tuple[Floats, Floats]:
+    """Decode TEXT and a tree of two levels below it; each row must hold what ``after`` says.
+
+    ``features``, (len(TEXT), width), is what the target gave. ``after(tokens, states)`` is the
+    state after the last of the tokens, (n_embd,), by the reference. Returns the state after TEXT,
+    and the logits there.
+    """
+    states = head.encode(features)
+    levels = LevelDecoder(head.context)
+    levels.keep(0, 3)
+    output = levels.extend(TEXT, head.inputs(TEXT, states))
+    root = output.hidden(levels.root_row).copy()
+    logits = output.logits(levels.root_row).copy()
+    np.testing.assert_allclose(root, after(TEXT, states), atol=atol)
+
+    output = levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root])))
+    first = np.stack([output.hidden(row).copy() for row in range(2)])
+    # An encoder runs between two levels without harm: states come while a tree is known.
+    head.encode(features[:2])
+    output = levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]]))
+    for row, path in enumerate([(8, 9), (7, 10), (8, 11)]):
+        above = first[0 if path[0] == 7 else 1]
+        expected = after([*TEXT, *path], np.stack([*states, root, above]))
+        np.testing.assert_allclose(output.hidden(row), expected, atol=atol)
+    return root, logits
+
+
+def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
+    """Every method must write what plain decoding writes; the counters of the greedy runs."""
+    found: dict[str, Stats] = {}
+    for name, sampling in SAMPLINGS.items():
+        plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=max_tokens).run()
+        for method in methods:
+            ours = engine.generate(
+                PROMPT, method=method, sampling=sampling, max_tokens=max_tokens
+            ).run()
+            assert ours.token_ids == plain.token_ids, (name, method)
+            found.setdefault(method, ours.stats)
+    return found

@@ -1,0 +1,224 @@
+"""A random head of the architecture ``dflash``, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFValueType, TokenType
+
+from batching.tree import Floats
+from tests.support.head_checks import random_weights
+from tests.support.tiny_gguf import (
+    begun,
+    finished,
+    vocabulary,
+    write_hybrid_gguf,
+    write_tiny_gguf,
+)
+
+N_HEAD, N_HEAD_KV, HEAD, N_FF = 4, 2, 8, 64
+N_TINY = len(vocabulary()[0])
+MASK = 0  # the unknown token, which no text has
+ROPE_BASE = 10.0  # of the head that counts: a place more is well told from a place less
+
+
+def dflash_tensors(
+    n_embd: int = 32, n_layers: int = 3, n_blocks: int = 2, seed: int = 0, influence: float = 1.0
+) -> dict[str, Floats]:
+    """Those of a head without embeddings and output matrix of its own; its layers add ``influence``
+    of what random weights would."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (n_embd, n_layers * n_embd),
+        "enc.output_norm.weight": (n_embd,),
+        "output_norm.weight": (n_embd,),
+    }
+    for i in range(n_blocks):
+        shapes |= {
+            f"blk.{i}.attn_norm.weight": (n_embd,),
+            f"blk.{i}.attn_q.weight": (N_HEAD * HEAD, n_embd),
+            f"blk.{i}.attn_k.weight": (N_HEAD_KV * HEAD, n_embd),
+            f"blk.{i}.attn_v.weight": (N_HEAD_KV * HEAD, n_embd),
+            f"blk.{i}.attn_output.weight": (n_embd, N_HEAD * HEAD),
+            f"blk.{i}.attn_q_norm.weight": (HEAD,),
+            f"blk.{i}.attn_k_norm.weight": (HEAD,),
+            f"blk.{i}.ffn_norm.weight": (n_embd,),
+            f"blk.{i}.ffn_gate.weight": (N_FF, n_embd),
+            f"blk.{i}.ffn_up.weight": (N_FF, n_embd),
+            f"blk.{i}.ffn_down.weight": (n_embd, N_FF),
+        }
+    weights = random_weights(shapes, seed)
+    for i in range(n_blocks):
+        weights[f"blk.{i}.attn_output.weight"] *= influence
+        weights[f"blk.{i}.ffn_down.weight"] *= influence
+    return weights
+
+
+def dflash2(
+    top_k: int = 4, rank: int = 8, n_embd: int = 32, n_blocks: int = 2
+) -> dict[str, Floats]:
+    """What DFlash 2 has besides: convolutions along the block, and what scores candidates."""
+    n_groups, kernel = n_embd // 8, 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "selector_predecessor.weight": (N_TINY, rank),
+        "selector_successor.weight": (N_TINY, rank),
+        "selector_hidden.weight": (rank, n_embd),
+    }
+    for i in range(n_blocks):
+        for part in ("attn", "ffn"):
+            shapes[f"blk.{i}.{part}_conv_proj.weight"] = (2 * kernel * n_groups, n_embd)
+    weights = random_weights(shapes, 5)
+    rng = np.random.default_rng(6)
+    for i in range(n_blocks):
+        for part in ("attn", "ffn"):
+            base = rng.standard_normal((2, kernel, n_embd)).astype(np.float32)
+            weights[f"blk.{i}.{part}_conv_base"] = base
+    return weights
+
+
+DFLASH2 = {
+    "dflash.conv_kernel_size": 2,
+    "dflash.conv_group_size": 8,
+    "dflash.selector_rank": 8,
+    "dflash.selector_top_k": 4,
+}
+
+
+def dspark(rank: int = 8, n_embd: int = 32, *, confidence: bool = True) -> dict[str, Floats]:
+    """What DSpark has besides: what leans on the token before, and says how likely drafts are."""
+    weights = random_weights(
+        {"markov_w1.weight": (N_TINY, rank), "markov_w2.weight": (N_TINY, rank)}, 7
+    )
+    if confidence:
+        weights |= random_weights({"conf_proj.weight": (1, n_embd + rank)}, 8)
+    return weights
+
+
+def write_tiny_dflash(
+    path: Path,
+    *,
+    layers: Sequence[int] = (1, 2, 3),
+    n_embd: int = 32,
+    n_blocks: int = 2,
+    block_size: int = 8,
+    seed: int = 0,
+    influence: float = 1.0,
+    tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> Path:
+    """Write the head. ``tensors`` and ``metadata``, by their names in the file, are added or take
+    the place of what would be there; what is None is left out."""
+    writer = begun(path, "dflash", 512, n_embd, n_blocks, None)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD)
+    keys: dict[str, object] = {
+        "dflash.target_layers": list(layers),
+        "dflash.block_size": block_size,
+        "tokenizer.ggml.mask_token_id": MASK,
+        **(metadata or {}),
+    }
+    for key, value in keys.items():
+        if value is not None:
+            kind = GGUFValueType.get_type(value)
+            kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
+            writer.add_key_value(key, value, kind)
+    written = {
+        **dflash_tensors(n_embd, len(layers), n_blocks, seed, influence),
+        **(tensors or {}),
+    }
+    for name, values in written.items():
+        if values is not None:
+            i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
+            writer.add_tensor(name, values, raw_dtype=i64)
+    return finished(writer, path)
+
+
+# A target that counts: what comes after a token is the next one on a circle, and a head that knows.
+
+_TURNS = (1, 7, 29, 101)  # of the whole circle, in each of the planes in which a token lies
+_CONSTANT = 8  # a component that every token has, beside the eight of these planes
+_OWN = slice(16, 24)  # where the head has what it was told of a token of the text
+N_COUNTED = 4  # tokens that a block foretells
+
+
+def counted() -> list[int]:
+    """The tokens in their order; the special ones are not among them."""
+    types = vocabulary()[2]
+    return [token for token in range(3, N_TINY) if types[token] != TokenType.CONTROL]
+
+
+def _on_circle() -> Floats:
+    """Where each token lies, (N_TINY, 8)."""
+    places = np.zeros((N_TINY, 8), np.float32)
+    order = counted()
+    angles = 2 * np.pi * np.outer(np.arange(len(order)), _TURNS) / len(order)
+    places[order, 0::2], places[order, 1::2] = np.cos(angles), np.sin(angles)
+    return places
+
+
+def _turn(n: int) -> Floats:
+    """What turns a token into the one ``n`` places on, (8, 8)."""
+    turn = np.zeros((8, 8), np.float32)
+    for plane, turns in enumerate(_TURNS):
+        angle = 2 * np.pi * n * turns / len(counted())
+        i = 2 * plane
+        turn[i, i] = turn[i + 1, i + 1] = np.cos(angle)
+        turn[i + 1, i], turn[i, i + 1] = np.sin(angle), -np.sin(angle)
+    return turn
+
+
+def write_counting_gguf(path: Path, *, influence: float = 0.0, hybrid: bool = False) -> Path:
+    """Write a model of four layers that counts, and now and then does not, the more often the more
+    its random layers add; ``hybrid`` writes one of those that can take back a few tokens."""
+    embeddings = np.zeros((N_TINY, 32), np.float32)
+    embeddings[:, :8] = _on_circle()
+    embeddings[:, _CONSTANT] = 1
+    output = np.zeros((N_TINY, 32), np.float32)
+    output[:, :8] = 2 * _on_circle() @ _turn(-1).T
+    write = write_hybrid_gguf if hybrid else write_tiny_gguf
+    return write(
+        path,
+        n_layer=4,
+        influence=influence,
+        tensors={"token_embd.weight": embeddings, "output.weight": output},
+    )
+
+
+def counting_tensors() -> dict[str, Floats]:
+    """Those of a head of one layer, whose masks look back at the token before the last: the first
+    mask from two places further, the second from three, each with a head of attention of its own.
+    """
+    weights = {name: 0 * values for name, values in dflash_tensors(n_blocks=1).items()}
+    for name in weights:
+        if name.endswith("norm.weight"):
+            weights[name] += 6 if "_q_" in name or "_k_" in name else 1
+    for i in range(8):  # each component from another layer's input
+        weights["fc.weight"][_OWN.start + i, 32 * (i // 3) + i] = 1
+    weights["fc.weight"][_CONSTANT, _CONSTANT] = 1
+    weights["blk.0.attn_k.weight"][:, _CONSTANT] = 1
+    for kv_head in range(N_HEAD_KV):
+        weights["blk.0.attn_v.weight"][HEAD * kv_head : HEAD * (kv_head + 1), _OWN] = np.eye(8)
+    speeds = ROPE_BASE ** (-2 * np.arange(HEAD // 2) / HEAD)
+    for head in range(N_HEAD):
+        rows = slice(HEAD * head, HEAD * (head + 1))
+        angles = -(head + 2) * speeds  # keys are (1, 1) in each plane, and so is what they meet
+        query = [np.cos(angles) - np.sin(angles), np.sin(angles) + np.cos(angles)]
+        weights["blk.0.attn_q.weight"][rows, _CONSTANT] = np.concatenate(query)
+        # Heads that look further back than to the last token but one say little.
+        weights["blk.0.attn_output.weight"][:8, rows] = 9 * 0.2**head * _turn(head + 1)
+    return weights
+
+
+def write_counting_head(path: Path, **more: Any) -> Path:
+    """Write it, for the layers 0, 2 and 3 of the model that counts."""
+    more["metadata"] = {"dflash.rope.freq_base": ROPE_BASE, **more.get("metadata", {})}
+    more["tensors"] = {**counting_tensors(), **more.get("tensors", {})}
+    return write_tiny_dflash(path, layers=(0, 2, 3), n_blocks=1, block_size=1 + N_COUNTED, **more)

@@ -1,0 +1,80 @@
+"""A random head of the architecture ``eagle3``, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFValueType
+
+from batching.tree import Floats
+from tests.support.head_checks import random_weights
+from tests.support.tiny_gguf import begun, finished, vocabulary
+
+N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
+N_TINY = len(vocabulary()[0])
+
+
+def eagle3_tensors(
+    n_embd: int = 32, n_target: int = 32, seed: int = 0, n_drafted: int = 0
+) -> dict[str, Floats]:
+    n_kv = n_embd // N_HEAD * N_HEAD_KV
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (n_embd, 3 * n_target),
+        "blk.0.attn_norm.weight": (n_embd,),
+        "blk.0.attn_norm_2.weight": (n_embd,),
+        "blk.0.attn_q.weight": (n_embd, 2 * n_embd),
+        "blk.0.attn_k.weight": (n_kv, 2 * n_embd),
+        "blk.0.attn_v.weight": (n_kv, 2 * n_embd),
+        "blk.0.attn_output.weight": (n_embd, n_embd),
+        "blk.0.ffn_norm.weight": (n_embd,),
+        "blk.0.ffn_gate.weight": (N_FF, n_embd),
+        "blk.0.ffn_up.weight": (N_FF, n_embd),
+        "blk.0.ffn_down.weight": (n_embd, N_FF),
+        "output_norm.weight": (n_embd,),
+    }
+    if n_drafted:
+        shapes["output.weight"] = (n_drafted, n_embd)
+    return random_weights(shapes, seed)
+
+
+def write_tiny_eagle3(
+    path: Path,
+    *,
+    layers: Sequence[int] = (1, 2, 3),
+    n_embd: int = 32,
+    n_target: int = 32,
+    seed: int = 0,
+    tokens: Sequence[int] | None = None,
+    tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> Path:
+    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own.
+
+    ``tensors`` and ``metadata``, by their names in the file, are added or take the place of what
+    would be there; a tensor that is None is left out.
+    """
+    writer = begun(path, "eagle3", 512, n_embd, 1, None)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(n_embd // N_HEAD)
+    writer.add_array("eagle3.target_layers", list(layers))
+    writer.add_uint32("eagle3.target_hidden_size", n_target)
+    for key, value in (metadata or {}).items():
+        kind = GGUFValueType.get_type(value)
+        kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
+        writer.add_key_value(key, value, kind)
+    written: dict[str, npt.NDArray[np.generic] | None] = {
+        **eagle3_tensors(n_embd, n_target, seed, 0 if tokens is None else len(tokens)),
+        "d2t": None if tokens is None else np.array(tokens, np.int64),
+        **(tensors or {}),
+    }
+    for name, values in written.items():
+        if values is not None:
+            i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
+            writer.add_tensor(name, values, raw_dtype=i64)
+    return finished(writer, path)

@@ -1,0 +1,312 @@
+"""The enlargement tool: larger sizes, the same logits, and metadata that say what the file is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import Rows
+from speculation.engine import Engine
+from speculation.registry import resolve
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_recurrent_gguf
+from tools.upscale.__main__ import main
+from tools.upscale.gguf_file import Source, write_enlarged
+from tools.upscale.shape import EnlargeError, Shape
+from tools.upscale.tensors import Kind, grown, new_shape, plans
+
+PROMPT = "the cat saw a dog, a cat and the dog in an inn."
+GROUPED = Shape(width=64, layers=2, hidden=160, heads=8, kv_heads=2, head_dim=8, norm_eps=1e-5)
+
+
+@pytest.fixture(scope="module")
+def doubled(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model at twice its width with two more layers, in F32."""
+    out = tmp_path_factory.mktemp("enlarged") / "doubled.gguf"
+    source = Source(tiny_model)
+    write_enlarged(source, out, source.shape.enlarged(width=64, layers=4), "f32")
+    return out
+
+
+def logits(path: Path, n_tokens: int) -> Any:
+    """Logits after each of the prompt's first tokens, decoded at once, ``(n_tokens, n_vocab)``."""
+    with Model(path) as model, Context(model, EXACT) as context:
+        tokens = model.tokenize(PROMPT)[:n_tokens]
+        assert len(tokens) == n_tokens
+        output = context.decode(Rows(tokens, range(n_tokens), [(0,)] * n_tokens, [True] * n_tokens))
+        return np.stack([output.logits(i).copy() for i in range(n_tokens)])
+
+
+def test_an_enlarged_model_has_the_same_logits(tiny_model: Path, doubled: Path) -> None:
+    before, after = logits(tiny_model, 20), logits(doubled, 20)
+    assert before.std() > 0.1
+    assert np.abs(after - before).max() < 2e-5  # an eps left as it is: 9e-5
+
+
+def test_an_enlarged_model_writes_the_same_text(tiny_model: Path, doubled: Path) -> None:
+    texts = []
+    for path in (tiny_model, doubled):
+        with Engine.load(path, EXACT) as engine:
+            texts.append(engine.generate(PROMPT, method="ar", max_tokens=32).run().token_ids)
+    assert len(texts[0]) == 32
+    assert texts[0] == texts[1]
+
+
+def test_heads_that_share_keys_keep_them(tmp_path: Path, tiny_model: Path) -> None:
+    """Keys and values of one head for each two: the groups must not shift when heads are added."""
+    grouped = tmp_path / "grouped.gguf"
+    share_keys(tiny_model, grouped)
+    source = Source(grouped)
+    assert (source.shape.heads, source.shape.kv_heads) == (4, 2)
+    out = tmp_path / "out.gguf"
+    write_enlarged(source, out, source.shape.enlarged(width=96), "f32")
+    assert Source(out).shape.kv_heads == 6
+    assert np.abs(logits(out, 20) - logits(grouped, 20)).max() < 1e-4
+
+
+def share_keys(path: Path, out: Path) -> None:
+    """Copy the model with half as many key and value heads."""
+    source = Source(path)
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in source.reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[0]
+            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            value = 2 if field.name.endswith("head_count_kv") else field.contents()
+            writer.add_key_value(field.name, value, kind, sub_type=sub_type)
+    for name in source.tensors:
+        values = source.values_of(name)
+        halve = ".attn_k." in name or ".attn_v." in name
+        writer.add_tensor(name, values[: len(values) // 2] if halve else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_the_file_says_that_it_is_an_enlargement(tiny_model: Path, doubled: Path) -> None:
+    with Model(doubled) as model:
+        assert model.metadata("general.name") == "function-preserving enlargement of tiny"
+        description = model.metadata("general.description")
+        assert description is not None
+        assert description.startswith(
+            "Function-preserving enlargement of tiny: the same logits at the cost of"
+        )
+        assert "It is no larger model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128." in (
+            description
+        )
+        assert model.metadata("llama.embedding_length") == "64"
+        assert model.metadata("llama.attention.head_count") == "8"
+        assert model.metadata("llama.rope.dimension_count") == "8"
+        assert float(model.metadata("llama.attention.layer_norm_rms_epsilon") or 0) == (
+            pytest.approx(5e-6)
+        )
+        assert model.n_layer == 4
+        with Model(tiny_model) as source:
+            assert model.chat_template == source.chat_template
+            assert model.tokenize(PROMPT) == source.tokenize(PROMPT)
+
+
+def test_new_weights_are_random_where_the_function_permits(doubled: Path) -> None:
+    source = Source(doubled)
+    gate = source.values_of("blk.0.ffn_gate.weight")
+    assert gate.shape == (128, 64)
+    assert (gate != 0).mean() > 0.99
+    down = source.values_of("blk.0.ffn_down.weight")
+    assert not down[32:].any()
+    assert not down[:, 64:].any()
+    assert down[:32, :64].any()
+    assert not source.values_of("blk.3.attn_output.weight").any()
+    assert (source.values_of("blk.3.attn_q.weight") != 0).mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_matrices_are_written_in_the_type_asked_for_and_vectors_in_f32(
+    tiny_model: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "out.gguf"
+    assert (
+        main(["--model", str(tiny_model), "--width", "64", "--type", kind, "--out", str(out)]) == 0
+    )
+    types = {name: tensor.tensor_type.name for name, tensor in Source(out).tensors.items()}
+    assert types["blk.1.attn_norm.weight"] == "F32"
+    assert {types["token_embd.weight"], types["blk.0.ffn_down.weight"]} == {kind.upper()}
+    with Engine.load(out, EXACT) as engine:
+        assert len(engine.generate(PROMPT, method="ar", max_tokens=4).run().token_ids) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_the_bundled_models_own_weights_survive_being_quantised_again(tmp_path: Path) -> None:
+    source = Source(resolve("bundled"))
+    out = tmp_path / "out.gguf"
+    write_enlarged(source, out, source.shape.enlarged(width=320), "q8_0")
+    before, after = (one.values_of("blk.7.attn_q.weight") for one in (source, Source(out)))
+    assert np.array_equal(after[:256, :256], before)
+
+
+# Sizes
+
+
+def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
+    assert GROUPED.enlarged(width=128, layers=5) == Shape(
+        width=128, layers=5, hidden=320, heads=16, kv_heads=4, head_dim=8, norm_eps=5e-6
+    )
+    assert GROUPED.enlarged() == GROUPED
+    assert GROUPED.enlarged(width=96, hidden=512).hidden == 512
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"width": 32}, "--width is 32 and the model has 64; give 64 or more"),
+        ({"layers": 1}, "--layers is 1 and the model has 2; give 2 or more"),
+        ({"layers": 513}, "--layers is 513 and llama.cpp runs 512 at most; give fewer"),
+        ({"hidden": 96}, "--hidden is 96 and the model has 160; give 160 or more"),
+        (
+            {"width": 100},
+            "--width 100 is no multiple of 32 (head size 8 x 4 that share keys); give 96 or 128",
+        ),
+    ],
+)
+def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], reason: str) -> None:
+    with pytest.raises(EnlargeError) as caught:
+        GROUPED.enlarged(**sizes)
+    assert str(caught.value) == reason
+
+
+def test_quantised_types_want_whole_blocks() -> None:
+    with pytest.raises(EnlargeError, match="q8_0 packs 32 weights .* hidden is 170"):
+        GROUPED.enlarged(hidden=170).check_blocks("q8_0")
+    GROUPED.check_blocks("q8_0")
+
+
+# Tensors
+
+
+def test_old_weights_stand_in_the_first_corner() -> None:
+    rng = np.random.default_rng(0)
+    old = np.array([[1, 2], [3, 4]], np.float32)
+    assert grown(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
+        [1, 2, 0],
+        [3, 4, 0],
+        [0, 0, 0],
+    ]
+    filled = grown(old, Kind(("hidden", "width"), "random"), (3, 4), 2.0, rng)
+    assert filled[:2, :2].tolist() == [[1, 2], [3, 4]]
+    assert filled[2].any()
+    assert np.abs(filled[:, 2:]).max() <= 0.02
+
+
+def test_norms_are_divided_by_the_root_of_the_widening() -> None:
+    norm = grown(
+        np.array([2, 4], np.float32), Kind(("width",), "one"), (8,), 4.0, np.random.default_rng(0)
+    )
+    assert norm.tolist() == [1, 2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_new_layers_follow_the_old_ones_and_have_no_biases() -> None:
+    names = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias", "rope_freqs.weight"]
+    assert [(plan.name, plan.source) for plan in plans(names, 1, 3)] == [
+        ("token_embd.weight", True),
+        ("blk.0.attn_q.weight", True),
+        ("blk.0.attn_q.bias", True),
+        ("rope_freqs.weight", True),
+        ("blk.1.attn_q.weight", False),
+        ("blk.2.attn_q.weight", False),
+    ]
+
+
+def test_a_shape_names_rows_first() -> None:
+    assert new_shape(Kind(("vocab", "width"), "zero"), GROUPED, 300) == (300, 64)
+    assert new_shape(Kind(("kv_heads", "width"), "zero"), GROUPED, 300) == (16, 64)
+
+
+# Errors
+
+
+def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_another_architecture_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
+    out = tmp_path / "out.gguf"
+    assert failing(["--model", str(mamba), "--out", str(out)], capsys).endswith(
+        "has the architecture 'mamba'; only 'llama' can be enlarged with its function kept"
+    )
+    assert not out.exists()
+
+
+def test_an_unknown_tensor_is_refused() -> None:
+    with pytest.raises(EnlargeError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight"):
+        list(plans(["blk.0.ffn_gate_exps.weight"], 1, 2))
+
+
+def test_a_file_that_is_no_gguf_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("Once upon a time, and so on for some more bytes than a header has")
+    assert "text.gguf is no complete GGUF file" in failing(
+        ["--model", str(path), "--out", str(tmp_path / "out.gguf")], capsys
+    )
+
+
+def test_the_model_is_never_written_over(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tiny_model.read_bytes()
+    assert "is the model itself" in failing(
+        ["--model", str(tiny_model), "--out", str(tiny_model)], capsys
+    )
+    assert tiny_model.read_bytes() == before
+
+
+def test_what_cannot_work_is_refused_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    command = ["--model", str(tmp_path / "none.gguf"), "--width", "64"]
+    for out, reason in (
+        (folder, "it is a folder; give a file in a folder that exists and can be written to"),
+        (folder / "none" / "x.gguf", "no such folder; give a file in a folder that exists"),
+    ):
+        shown = failing([*command, "--out", str(out)], capsys)
+        assert shown.startswith(f"error: cannot write {out}: {reason}")
+    shown = failing([*command, "--seed", "-1", "--out", str(tmp_path / "x.gguf")], capsys)
+    assert shown == "error: --seed is -1; give 0 or more"
+    assert list(tmp_path.iterdir()) == [folder]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_would_not_fit_the_disk_is_not_begun(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
+    out = tmp_path / "out.gguf"
+    shown = failing(["--model", str(tiny_model), *arguments, "--out", str(out)], capsys)
+    assert "GiB are free there; choose smaller sizes, a smaller --type or another disk" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    shown = failing(["--model", str(tiny_model), "--out", str(tmp_path / "out.gguf")], capsys)
+    assert shown.startswith("error: enlarging a model needs the package gguf")
+    assert shown.endswith("install it with: python -m pip install 'gguf>=0.17'")

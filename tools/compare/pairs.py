@@ -1,0 +1,322 @@
+"""Measuring pairs: a method of ours and a program of llama.cpp on the same prompt, in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from batching.errors import SpeculationError
+from batching.llama.model import Model
+from speculation.bench.prompt_file import Prompt
+from speculation.bench.results import Skipped
+from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
+from speculation.engine import Engine, Generation
+from speculation.methods import Method, parse_method
+from speculation.sampling import SamplingParams
+from tools.compare import programs
+from tools.compare.programs import Figures, Program, ProgramFailed, Settings
+
+HEADROOM = 128  # cells that a step's rows need beyond the text
+MIN_TOKENS = 3  # of a reply that can be timed
+MAX_FAILURES = 3  # after so many and no ratio, a comparison is given up
+_WINDOW = {"W": "window", "N": "ngram", "G": "guesses"}
+
+
+class NotComparable(SpeculationError):
+    """A pair whose two sides did not do the same work."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One run of a method and one of its counterpart, one right after the other.
+
+    first        which went first: ours or theirs
+    n_tokens     tokens in the time that counts, ours
+    same_text    whether the texts agree as far as both go; None where the program has none
+    with_prompt  tokens per second of prompt and reply together, ours; theirs is None where the
+                 program reads no prompt
+    their_restored  their tokens per second with the prompt's state put back; None where the
+                 program does no such thing
+    """
+
+    prompt_id: str
+    repeat: int
+    first: str
+    n_tokens: int
+    tokens_per_second: float
+    their_n_tokens: int
+    their_tokens_per_second: float
+    same_text: bool | None
+    with_prompt: float
+    their_with_prompt: float | None = None
+    their_restored: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Ours over theirs."""
+        return self.tokens_per_second / self.their_tokens_per_second
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A pair that yielded no ratio, and why."""
+
+    prompt_id: str
+    repeat: int
+    reason: str
+
+
+@dataclass
+class Comparison:
+    """A method and its counterpart, with what was measured of them so far.
+
+    flags  what makes the program do as the method does
+    """
+
+    method: Method
+    program: Program
+    file: Path
+    flags: Sequence[str] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nothing is to be hoped for: it has only ever failed."""
+        return not self.pairs and len(self.failures) >= MAX_FAILURES
+
+    @property
+    def ratio(self) -> float | None:
+        """The median of the pairs' ratios; None without pairs."""
+        return median(pair.ratio for pair in self.pairs) if self.pairs else None
+
+    def fields(self) -> dict[str, Any]:
+        """The comparison as it stands in the JSON."""
+        ratios = [pair.ratio for pair in self.pairs]
+        return {
+            "method": str(self.method),
+            "program": self.program.name,
+            "ratio_median": self.ratio,
+            "ratio_min": min(ratios, default=None),
+            "ratio_max": max(ratios, default=None),
+            "pairs": [{**dataclasses.asdict(pair), "ratio": pair.ratio} for pair in self.pairs],
+            "failures": [dataclasses.asdict(failure) for failure in self.failures],
+        }
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt as both sides get it: ``tokens`` is what llama.cpp makes of ``text``."""
+
+    prompt_id: str
+    text: str
+    tokens: Sequence[int]
+
+
+def tasks(
+    model: Model,
+    prompts: Sequence[Prompt],
+    *,
+    raw: bool,
+    n_ctx: int,
+    n_predict: int,
+    thinking: bool | None = None,
+) -> tuple[list[Task], list[Skipped]]:
+    """The first turns of the prompts, and those that leave no room for ``n_predict`` tokens."""
+    fit, skipped = [], []
+    for prompt in prompts:
+        text = prompt_text(model, prompt.turns[0], raw=raw, thinking=thinking)
+        tokens = model.tokenize(text, add_special=True, parse_special=True)
+        needed = len(tokens) + n_predict + HEADROOM
+        if needed > n_ctx:
+            reason = f"{needed} cells needed, the context has {n_ctx}; raise --ctx"
+            skipped.append(Skipped(prompt.id, prompt.category, reason))
+        else:
+            fit.append(Task(prompt.id, text, tokens))
+    return fit, skipped
+
+
+def prompt_text(model: Model, message: str, *, raw: bool, thinking: bool | None = None) -> str:
+    """The prompt as raw text, for a program that tokenizes it with its control tokens.
+
+    A BOS that the template writes out is cut where the tokenizer adds one of its own, or there
+    would be two.
+    """
+    if raw:
+        return message
+    bos, eos = (_piece(model, name) for name in ("bos", "eos"))
+    text = render_messages(
+        model.chat_template or TRANSCRIPT_TEMPLATE,
+        [{"role": "user", "content": message}],
+        bos_token=bos,
+        eos_token=eos,
+        thinking=thinking,
+    )
+    return text.removeprefix(bos) if bos and model.add_bos else text
+
+
+def measure(
+    engine: Engine,
+    todo: Sequence[Task],
+    comparisons: Sequence[Comparison],
+    settings: Settings,
+    *,
+    n_predict: int,
+    repeat: int,
+    on_pair: Callable[[Comparison], None],
+) -> None:
+    """Fill the comparisons with pairs; ``on_pair`` is called after each, failed ones included.
+
+    A comparison that has failed three times and never succeeded is not gone on with.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        prompt_file = Path(folder) / "prompt.txt"
+        for task in todo:
+            prompt_file.write_bytes(task.text.encode())
+            plain = _generate(engine, task.tokens, parse_method("ar"), n_predict)
+            n_tokens = len(plain.token_ids)
+            for number in range(repeat):
+                for comparison in comparisons:
+                    if not comparison.given_up:
+                        _add_pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
+                    on_pair(comparison)
+
+
+def same_text(theirs: bytes, ours: bytes) -> bool:
+    """Whether two printed texts agree as far as both go; white space around them does not count."""
+    a, b = (text.replace(b"\r\n", b"\n").strip() for text in (theirs, ours))
+    return a.startswith(b) or b.startswith(a)
+
+
+def window_mismatch(window: Mapping[str, int], method: Method) -> str | None:
+    """How the program's W, N and G differ from the method's parameters, or None.
+
+    What could not be read is no difference: another line of its log may stand in the middle of it.
+    """
+    if method.name != "lookahead":
+        return None
+    ours = {letter: getattr(method.params, name) for letter, name in _WINDOW.items()}
+    if all(ours[letter] == value for letter, value in window.items()):
+        return None
+    return f"it was compiled with {_listed(window)} and the method has {_listed(ours)}"
+
+
+def _add_pair(
+    engine: Engine,
+    task: Task,
+    comparison: Comparison,
+    settings: Settings,
+    prompt_file: Path,
+    n_tokens: int,
+    number: int,
+) -> None:
+    try:
+        pair = _pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
+        comparison.pairs.append(pair)
+    except (ProgramFailed, NotComparable) as error:
+        reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
+        comparison.failures.append(Failure(task.prompt_id, number, reason))
+
+
+def _pair(
+    engine: Engine,
+    task: Task,
+    comparison: Comparison,
+    settings: Settings,
+    prompt_file: Path,
+    n_tokens: int,
+    number: int,
+) -> Pair:
+    program, method = comparison.program, comparison.method
+    n_prompt = len(task.tokens)
+    if n_tokens < MIN_TOKENS:
+        raise NotComparable(f"the reply has {n_tokens} tokens; {MIN_TOKENS} are the least to time")
+
+    def theirs() -> Figures:
+        arguments = programs.command(
+            program,
+            comparison.file,
+            settings,
+            prompt_file=prompt_file,
+            n_prompt=n_prompt,
+            n_tokens=n_tokens,
+            more=comparison.flags,
+        )
+        return programs.run(program, arguments, n_prompt)
+
+    def ours() -> tuple[Figures, bytes]:
+        return _ours(engine, task, method, n_tokens)
+
+    # theirs, ours, ours, theirs, theirs, ours, ...
+    n_before = len(comparison.pairs) + len(comparison.failures)
+    if n_before % 2:
+        mine, text = ours()
+        other = theirs()
+    else:
+        other = theirs()
+        mine, text = ours()
+    mismatch = window_mismatch(other.window, method)
+    if mismatch is not None:
+        raise NotComparable(f"{program.name}: {mismatch}")
+    return Pair(
+        prompt_id=task.prompt_id,
+        repeat=number,
+        first="ours" if n_before % 2 else "theirs",
+        n_tokens=mine.n_tokens,
+        tokens_per_second=mine.tokens_per_second,
+        their_n_tokens=other.n_tokens,
+        their_tokens_per_second=other.tokens_per_second,
+        same_text=None if other.text is None else same_text(other.text, text),
+        with_prompt=mine.with_prompt or 0.0,
+        their_with_prompt=other.with_prompt,
+        their_restored=other.restored,
+    )
+
+
+def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
+    """Our figures and, as the programs print it, prompt and continuation.
+
+    The programs decode two tokens to warm up before their clocks start, and so do we: the first
+    decode after a rest takes several milliseconds more, while llama.cpp's threads wake.
+    """
+    _generate(engine, task.tokens[:1], parse_method("ar"), 2)
+    generation = _generate(engine, task.tokens, method, n_tokens)
+    stats = generation.stats
+    n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
+    if not n_counted:
+        raise NotComparable(
+            f"{method} wrote its {stats.n_first} tokens in one step; nothing to time"
+        )
+    with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
+    text = engine.model.detokenize([*task.tokens, *generation.token_ids])
+    return Figures(len(task.tokens), n_counted, rate, with_prompt), text
+
+
+def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Generation:
+    engine.stop_running()
+    engine.cache.truncate(0)
+    return engine.generate(
+        prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
+    ).run()
+
+
+def _piece(model: Model, name: str) -> str:
+    token = model.special_token(name)
+    return "" if token is None else model.piece(token).decode("utf-8", "replace")
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items()) or "no W, N, G"
+
+
+def _without_folders(text: str, files: Sequence[Path]) -> str:
+    """File names instead of paths: the text goes into the JSON."""
+    for file in files:
+        text = re.sub(re.escape(str(file.parent)) + r"[/\\]", "", text)
+    return text

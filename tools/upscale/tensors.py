@@ -1,0 +1,123 @@
+"""What becomes of each tensor when a Llama model is enlarged. NumPy only; knows no files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tools.upscale.shape import EnlargeError, Shape
+
+Floats = npt.NDArray[np.float32]
+
+VOCAB = "vocab"  # the axis that keeps its size
+RANDOM_SCALE = 0.02  # new weights are uniform between minus and plus this
+
+
+class Kind(NamedTuple):
+    """The axes of a tensor, ``(row axis, column axis)`` or ``(axis,)``, and what fills new room.
+
+    fill  zero    where anything else would reach the hidden state
+          random  where its products meet a zero on their way
+          one     norms, scaled as the norms of the source are
+    """
+
+    axes: tuple[str, ...]
+    fill: str
+
+
+KINDS = {
+    "token_embd.weight": Kind((VOCAB, "width"), "zero"),
+    "output.weight": Kind((VOCAB, "width"), "random"),
+    "output_norm.weight": Kind(("width",), "one"),
+    "attn_norm.weight": Kind(("width",), "one"),
+    "attn_q.weight": Kind(("heads", "width"), "random"),
+    "attn_k.weight": Kind(("kv_heads", "width"), "random"),
+    "attn_v.weight": Kind(("kv_heads", "width"), "random"),
+    "attn_output.weight": Kind(("width", "heads"), "zero"),
+    "ffn_norm.weight": Kind(("width",), "one"),
+    "ffn_gate.weight": Kind(("hidden", "width"), "random"),
+    "ffn_up.weight": Kind(("hidden", "width"), "random"),
+    "ffn_down.weight": Kind(("width", "hidden"), "zero"),
+    "attn_q.bias": Kind(("heads",), "zero"),
+    "attn_k.bias": Kind(("kv_heads",), "zero"),
+    "attn_v.bias": Kind(("kv_heads",), "zero"),
+    "attn_output.bias": Kind(("width",), "zero"),
+}
+UNCHANGED = ("rope_freqs.weight",)  # belongs to a head, whose size stays
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+class Plan(NamedTuple):
+    """A tensor of the enlarged model, in the order of the file.
+
+    kind    None where the source's tensor is kept as it is
+    source  whether there is a tensor of that name to put into its corner; a new layer has none
+    """
+
+    name: str
+    kind: Kind | None
+    source: bool
+
+
+def plans(names: Sequence[str], layers: int, new_layers: int) -> Iterator[Plan]:
+    """The tensors of a model of ``new_layers`` made from one with ``layers`` and these ``names``.
+
+    New layers follow the old ones and have what the first has, without biases.
+    Raises EnlargeError for a tensor that is not known.
+    """
+    for name in names:
+        if name in UNCHANGED:
+            yield Plan(name, None, source=True)
+        else:
+            yield Plan(name, kind_of(name), source=True)
+    first = [name for name in names if name.startswith("blk.0.") and name.endswith(".weight")]
+    for layer in range(layers, new_layers):
+        for name in first:
+            new = f"blk.{layer}.{name.removeprefix('blk.0.')}"
+            yield Plan(new, kind_of(name), source=False)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a tensor by its name, with or without ``blk.N.``. Raises EnlargeError."""
+    block = _BLOCK.fullmatch(name)
+    kind = KINDS.get(block[2] if block else name)
+    if kind is None:
+        raise EnlargeError(
+            f"the model has a tensor {name}, which plain Llama models have not; only those can be "
+            f"enlarged (no experts, no adapters)"
+        )
+    return kind
+
+
+def new_shape(kind: Kind, to: Shape, n_vocab: int) -> tuple[int, ...]:
+    """The tensor's shape in the enlarged model, rows first."""
+    return tuple(n_vocab if axis == VOCAB else to.size(axis) for axis in kind.axes)
+
+
+def grown(
+    values: Floats | None,
+    kind: Kind,
+    shape: tuple[int, ...],
+    widening: float,
+    rng: np.random.Generator,
+) -> Floats:
+    """A tensor of ``shape`` with ``values`` in its first corner, None for a tensor all new.
+
+    ``widening`` is D/d: norms are divided by its square root.
+    """
+    if kind.fill == "random":
+        result = rng.random(shape, dtype=np.float32)
+        result -= 0.5
+        result *= 2 * RANDOM_SCALE
+    else:
+        result = np.full(shape, 1.0 if kind.fill == "one" else 0.0, np.float32)
+    if values is not None:
+        result[tuple(slice(n) for n in values.shape)] = values
+    if kind.fill == "one":
+        result /= math.sqrt(widening)
+    return result
