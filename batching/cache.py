@@ -53,9 +53,9 @@ class StateReader(Protocol):
 class SequenceCache:
     """The committed tokens and the sequences that hold them.
 
-    n_held  so many of the last tokens are not decoded yet: they go into one batch with the rows of
-            the next tree, by ``with_held``, so that a prompt and the first token are one decode
-    watch   for that decode
+    n_deferred  so many of the last tokens are not decoded yet: ``decode`` puts them into one batch
+                with the next tree, so that a prompt and the first token are one decode
+    watch       sees the progress of that decode, and may end it
 
     Of a target that cannot take back all of a text the state is saved shortly before the end of
     each prompt: the next turn of a chat, or another reply to the same, begins there.
@@ -65,7 +65,7 @@ class SequenceCache:
         self.target = target
         self.tokens: list[int] = []
         self.n_seq = 1
-        self.n_held = 0
+        self.n_deferred = 0
         self.watch: Watch | None = None
         self._saved: list[tuple[int, object]] = []  # after so many tokens, the state; ascending
 
@@ -87,7 +87,7 @@ class SequenceCache:
                 f"the method needs {n_seq} sequences, the context has {self.target.n_seq_max}; "
                 f"lower the number of branches, window columns or guesses"
             )
-        n_decoded = len(self.tokens) - self.n_held
+        n_decoded = len(self.tokens) - self.n_deferred
         if n_decoded:
             for seq_id in range(self.n_seq, n_seq):
                 self.target.seq_cp(0, seq_id, 0, n_decoded)
@@ -102,7 +102,7 @@ class SequenceCache:
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         reader: StateReader | None = None,
-        hold: bool = False,
+        defer: bool = False,
     ) -> int:
         """Make the cache hold exactly ``tokens``; return how many of them it held already.
 
@@ -111,19 +111,22 @@ class SequenceCache:
         ``cancelled()`` is asked before each, and while a long one goes on.
         Tokens whose states ``reader`` wants are decoded in smaller chunks where these are hidden
         states. Of those held already the last few are decoded again for it, but none of a target
-        that would have to go back further for them. With ``hold`` the last chunk is left to the
+        that would have to go back further for them. With ``defer`` the last chunk is left to the
         decode of the next tree, if it leaves room for a row; ``progress`` sees no end of it.
 
         Raises PromptTooLong, or Cancelled with the finished chunks kept.
         """
-        self._drop_held()
+        self._drop_deferred()
         self.watch = None
         n_ctx = self.target.n_ctx
         if len(tokens) >= n_ctx:
             raise PromptTooLong(
                 f"the prompt, with the conversation before it, has {len(tokens) + 1} tokens and "
-                f"the context holds {n_ctx}; shorten it (in the chat: Undo, or New chat) or raise "
-                f"--ctx (in the chat: Context under Model) to at least {len(tokens) + 2}"
+                f"the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
+                f"{len(tokens) + 2}",
+                settings=("n_ctx",),
+                requested=len(tokens) + 1,
+                available=n_ctx,
             )
         n_reused = common_prefix(self.tokens, tokens)
         read_from = len(tokens) if reader is None else reader.begin(tokens)
@@ -143,8 +146,8 @@ class SequenceCache:
                 if first == save_at:
                     self.save()
                 most = min(self.target.n_batch, save_at - first if first < save_at else NO_LIMIT)
-                if hold and len(tokens) - first < self.target.n_batch and first >= save_at:
-                    self.n_held = len(tokens) - first
+                if defer and len(tokens) - first < self.target.n_batch and first >= save_at:
+                    self.n_deferred = len(tokens) - first
                     self.tokens += tokens[first:]
                     self.watch = _watch(first, len(tokens), len(tokens), progress, cancelled)
                     break
@@ -170,20 +173,25 @@ class SequenceCache:
                 self.target.want_layers(())
         return n_reused
 
-    def with_held(self, rows: Rows) -> Rows:
-        """The rows of a tree behind those of the tokens held back, for one decode.
+    def decode(self, rows: Rows) -> Output:
+        """Decode the rows of a tree, behind whatever tokens of the prompt were deferred.
 
-        To be committed as ever, by the rows of the tree alone.
+        Pass only the tree's rows to ``commit``.
         """
-        n = self.n_held
+        n = self.n_deferred
+        if not n:
+            return self.target.decode(rows)
         first = self.n_past - n
-        everyone = rows.seq_ids[0]  # the root's
-        return Rows(
-            [*self.tokens[first:], *rows.tokens],
-            [*range(first, first + n), *rows.positions],
-            [everyone] * n + list(rows.seq_ids),
-            [False] * n + list(rows.outputs),
-            n_before=n,
+        every_sequence = rows.seq_ids[0]  # the root's
+        return self.target.decode(
+            Rows(
+                [*self.tokens[first:], *rows.tokens],
+                [*range(first, first + n), *rows.positions],
+                [every_sequence] * n + list(rows.seq_ids),
+                [False] * n + list(rows.outputs),
+                n_before=n,
+            ),
+            self.watch,
         )
 
     def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
@@ -225,7 +233,7 @@ class SequenceCache:
         """
         target, tokens, seq_ids = self.target, rows.tokens, rows.seq_ids
         first, n = len(self.tokens) + 1, len(path)
-        self.n_held = 0
+        self.n_deferred = 0
         is_shared = seq_ids[-1] is seq_ids[0]  # by a chain or a lone root
         self.tokens += tokens[:n] if is_shared else [tokens[row] for row in path]
         end = first - 1 + n
@@ -253,7 +261,7 @@ class SequenceCache:
         Where the target cannot take these back, those since the state was saved last go as well,
         or all.
         """
-        self._drop_held()
+        self._drop_deferred()
         n_tokens = min(n_tokens, self.n_past)
         saved = self._saved
         while saved and saved[-1][0] > n_tokens:
@@ -276,11 +284,11 @@ class SequenceCache:
             saved.append((self.n_past, self.target.save()))
             del saved[:-MOST_SAVED]
 
-    def _drop_held(self) -> None:
-        """Forget tokens that were held back and never decoded."""
-        if self.n_held:
-            del self.tokens[-self.n_held :]
-            self.n_held = 0
+    def _drop_deferred(self) -> None:
+        """Forget tokens that were deferred and never decoded."""
+        if self.n_deferred:
+            del self.tokens[-self.n_deferred :]
+            self.n_deferred = 0
 
 
 def _watch(

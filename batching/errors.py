@@ -19,16 +19,52 @@
     │   └── TreeTooLarge        more nodes than rows in a batch
     ├── EngineInUse             another thread is generating with it
     ├── InvalidParameter        a parameter outside its range, or of another name
+    │   └── MissingResource     a method needs a draft model or heads, and none were loaded
     └── GrammarError            a grammar or JSON schema that does not parse
 
 Return codes of the C library become these in ``batching.llama.context`` and nowhere else.
+
+An error's message names settings in braces, ``raise {n_ctx}``, since a setting has one name in
+Python, another on the command line and a third on a page. ``str(error)`` has the Python names;
+``error.worded(names)`` has those of a front end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 
 class SpeculationError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base of every error that this project raises on purpose.
+
+    settings   Python names of the settings that would help; the message has them in braces
+    requested  what was asked for, where the error is about an amount
+    available  what there is of it
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        settings: Sequence[str] = (),
+        requested: int | None = None,
+        available: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.settings = tuple(settings)
+        self.requested = requested
+        self.available = available
+
+    def __str__(self) -> str:
+        return self.worded({})
+
+    def worded(self, names: Mapping[str, str]) -> str:
+        """The message with settings called as in ``names``; others keep their Python names."""
+        message = self.message
+        for setting in self.settings:
+            message = message.replace(f"{{{setting}}}", names.get(setting, setting))
+        return message
 
 
 class ModelError(SpeculationError):
@@ -101,6 +137,10 @@ class EngineInUse(SpeculationError):
 
 class InvalidParameter(SpeculationError, ValueError):
     """A parameter is unknown or outside its range."""
+
+
+class MissingResource(InvalidParameter):
+    """A method needs something that was not loaded: a draft model, or drafting heads."""
 
 
 class GrammarError(SpeculationError, ValueError):

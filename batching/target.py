@@ -124,3 +124,19 @@ class Target(Protocol):
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         """Let ``dest`` share the cells of ``source`` at positions ``[p0, p1)``."""
         ...
+
+
+class Sampler(Protocol):
+    """Chooses the next token; the verifier asks once for each token of the text."""
+
+    def sample(self, output: Output, row: int) -> int:
+        """The token that follows ``row``, which is thereby part of the text."""
+        ...
+
+    def probabilities(self, logits: Floats) -> Floats:
+        """What the next token would be drawn from, ``(n_vocab,)``, summing to 1."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """``token`` is part of the text, whoever chose it."""
+        ...

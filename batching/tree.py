@@ -30,11 +30,6 @@ class TokenTree:
     n_drafted    nodes that may be accepted: the first after the root. Those of lookahead's window,
                  which may not, come after them
     sources      node -> name of what drafted it, where a drafter combines several; else empty
-    floor        path probability below which a node cannot pay, 0 = not known: what drafters with
-                 estimates need not add
-    max_depth    longest path that the text has tokens left for, where its length is limited, or the
-                 target can take back: what drafters need not exceed
-    one_path     whether only one path of it will be decoded: the target has one sequence
     branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
                  sequence 0, the committed text. Drafters whose layout must be exact append to it;
                  leaves that are in no branch get the sequences after those.
@@ -46,12 +41,8 @@ class TokenTree:
         "branches",
         "depths",
         "draft_probs",
-        "floor",
-        "max_depth",
-        "max_nodes",
         "n_drafted",
         "n_seq",
-        "one_path",
         "outputs",
         "parents",
         "probs",
@@ -59,29 +50,20 @@ class TokenTree:
         "tokens",
     )
 
-    def __init__(self, token: int, max_nodes: int = NO_LIMIT, max_depth: int = NO_LIMIT) -> None:
+    def __init__(self, token: int) -> None:
         self.tokens: list[int] = [token]
         self.parents: list[int] = [-1]
         self.depths: list[int] = [0]
         self.outputs: list[bool] = [True]
         self.probs: list[float] = [1.0]
         self.draft_probs: dict[int, Floats] = {}
-        self.floor = 0.0
         self.sources: dict[int, str] = {}
         self.branches: list[int] = [0]
         self.n_seq = 0
-        self.one_path = False
         self.n_drafted = 0
-        self.max_nodes = max_nodes
-        self.max_depth = max_depth
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def room(self) -> int:
-        """Nodes that may still be added: what context and batch have left for this step."""
-        return self.max_nodes - len(self.tokens)
 
     @property
     def is_chain(self) -> bool:
@@ -126,21 +108,27 @@ class TokenTree:
         return node
 
     def add_chain(
-        self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None = None
+        self,
+        parent: int,
+        tokens: Sequence[int],
+        probs: Sequence[float] | None = None,
+        *,
+        max_new: int = NO_LIMIT,
     ) -> int:
-        """Hang ``tokens`` below ``parent`` as a chain, as far as there is room; return its end.
+        """Add ``tokens`` below ``parent`` as a chain and return the node of its end.
 
-        The same as adding one after the other, for less: chains are what most drafts are.
+        The same as adding one after the other, but faster: most drafts are chains. At most
+        ``max_new`` nodes are new; equal children that exist already do not count.
         """
+        max_new = max(0, max_new)
         if len(self.tokens) == 1:
-            end = max(0, self.room)
-            return self._append_chain(parent, tokens[:end], probs and probs[:end])
+            return self._append_chain(parent, tokens[:max_new], probs and probs[:max_new])
         path = self.follow(parent, tokens)
         for node, prob in zip(path, probs or [1.0] * len(path), strict=False):
             self.outputs[node] = True
             self.probs[node] = max(self.probs[node], prob)
         i = len(path)
-        end = i + max(0, self.room)
+        end = i + max_new
         parent = path[-1] if path else parent
         return self._append_chain(parent, tokens[i:end], probs and probs[i:end])
 
@@ -256,6 +244,30 @@ class TokenTree:
                     return node
         except ValueError:
             return 0
+
+    def path_probs(self) -> list[float]:
+        """Estimated probability that each node is accepted; 1 for the root."""
+        found = [1.0]
+        for parent, prob in zip(self.parents[1:], self.probs[1:], strict=True):
+            found.append(found[parent] * prob)
+        return found
+
+    def likeliest_path(self) -> list[int]:
+        """The path with the most expected tokens, without the root.
+
+        Where drafts were sampled, it is the path sampled first at each node: choosing among
+        samples by what was drawn would change their distribution.
+        """
+        if self.draft_probs:
+            path, end = [0], self.n_drafted + 1
+            while path[-1] in self.parents[path[-1] + 1 : end]:
+                path.append(self.parents.index(path[-1], path[-1] + 1, end))
+            return path[1:]
+        expected = [0.0]  # tokens of the path that ends with a node
+        probs = self.path_probs()
+        for node in range(1, self.n_drafted + 1):
+            expected.append(expected[self.parents[node]] + probs[node])
+        return self.path_to(expected.index(max(expected)))[1:]
 
     def drafts(self) -> dict[int, list[int]]:
         """Draft nodes by parent, in the order they were added."""

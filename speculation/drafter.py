@@ -1,13 +1,44 @@
-"""The Drafter protocol: how a method proposes tokens and learns what came of them."""
+"""The interface of a method: what it is, what it needs, what it drafts and what it sees.
+
+A method is a ``MethodSpec``, which makes a ``Drafter`` for each text. In every step the decode loop
+asks the drafter to grow the step's token tree within a ``DraftBudget``, and shows it the ``Step``
+that came of it. ``docs/method.md`` builds one from nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from typing import NamedTuple, Protocol, cast
+import inspect
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from batching.cache import StateReader
 from batching.target import Output
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
+from speculation.resources import Resources
+from speculation.verify import Match, Verifier
+
+
+class DraftBudget(NamedTuple):
+    """What a drafter may add to the tree of one step.
+
+    max_nodes      drafts in the whole tree, at most
+    max_depth      longest path from the root, in drafts
+    max_leaves     ends of branches, at most
+    min_path_prob  path probability below which a node does not pay. 0 means that nobody selects
+                   among the drafts afterwards, so the drafter's own parameters decide how many
+    chain_only     only one path will be decoded, because the target has a single sequence
+    """
+
+    max_nodes: int = NO_LIMIT
+    max_depth: int = NO_LIMIT
+    max_leaves: int = NO_LIMIT
+    min_path_prob: float = 0.0
+    chain_only: bool = False
+
+    def room(self, tree: TokenTree) -> int:
+        """How many nodes may still be added to ``tree``."""
+        return self.max_nodes + 1 - len(tree.tokens)
 
 
 class Step:
@@ -17,8 +48,8 @@ class Step:
     output  its logits, by node; valid until the next decode
     path    accepted nodes, the root first, so ``path[0] == 0``
     bonus   the token sampled after the path's last node: the root of the next tree
-    decode_seconds  what the decode of the tree took, wall-clock
-    tokens  what the text became: the drafts of the path, then the bonus
+    decode_seconds  wall-clock time of the tree's decode
+    tokens  what was added to the text: the accepted drafts, then the bonus token
     """
 
     __slots__ = ("bonus", "decode_seconds", "output", "path", "tokens", "tree")
@@ -40,95 +71,167 @@ class Step:
         self.tokens.append(bonus)
 
 
-class Silence(NamedTuple):
-    """Steps in which a drafter has nothing to propose: they may be plain, many in a run.
+class IdleHint(NamedTuple):
+    """A drafter's word that it will draft nothing for some steps, so that they may be plain steps.
 
-    until    tokens after which it wants to be asked, as after one that came since it last was;
-             None = after none
-    n_steps  so many steps at most
+    until    ask again after any of these tokens, or after a token already seen in these steps;
+             None = after no token
+    n_steps  ask again after so many steps at the latest
     """
 
     until: Container[int] | None
     n_steps: int
 
 
-class Run(NamedTuple):
-    """Plain steps that were done in a run.
+class PlainSteps(NamedTuple):
+    """Steps that were decoded without drafts, one token each.
 
-    tokens   what they made, one each
-    seconds  what their decodes took, wall-clock
+    tokens   the tokens they made
+    seconds  wall-clock time of each decode
     """
 
     tokens: list[int]
     seconds: list[float]
 
 
-class Drafter(Protocol):
-    """Grows the tree of a step, and sees every step whether its drafts were accepted or not.
+@dataclass(frozen=True)
+class Requirements:
+    """What a drafter needs of the target and its context.
 
-    One that reads ``step.output.hidden`` says so by an attribute ``needs_hidden``, which is true.
-    The prompt was read without hidden states by then, so that its rows cost no output each: the
-    first state seen is that of the first step. One that needs states of the prompt has an attribute
-    ``reader``, which says of which tokens. ``needs_layers`` names the layers of the target whose
-    inputs are read from ``step.output.layer_inputs``. One that needs many rows to work at all says
-    how many by ``n_rows``. One that knows beforehand when it has nothing to propose is a
-    ``Listener``.
+    hidden         final hidden states of every row, ``step.output.hidden``. The prompt is read
+                   without them, so the first states seen are those of the first step
+    layers         layers whose inputs (auxiliary hidden states) are read from
+                   ``step.output.layer_inputs``
+    prompt_reader  what reads the target's states of the prompt, if anything does
+    rows           rows that one step must be able to have; above 1 they are branches side by side
+    branches       branches it may draft at most; 0 for chains
     """
 
+    hidden: bool = False
+    layers: tuple[int, ...] = ()
+    prompt_reader: StateReader | None = None
+    rows: int = 1
+    branches: int = 0
+
     @property
-    def n_branches(self) -> int:
-        """The most branches it will ask for; 0 for chains alone."""
-        ...
+    def reads_states(self) -> bool:
+        """Whether any states of the target are read, so that every row has output."""
+        return self.hidden or bool(self.layers)
+
+    @staticmethod
+    def of_all(some: Iterable[Requirements]) -> Requirements:
+        """What several drafters need together."""
+        every = list(some)
+        readers = [one.prompt_reader for one in every if one.prompt_reader is not None]
+        return Requirements(
+            hidden=any(one.hidden for one in every),
+            layers=_union(one.layers for one in every),
+            prompt_reader=_Readers(readers) if len(readers) > 1 else next(iter(readers), None),
+            rows=max((one.rows for one in every), default=1),
+            branches=sum(one.branches for one in every),
+        )
+
+
+class Drafter:
+    """Drafts for one text. A method subclasses it and overrides what it needs.
+
+    requires  what it needs of the target, known when it is made
+    """
+
+    requires: Requirements = Requirements()
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text starts with ``prompt``, whose last token is the first tree's root."""
-        ...
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        """Add drafts to ``tree``, at most ``tree.room`` nodes.
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        """Add drafts to ``tree``, within ``budget``.
 
         ``tokens`` is the whole text so far, prompt included; its last token is the root.
         """
-        ...
 
     def observe(self, step: Step) -> None:
-        """See what became of the step, whether it was asked for drafts in it or not."""
-        ...
+        """See what became of a step, whether this drafter drafted in it or not."""
+
+    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
+        """Whether it has nothing to draft after ``tokens``, the whole text, and for how long."""
+        return None
+
+    def observe_plain(self, steps: PlainSteps) -> None:
+        """See plain steps that followed its idle hint; ``observe`` does not see them."""
+
+    def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
+        """Add rows that are only looked at, after the drafts of a shared tree were selected."""
+
+    @property
+    def explored_rows(self) -> int:
+        """Rows that ``explore`` adds; 0 for a drafter that only drafts."""
+        return 0
+
+    @property
+    def explored_branches(self) -> int:
+        """Branches that those rows end."""
+        return 0
 
 
-class Listener(Drafter, Protocol):
-    """A drafter that need not be asked in every step."""
+@dataclass(frozen=True)
+class AsSource:
+    """How a method joins ``auto``.
 
-    def silence(self, tokens: Sequence[int]) -> Silence | None:
-        """Whether it has nothing to propose after ``tokens``, the whole text, and for how long."""
-        ...
+    params  the parameters it has there, or None where it stays out: nothing that it needs is
+            loaded, or it cannot pay at the costs measured here
+    name    what ``auto:sources=`` calls it; the method's own name by default
+    """
 
-    def observe_run(self, run: Run) -> None:
-        """See plain steps that were done without asking it; ``observe`` does not see them."""
-        ...
-
-
-def listener_of(drafters: Sequence[Drafter]) -> Listener | None:
-    """The only drafter, if it is a listener."""
-    if len(drafters) == 1 and hasattr(drafters[0], "silence"):
-        return cast("Listener", drafters[0])
-    return None
+    params: Callable[[Resources], Any]
+    name: str = ""
 
 
-def reader_of(drafters: Iterable[Drafter]) -> StateReader | None:
-    """What is to read the target's states of a prompt, by the drafters' attributes ``reader``."""
-    readers = [getattr(drafter, "reader", None) for drafter in drafters]
-    found = [reader for reader in readers if reader is not None]
-    return _Readers(found) if len(found) > 1 else found[0] if found else None
+@dataclass(frozen=True)
+class NoParams:
+    """Nothing to set."""
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """All there is to know of a method. One per method, in the drafter's own file.
+
+    name       what users write, followed by ``:parameter=value,…`` if need be
+    title      what the page shows
+    make       the drafter for a text, from parameters and the engine's resources; None for a method
+               that drafts nothing there. Raises InvalidParameter, MissingResource
+    params     a frozen dataclass; its docstring describes each field on a line of its own
+    verifier   how drafts are verified, from the same two
+    as_source  how the method joins ``auto``; None = not at all
+    check      raises InvalidParameter for parameters that only the finished table can judge
+    """
+
+    name: str
+    title: str
+    make: Callable[[Any, Resources], Drafter | None]
+    params: type[Any] = NoParams
+    verifier: Callable[[Any, Resources], Verifier] = lambda params, resources: Match()
+    as_source: AsSource | None = None
+    check: Callable[[Any], None] = lambda params: None
+
+    @property
+    def summary(self) -> str:
+        """What the method does: the first line of the docstring of the module that makes it."""
+        module = inspect.getmodule(inspect.unwrap(getattr(self.make, "func", self.make)))
+        return (inspect.getdoc(module) or self.title).splitlines()[0]
+
+    @property
+    def source_name(self) -> str:
+        """What ``auto:sources=`` calls it."""
+        return (self.as_source.name if self.as_source is not None else "") or self.name
 
 
 class _Readers:
-    """Several readers as one."""
+    """Several readers of a prompt's states as one."""
 
     def __init__(self, readers: Sequence[StateReader]) -> None:
         self._readers = readers
         self.needs_hidden = any(reader.needs_hidden for reader in readers)
-        self.needs_layers = _all_layers(reader.needs_layers for reader in readers)
+        self.needs_layers = _union(reader.needs_layers for reader in readers)
 
     def begin(self, tokens: Sequence[int]) -> int:
         return min([reader.begin(tokens) for reader in self._readers])
@@ -138,21 +241,5 @@ class _Readers:
             reader.read(first, n, output)
 
 
-def needs_layers(drafters: Iterable[Drafter]) -> tuple[int, ...]:
-    """The layers whose inputs are read, by whichever of the drafters."""
-    return _all_layers(getattr(drafter, "needs_layers", ()) for drafter in drafters)
-
-
-def _all_layers(some: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def _union(some: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted({layer for layers in some for layer in layers}))
-
-
-def needs_hidden(drafter: Drafter) -> bool:
-    """Whether the drafter reads hidden states."""
-    return bool(getattr(drafter, "needs_hidden", False))
-
-
-def reads_states(drafters: Iterable[Drafter]) -> bool:
-    """Whether one of them reads any states of the target."""
-    drafters = list(drafters)
-    return bool(needs_layers(drafters)) or any(map(needs_hidden, drafters))

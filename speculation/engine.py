@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batching.cache import SequenceCache
 from batching.errors import (
-    CannotRewind,
     ContextError,
-    EngineInUse,
     InvalidParameter,
     UnsupportedModel,
     VocabularyMismatch,
 )
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.sampler import SamplerChain
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
-from batching.target import Cancelled
-from batching.tree import NO_LIMIT
 from speculation.auto.calibration import load_cost, save_cost
 from speculation.auto.cost_curve import CostModel
-from speculation.bigrams import load_successors
-from speculation.chat.detokenizer import ReplyText
 from speculation.chat.detokenizer import Token as Token
-from speculation.chat.reasoning import answer_of
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
-from speculation.decode import decode
-from speculation.drafter import Drafter, reader_of, reads_states
+from speculation.drafter import Drafter
+from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
+from speculation.generation import Generation as Generation
+from speculation.generation import GenerationRequest, Settings
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
-from speculation.methods import Method, parse_method
+from speculation.methods import Method
 from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.resources import Resources
-from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
-from speculation.stats import Stats
+from speculation.sampling import DraftDistribution, make_sampler
 
-DEFAULT_METHOD = "auto"
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Engine:
@@ -69,10 +62,10 @@ class Engine:
         self.cache = SequenceCache(context)
         self.resources = Resources(
             self._measure_cost,
+            model=model,
             n_rewind=context.n_rewind,
             draft=draft,
             heads=heads,
-            successors=lambda: load_successors(model),
             draft_sampler=self._draft_sampler,
         )
         for head in self._heads_in_context():
@@ -132,50 +125,24 @@ class Engine:
                 require_no_heads(loading)
             raise
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        method: str | Method = DEFAULT_METHOD,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        progress: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generation:
         """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
 
-        ``max_tokens`` None goes on to the end of the context. ``stop`` strings end the text and do
-        not appear in it. ``progress(done, total)`` and ``cancelled()`` concern prompt and steps.
-        Starting a text ends the one before, should it still be running.
+        Keyword arguments are the fields of ``Settings``. Starting a text ends the one before,
+        should it still be running. Raises InvalidParameter, EngineInUse.
         """
-        self._require_open()
-        tokens = self._tokens(prompt)
-        if not tokens:
-            raise InvalidParameter("the prompt is empty; give at least one token")
-        if max_tokens is not None and max_tokens < 1:
-            raise InvalidParameter(
-                f"max_tokens is {max_tokens}; give at least 1, or None (0 in the chat) for no limit"
-            )
-        if isinstance(method, str):
-            method = parse_method(method)
+        return self._start(GenerationRequest(self._tokens(prompt), **settings))
+
+    def _start(self, request: GenerationRequest) -> Generation:
         self.stop_running()
-        self._running = Generation(
-            self,
-            tokens,
-            method,
-            sampling or SamplingParams(),
-            max_tokens,
-            stop,
-            progress,
-            cancelled,
-        )
+        self._running = Generation(self, request)
         return self._running
 
-    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+    def _tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        self._require_open()
         if isinstance(prompt, str):
-            return self.model.tokenize(prompt)
-        tokens, most = list(prompt), self.model.n_vocab - 1
+            return tuple(self.model.tokenize(prompt))
+        tokens, most = tuple(prompt), self.model.n_vocab - 1
         if tokens and not 0 <= min(tokens) <= max(tokens) <= most:
             wrong = next(token for token in tokens if not 0 <= token <= most)
             raise InvalidParameter(f"the prompt has token {wrong}; this model has 0 to {most}")
@@ -189,39 +156,27 @@ class Engine:
         messages: str | Sequence[Message],
         *,
         thinking: bool | None = None,
-        method: str | Method = DEFAULT_METHOD,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        progress: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] | None = None,
+        **settings: Unpack[Settings],
     ) -> Generation:
-        """Reply to a conversation in the GGUF's chat format; a text is one user message, and a last
-        message of the assistant is gone on with.
+        """Reply to a conversation in the GGUF's chat format. A text is one user message.
 
-        Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. Only what the
-        cache does not hold of it is decoded anew. ``thinking`` tells a model that can be told
-        (``can_be_told_to_think``) whether to think before it answers; None leaves that to it.
+        Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. If the last
+        one is from the assistant, generation continues it. Only what the cache does not hold is
+        decoded. ``thinking`` tells a model that can be told (``can_be_told_to_think``) whether to
+        reason before it answers; None leaves that to the model. Keyword arguments are the fields of
+        ``Settings``. Raises InvalidParameter, EngineInUse.
         """
+        self._require_open()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         prompt = chat_prompt(self.model, messages, thinking=thinking)
-        if messages[-1]["role"] == ASSISTANT and sampling and sampling.has_grammar:
+        request = GenerationRequest(tuple(prompt.tokens), opening=prompt.opening, **settings)
+        if messages[-1]["role"] == ASSISTANT and request.sampling and request.sampling.has_grammar:
             raise InvalidParameter(
                 "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
-                "out to go on with the reply, or begin the reply anew"
+                "out to continue the reply, or begin the reply anew"
             )
-        generation = self.generate(
-            prompt.tokens,
-            method=method,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            progress=progress,
-            cancelled=cancelled,
-        )
-        generation.opening = prompt.opening
-        return generation
+        return self._start(request)
 
     def count_tokens(self, messages: Sequence[Message], *, thinking: bool | None = None) -> int:
         """How many tokens ``chat`` would read of a conversation, as ``turns_to_leave_out`` asks."""
@@ -322,120 +277,6 @@ class Engine:
         self.close()
 
 
-class Generation:
-    """A text in the making: iterate for tokens; read ``text``, ``stats`` and ``finish_reason``.
-
-    finish_reason  None while it runs, or where an error ended it; then ``stop`` (end of generation
-                   or a stop string), ``length`` (max_tokens), ``context`` (full) or ``cancelled``
-    opening        the mark before thoughts, where the chat's prompt ends with it, so that the text
-                   begins with them
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: Sequence[int],
-        method: Method,
-        sampling: SamplingParams,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        progress: Callable[[int, int], None] | None,
-        cancelled: Callable[[], bool] | None,
-    ) -> None:
-        self.prompt = list(prompt)
-        self.method = method
-        self.stats = Stats(n_prompt=len(prompt))
-        self.finish_reason: str | None = None
-        self.opening = ""
-        self._engine = engine
-        self._sampling = sampling
-        self._max_tokens = max_tokens
-        self._progress = progress
-        self._cancelled = cancelled
-        self._text = ReplyText(engine.model, stop, max_tokens)
-        self.token_ids = self._text.ids
-        self._tokens = self._run()
-
-    @property
-    def text(self) -> str:
-        """The text so far, without a stop string and without control tokens at its end."""
-        return self._text.shown
-
-    @property
-    def answer(self) -> str:
-        """The text without what the model thought first; all of it while it thinks."""
-        return answer_of(self.text, self.opening)
-
-    def __iter__(self) -> Iterator[Token]:
-        return self._tokens
-
-    def run(self) -> Generation:
-        """Generate to the end, and return itself."""
-        for _ in self._tokens:
-            pass
-        return self
-
-    def close(self) -> None:
-        """Stop here. The cache keeps what was generated and stays usable."""
-        try:
-            self._tokens.close()
-        except ValueError:  # it runs, in another thread
-            raise EngineInUse(
-                "another thread is generating with this engine; end that text by its cancelled=, "
-                "or wait for it"
-            ) from None
-        if self.finish_reason is None:
-            self.finish_reason = "cancelled"
-
-    def _run(self) -> Generator[Token, None, None]:
-        engine, stats = self._engine, self.stats
-        engine.resources.sampling = self._sampling
-        drafters = engine.method_drafters(self.method)
-        _require_rewind(engine, self.method, drafters)
-        sampler = make_sampler(self._sampling, engine.model, engine.context.n_ctx)
-        try:
-            start = perf_counter()
-            _require_rows(engine, self.method, drafters)
-            if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
-                engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
-            cache = engine.cache
-            stats.n_reused = cache.prefill(
-                self.prompt[:-1],
-                progress=self._progress,
-                cancelled=self._cancelled,
-                reader=reader_of(drafters),
-                # Where states are read, every row has output, which a prompt's are not to have.
-                hold=not reads_states(drafters),
-            )
-            if isinstance(sampler, SamplerChain):
-                sampler.accept_prompt(self.prompt)
-            stats.prefill_seconds = perf_counter() - start
-            verifier = self.method.verifier(engine.resources)
-            for emitted in decode(
-                cache,
-                self.prompt,
-                drafters,
-                verifier,
-                sampler,
-                self._text,
-                stats,
-                self._max_tokens,
-                self._cancelled,
-            ):
-                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
-                self.finish_reason = emitted.finish_reason
-                if self._cancelled is not None and self._cancelled():
-                    break
-            if self.finish_reason is None:
-                self.finish_reason = "cancelled"
-            yield from self._text.rest()
-        except Cancelled:
-            self.finish_reason = "cancelled"
-        finally:
-            if isinstance(sampler, SamplerChain):
-                sampler.close()
-
-
 def _draft_params(context: Context) -> ContextParams:
     """A draft context holds the same text as the target's, and a few leaves of a tree."""
     n_batch = min(context.n_batch, context.n_ctx)
@@ -446,30 +287,3 @@ def _head_params(context: Context) -> ContextParams:
     """Heads with a context of their own hold the text as well, and compute as the target does."""
     flash_attn = "on" if context.flash_attn else "off"
     return replace(_draft_params(context), flash_attn=flash_attn)
-
-
-def _require_rewind(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
-    n_rewind = engine.context.n_rewind
-    what = f"{engine.model.path} ({engine.model.description}) is recurrent or hybrid: its memory"
-    if drafters and not n_rewind:
-        raise CannotRewind(
-            f"{what} cannot drop rejected drafts, so method {method.name} cannot run; use method ar"
-        )
-    if n_rewind < NO_LIMIT and any(hasattr(drafter, "n_rows") for drafter in drafters):
-        raise CannotRewind(
-            f"{what} holds one path of {n_rewind} drafts at most, and method {method.name} needs "
-            f"branches beside each other; use auto or another method"
-        )
-
-
-def _require_rows(engine: Engine, method: Method, drafters: Sequence[Drafter]) -> None:
-    n_batch = engine.context.n_batch
-    is_short = n_batch < engine.context.params.n_batch  # as many as the context, which has fewer
-    for drafter in drafters:
-        n_rows = getattr(drafter, "n_rows", 0)
-        if n_rows > n_batch:
-            raise InvalidParameter(
-                f"method {method.name} with these parameters decodes {n_rows} rows at a time, and "
-                f"a batch holds {n_batch} here; lower window, ngram or guesses, or raise "
-                f"{'--ctx' if is_short else 'n_batch of ContextParams'}"
-            )

@@ -1,231 +1,114 @@
-"""The table of methods: name -> parameters and drafters. A new method is one line here."""
+"""The table of methods: their list, one line each, and methods from outside the package.
+
+A package adds a method by an entry point of the group ``speculation.methods`` that names its
+``MethodSpec``; a file adds one by ``load_method_file``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import inspect
+import logging
 import re
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter
-from batching.tree import NO_LIMIT
-from speculation.auto.cost_curve import CostModel
-from speculation.auto.drafter import Auto, AutoParams, Source
-from speculation.drafter import Drafter
-from speculation.drafters.dflash import DFlash, DFlashParams
-from speculation.drafters.draft_model import PRIORS as DRAFT_PRIORS
-from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params, MtpParams
-from speculation.drafters.jacobi import Jacobi, JacobiParams
-from speculation.drafters.lookahead import Lookahead, LookaheadParams
-from speculation.drafters.medusa import LOSSY, Medusa, MedusaParams
-from speculation.drafters.medusa import PRIORS as MEDUSA_PRIORS
-from speculation.drafters.prompt_lookup import PRIORS as LOOKUP_PRIORS
-from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
-from speculation.drafters.recycling import PRIORS as RECYCLING_PRIORS
-from speculation.drafters.recycling import Recycling, RecyclingParams, SuccessorTable
-from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
-from speculation.drafting.confidence import PRIORS as HEAD_PRIORS
-from speculation.drafting.estimates import Estimates
-from speculation.drafting.head_drafter import GrownParams
-from speculation.resources import OR_IN_CHAT, Resources
-from speculation.verify import Match, Rejection, Typical, Verifier
+from speculation.auto.drafter import auto_spec
+from speculation.drafter import Drafter, MethodSpec
+from speculation.drafters import (
+    autoregressive,
+    dflash,
+    draft_model,
+    eagle,
+    jacobi,
+    lookahead,
+    medusa,
+    mtp,
+    prompt_lookup,
+    recycling,
+    redrafter,
+)
+from speculation.resources import Resources
+from speculation.verify import Verifier
+
+ENTRY_POINTS = "speculation.methods"
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class NoParams:
-    """Plain decoding, one token a step: nothing to set."""
+class MethodTable(Mapping[str, MethodSpec]):
+    """Methods by name: the package's own, and those of entry points, found at the first look."""
+
+    def __init__(self, built_in: Iterable[MethodSpec]) -> None:
+        self._specs = {spec.name: spec for spec in built_in}
+        self._has_searched = False
+
+    def __getitem__(self, name: str) -> MethodSpec:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def add(self, spec: MethodSpec) -> None:
+        """Add a method. Raises InvalidParameter for a name that is taken."""
+        if self._specs.get(spec.name, spec) is not spec:
+            raise InvalidParameter(f"there is a method {spec.name!r} already; choose another name")
+        self._specs[spec.name] = spec
+
+    def _all(self) -> Mapping[str, MethodSpec]:
+        if not self._has_searched:
+            self._has_searched = True
+            for point in entry_points(group=ENTRY_POINTS):
+                self._add_entry_point(point)
+        return self._specs
+
+    def _add_entry_point(self, point: EntryPoint) -> None:
+        try:
+            self.add(_require_spec(point.load(), point.value))
+        except Exception as error:  # somebody else's code: the rest must still work
+            log.warning("the method %s (%s) cannot be used: %s", point.name, point.value, error)
 
 
-@dataclass(frozen=True)
-class MethodKind:
-    """A line of the table."""
-
-    name: str
-    title: str
-    params: type[Any]
-    drafters: Callable[[Any, Resources], list[Drafter]]
-    verifier: Callable[[Any, Resources], Verifier] = lambda p, r: Match()
-
-
-def _recycling(params: RecyclingParams, resources: Resources) -> Recycling:
-    table = resources.successors if params.warm else resources.keep("cold", SuccessorTable)
-    return Recycling(params, table, resources.keep("recycled", lambda: Estimates(RECYCLING_PRIORS)))
-
-
-def _draft_model(params: DraftModelParams, resources: Resources) -> DraftModel:
-    make = resources.draft_sampler
-    sampler = make() if make is not None and _rejects(params, resources) else None
-    return DraftModel(
-        params,
-        resources.levels,
-        estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
-        sampler=sampler,
+# In the order in which ``auto`` asks its sources: those that cost little first.
+METHODS: MethodTable = MethodTable(
+    (
+        auto_spec(lambda: METHODS.values()),
+        autoregressive.spec,
+        prompt_lookup.spec,
+        recycling.spec,
+        draft_model.spec,
+        eagle.eagle_1,
+        eagle.eagle_2,
+        eagle.eagle_3,
+        mtp.spec,
+        dflash.spec,
+        medusa.spec,
+        redrafter.spec,
+        lookahead.spec,
+        jacobi.spec,
     )
-
-
-def _draft_verifier(params: DraftModelParams, resources: Resources) -> Verifier:
-    if _rejects(params, resources):
-        return Rejection(resources.sampling.seed)
-    return Match()
-
-
-def _rejects(params: DraftModelParams, resources: Resources) -> bool:
-    """Without chance in the choice, q and p are certain, and rejection is match."""
-    return params.verify == "rejection" and resources.sampling.temperature > 0
-
-
-def _eagle(
-    params: Eagle1Params | GrownParams,
-    resources: Resources,
-    heads: str = "eagle",
-    target_seconds: Callable[[], float] | None = None,
-) -> Eagle:
-    return Eagle(
-        params,
-        resources.head_levels(heads),
-        estimates=resources.keep(heads, lambda: Estimates(HEAD_PRIORS)),
-        target_seconds=target_seconds,
-    )
-
-
-def _dflash(params: DFlashParams, resources: Resources) -> DFlash:
-    """Whatever its drafts cost: a deeper level of a block takes no further time."""
-    estimates = resources.keep("dflash", lambda: Estimates(HEAD_PRIORS))
-    return DFlash(params, resources.head_levels("dflash"), estimates=estimates)
-
-
-def _medusa(params: MedusaParams, resources: Resources) -> Medusa:
-    estimates = resources.keep("medusa", lambda: Estimates(MEDUSA_PRIORS))
-    return Medusa(params, resources.medusa, estimates)
-
-
-def _redrafter(
-    params: ReDrafterParams,
-    resources: Resources,
-    target_seconds: Callable[[], float] | None = None,
-) -> ReDrafter:
-    return ReDrafter(
-        params,
-        resources.redrafter,
-        estimates=resources.keep("redrafter", lambda: Estimates(HEAD_PRIORS)),
-        target_seconds=target_seconds,
-    )
-
-
-def _medusa_verifier(params: MedusaParams, resources: Resources) -> Verifier:
-    return Typical(params.epsilon, params.delta) if params.verify == LOSSY else Match()
-
-
-def _window(cost: CostModel) -> LookaheadParams | None:
-    """The largest of lookahead's windows whose rows cost a quarter of a step at most, if any."""
-    curve = cost.curve(0)
-    for window in (15, 10, 7, 5):
-        params = LookaheadParams(window=window, ngram=5, guesses=window)
-        if curve.at(1 + Lookahead(params).window_rows) <= 1.25 * curve.at(1):
-            return params
-    return None
-
-
-def _prompt_lookup(params: PromptLookupParams, resources: Resources) -> list[Drafter]:
-    return [PromptLookup(params, resources.keep(params, lambda: Estimates(LOOKUP_PRIORS)))]
-
-
-def _auto(params: AutoParams, resources: Resources) -> list[Drafter]:
-    """The same sources for every text, so that what they learnt is kept; none for a model that
-    cannot drop drafts, which is then decoded plainly."""
-    if not resources.n_rewind:
-        return []
-
-    def make() -> Auto:
-        def target_seconds() -> float:
-            return resources.cost.curve(0).at(1)
-
-        sources: dict[str, Callable[[], Drafter]] = {
-            "prompt-lookup": lambda: PromptLookup(PromptLookupParams(branches=2)),
-            "recycling": lambda: _recycling(RecyclingParams(nodes=48), resources),
-        }
-        if resources.draft is not None:
-            sources["draft"] = lambda: DraftModel(
-                DraftModelParams(),
-                resources.levels,
-                estimates=resources.keep("draft", lambda: Estimates(DRAFT_PRIORS)),
-                target_seconds=target_seconds,
-            )
-        for heads, shape in (
-            ("eagle", Eagle2Params()),
-            ("eagle-3", Eagle2Params()),
-            ("mtp", MtpParams(depth=8)),
-        ):
-            if heads in resources.heads:
-                sources[heads] = partial(_eagle, shape, resources, heads, target_seconds)
-        if "dflash" in resources.heads:
-            sources["dflash"] = lambda: _dflash(DFlashParams(top_k=8, nodes=64), resources)
-        if "medusa" in resources.heads:
-            sources["medusa"] = lambda: _medusa(MedusaParams(), resources)
-        if "redrafter" in resources.heads:
-            sources["redrafter"] = lambda: _redrafter(ReDrafterParams(), resources, target_seconds)
-        for name in params.named:  # lookahead joins in only where its rows are cheap
-            if name not in sources and name != "lookahead":
-                raise InvalidParameter(
-                    f"auto: sources has {name}, and none was loaded; give one with --draft-model "
-                    f"or --heads{OR_IN_CHAT}, or leave it out"
-                )
-        chosen = [Source(name, make()) for name, make in sources.items() if params.allows(name)]
-        window = _window(resources.cost) if resources.n_rewind == NO_LIMIT else None
-        if window is not None and params.allows("lookahead"):
-            lookahead = Lookahead(window)
-            chosen.append(Source("lookahead", lookahead, lookahead))
-        return Auto(params, chosen, resources.cost)
-
-    return [resources.keep(params, make)]
-
-
-METHODS: dict[str, MethodKind] = {
-    kind.name: kind
-    for kind in (
-        MethodKind("auto", "Auto", AutoParams, _auto),
-        MethodKind("ar", "Autoregressive", NoParams, lambda p, r: []),
-        MethodKind("prompt-lookup", "Prompt lookup", PromptLookupParams, _prompt_lookup),
-        MethodKind("jacobi", "Jacobi", JacobiParams, lambda p, r: [Jacobi(p)]),
-        MethodKind("lookahead", "Lookahead", LookaheadParams, lambda p, r: [Lookahead(p)]),
-        MethodKind(
-            "recycling", "Token recycling", RecyclingParams, lambda p, r: [_recycling(p, r)]
-        ),
-        MethodKind(
-            "draft",
-            "Draft model",
-            DraftModelParams,
-            lambda p, r: [_draft_model(p, r)],
-            _draft_verifier,
-        ),
-        MethodKind(
-            "medusa", "Medusa", MedusaParams, lambda p, r: [_medusa(p, r)], _medusa_verifier
-        ),
-        MethodKind("redrafter", "ReDrafter", ReDrafterParams, lambda p, r: [_redrafter(p, r)]),
-        MethodKind("eagle-1", "EAGLE-1", Eagle1Params, lambda p, r: [_eagle(p, r)]),
-        MethodKind("eagle-2", "EAGLE-2", Eagle2Params, lambda p, r: [_eagle(p, r)]),
-        MethodKind("eagle-3", "EAGLE-3", Eagle2Params, lambda p, r: [_eagle(p, r, "eagle-3")]),
-        MethodKind("mtp", "Multi-token prediction", MtpParams, lambda p, r: [_eagle(p, r, "mtp")]),
-        MethodKind("dflash", "DFlash", DFlashParams, lambda p, r: [_dflash(p, r)]),
-    )
-}
+)
 
 
 @dataclass(frozen=True)
 class Method:
     """A method with its parameters, ready to run."""
 
-    kind: MethodKind
+    spec: MethodSpec
     params: Any
 
     @property
     def name(self) -> str:
-        return self.kind.name
+        return self.spec.name
 
     def __str__(self) -> str:
         """The method as it is written on the command line, defaults left out."""
@@ -237,11 +120,43 @@ class Method:
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def drafters(self, resources: Resources | None = None) -> list[Drafter]:
-        """Drafters for one text; ``resources`` are the engine's, for methods that need them."""
-        return self.kind.drafters(self.params, resources or Resources())
+        """The drafters for one text, one or none; ``resources`` are the engine's."""
+        drafter = self.spec.make(self.params, resources or Resources())
+        return [] if drafter is None else [drafter]
 
     def verifier(self, resources: Resources | None = None) -> Verifier:
-        return self.kind.verifier(self.params, resources or Resources())
+        return self.spec.verifier(self.params, resources or Resources())
+
+
+def load_method_file(text: str) -> str:
+    """Add the method of ``FILE.py:SPEC`` or ``FILE.py:SPEC:parameter=value,…`` to the table.
+
+    Runs the file, so ``text`` must come from whoever started the program. Returns the method as
+    ``parse_method`` takes it; other text is returned as it is. Raises InvalidParameter.
+    """
+    match = re.fullmatch(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", text)
+    if match is None:
+        return text
+    path = Path(match["file"]).expanduser()
+    module_name = f"{__name__}.file.{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    if not path.is_file() or module_spec is None or module_spec.loader is None:
+        raise InvalidParameter(f"there is no file {path}; give FILE.py:SPEC")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = module  # dataclasses look their module up
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidParameter(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    found = _require_spec(getattr(module, match["name"], None), f"{path}:{match['name']}")
+    METHODS.add(found)
+    return found.name + (match["rest"] or "")
+
+
+def _require_spec(found: object, where: str) -> MethodSpec:
+    if not isinstance(found, MethodSpec):
+        raise InvalidParameter(f"{where} is no MethodSpec; give FILE.py:SPEC that is one")
+    return found
 
 
 def parse_method(text: str) -> Method:
@@ -250,27 +165,29 @@ def parse_method(text: str) -> Method:
     Raises InvalidParameter naming the unknown method or parameter, or the value out of range.
     """
     name, _, rest = text.partition(":")
-    kind = METHODS.get(name.strip())
-    if kind is None:
+    spec = METHODS.get(name.strip())
+    if spec is None:
         raise InvalidParameter(
             f"there is no method {name!r}; {_meant(name, METHODS)}give one of {', '.join(METHODS)}"
         )
-    fields = {field.name: field for field in dataclasses.fields(kind.params)}
+    fields = {field.name: field for field in dataclasses.fields(spec.params)}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if key not in fields:
-            raise InvalidParameter(f"{kind.name} has no parameter {key!r}; {_known(key, fields)}")
+            raise InvalidParameter(f"{spec.name} has no parameter {key!r}; {_known(key, fields)}")
         if not equals:
-            raise InvalidParameter(f"{kind.name}: {key} has no value; write {key}=value")
+            raise InvalidParameter(f"{spec.name}: {key} has no value; write {key}=value")
         if key in values:
-            raise InvalidParameter(f"{kind.name}: {key} is given twice; give it once")
-        values[key] = _parse(kind.name, key, value, fields[key].default)
-    return Method(kind, kind.params(**values))
+            raise InvalidParameter(f"{spec.name}: {key} is given twice; give it once")
+        values[key] = _parse(spec.name, key, value, fields[key].default)
+    params = spec.params(**values)
+    spec.check(params)
+    return Method(spec, params)
 
 
 def _known(key: str, fields: Collection[str]) -> str:
-    """What to write instead of a parameter that a method has not."""
+    """What to write instead of a parameter that a method does not have."""
     if not fields:
         return "it has none"
     return f"{_meant(key, fields)}write parameter=value with one of: {', '.join(fields)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -174,6 +174,26 @@ def _with_links(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Samp
 
 def _window(last_n: int, n_ctx: int) -> int:
     return n_ctx if last_n < 0 else min(last_n, n_ctx)
+
+
+class DraftSampler(Protocol):
+    """How drafts are sampled from q; greedy drafting needs none of it."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text starts with ``prompt``."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """A token became part of the text."""
+        ...
+
+    def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
+        """q after the text and the drafts in ``path``, (n_vocab,)."""
+        ...
+
+    def draw(self, q: Floats) -> int:
+        """A token from ``q``."""
+        ...
 
 
 class DraftDistribution:

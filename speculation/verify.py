@@ -16,8 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batching.llama.sampler import Sampler
-from batching.target import Output
+from batching.target import Output, Sampler
 from batching.tree import Floats, TokenTree
 
 

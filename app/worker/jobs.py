@@ -117,6 +117,6 @@ class JobQueue:
 def message_of(error: Exception) -> str:
     """What to show of an error: those we raise on purpose speak for themselves."""
     if isinstance(error, SpeculationError):
-        return in_page(str(error))
+        return in_page(error)
     log.error("unexpected", exc_info=error)
     return f"unexpected {type(error).__name__}: {error}"

@@ -1,25 +1,19 @@
-"""Errors in the words of the page: its fields come first, and the flags behind them."""
+"""Errors in the words of the page: settings are called by their fields."""
 
 from __future__ import annotations
 
-import re
+from batching.errors import SpeculationError
 
 FIELDS = {
-    "--model": "Model",
-    "--draft-model": "Draft model",
-    "--heads": "Drafting heads",
-    "--ctx": "Context",
-}  # of ModelPanel
-
-# What errors say of the chat to those who may be elsewhere.
-_AFTER_FLAG = re.compile(
-    rf"({'|'.join(FIELDS)})( \(in the chat: [^)]*\)|, or in the chat under Model)"
-)
-_FLAG = re.compile(rf"(?<!\S)({'|'.join(FIELDS)})(?![\w-])")
+    "model": "“Model”",
+    "draft_model": "“Draft model” under Model",
+    "heads": "“Drafting heads” under Model",
+    "n_ctx": "“Context” under Model",
+    "n_gpu_layers": "--gpu-layers",
+    "kv_type": "--kv-type",
+}
 
 
-def in_page(message: str) -> str:
-    """``raise --ctx (in the chat: …)`` as ``raise “Context” under Model (--ctx)``; flags without a
-    field stay."""
-    message = _AFTER_FLAG.sub(r"\1", message).replace("(in the chat: ", "(")
-    return _FLAG.sub(lambda found: f"“{FIELDS[found[1]]}” under Model ({found[1]})", message)
+def in_page(error: SpeculationError) -> str:
+    """What to show of an error."""
+    return error.worded(FIELDS)

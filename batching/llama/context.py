@@ -223,14 +223,17 @@ class Context:
         if code == 1:
             return CacheFull(
                 f"no room for {n_rows} rows in a KV cache of {self.n_ctx} cells; "
-                f"shorten the prompt or raise --ctx (in the chat: Context under Model)"
+                f"shorten the prompt or raise {{n_ctx}}",
+                settings=("n_ctx",),
+                requested=n_rows,
+                available=self.n_ctx,
             )
         log = recent_log()[-400:]
         # A GPU may have had room for the cache, and none for what is computed.
         if code == -2 or (code == -3 and "memory" in log.lower()):
-            return OutOfMemory(
-                f"there is no memory left to compute {n_rows} rows ({log}); "
-                f"{_less_memory(self.model)}, and load the model again"
+            return _out_of_memory(
+                f"there is no memory left to compute {n_rows} rows ({log})",
+                self.model,
             )
         return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {log}")
 
@@ -412,7 +415,10 @@ def _new_context(
     if params.n_ctx > model.n_positions:
         raise ContextError(
             f"{model.path} has learned {model.n_positions:,} positions, and a context of "
-            f"{params.n_ctx:,} tokens is wanted; lower --ctx (in the chat: Context under Model)"
+            f"{params.n_ctx:,} tokens is wanted; lower {{n_ctx}}",
+            settings=("n_ctx",),
+            requested=params.n_ctx,
+            available=model.n_positions,
         )
     native = C.llama_context_default_params()
     can_rewind = mtp or model.can_rewind
@@ -455,10 +461,12 @@ def _new_context(
             f"(KV cache {params.kv_type}) for {model.path}: {reason}"
         )
         if "alloc" in log.lower() or "memory" in log.lower():
-            raise OutOfMemory(f"{message}; {_less_memory(model)}")
+            raise _out_of_memory(message, model)
         # Of some models the cache cannot be quantised: by the size of heads, or for want of flash
         # attention.
-        raise ContextError(f"{message}; use --kv-type f16" if "cache" in reason else message)
+        if "cache" in reason:
+            raise ContextError(f"{message}; use {{kv_type}} f16", settings=("kv_type",))
+        raise ContextError(message)
     if not C.llama_get_memory(handle):
         C.llama_free(handle)
         raise UnsupportedModel(
@@ -473,13 +481,23 @@ def _check_memory(model: Model, n_layer: int, n_ctx: int, kv_type: str) -> None:
     needed = n_ctx * (n_layer * model.kv_values_per_layer * KV_BYTES[kv_type] + 64)
     available = available_memory()
     if available is not None and needed > available:
-        raise OutOfMemory(
+        raise _out_of_memory(
             f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
-            f"cache and {available / 2**30:,.1f} GiB are free; {_less_memory(model)}"
+            f"cache and {available / 2**30:,.1f} GiB are free",
+            model,
+            requested=math.ceil(needed),
+            available=available,
         )
 
 
-def _less_memory(model: Model) -> str:
-    """What to do where there is not enough."""
-    fewer = " or --gpu-layers," if model.n_host_layers < model.n_layer else ""
-    return f"lower --ctx (in the chat: Context under Model){fewer} or use --kv-type q8_0"
+def _out_of_memory(
+    message: str, model: Model, requested: int | None = None, available: int | None = None
+) -> OutOfMemory:
+    """The error, with what takes less memory; amounts are in bytes."""
+    fewer = " or {n_gpu_layers}," if model.n_host_layers < model.n_layer else ""
+    return OutOfMemory(
+        f"{message}; lower {{n_ctx}}{fewer} or use {{kv_type}} q8_0, and load the model again",
+        settings=("n_ctx", "n_gpu_layers", "kv_type"),
+        requested=requested,
+        available=available,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -20,22 +20,6 @@ from batching.target import Output
 from batching.tree import Floats
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-class Sampler(Protocol):
-    """Chooses the next token; the verifier asks once for each token of the text."""
-
-    def sample(self, output: Output, row: int) -> int:
-        """The token that follows ``row``, which is thereby part of the text."""
-        ...
-
-    def probabilities(self, logits: Floats) -> Floats:
-        """What the next token would be drawn from, ``(n_vocab,)``, summing to 1."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """``token`` is part of the text, whoever chose it."""
-        ...
 
 
 class GreedySampler:

@@ -1,4 +1,4 @@
-"""Which drafts to decode: the set with the most expected tokens per second. Pure.
+"""Selection: which drafts to decode, the set with the most expected tokens per second. Pure.
 
 A node is accepted with its path probability, the product of the estimates from the root down. So a
 step with the nodes S yields 1 + sum of their path probabilities in expectation, at c(1 + |S|).
@@ -14,71 +14,43 @@ from itertools import accumulate
 from operator import mul
 
 from batching.tree import TokenTree
+from speculation.drafter import DraftBudget
 
 
-def path_probs(tree: TokenTree) -> list[float]:
-    """Estimated probability that each node is accepted; 1 for the root."""
-    found = [1.0]
-    for parent, prob in zip(tree.parents[1:], tree.probs[1:], strict=True):
-        found.append(found[parent] * prob)
-    return found
-
-
-def likeliest_path(tree: TokenTree) -> list[int]:
-    """The path with the most expected tokens, without the root: all that can be decoded of the tree
-    where the target has but one sequence.
-
-    Of drafts that were drawn it is the one drawn first at each node: a path that is taken for what
-    was drawn would be no sample.
-    """
-    if tree.draft_probs:
-        path, end = [0], tree.n_drafted + 1
-        while path[-1] in tree.parents[path[-1] + 1 : end]:
-            path.append(tree.parents.index(path[-1], path[-1] + 1, end))
-        return path[1:]
-    expected = [0.0]  # tokens of the path that ends with a node
-    probs = path_probs(tree)
-    for node in range(1, tree.n_drafted + 1):
-        expected.append(expected[tree.parents[node]] + probs[node])
-    return tree.path_to(expected.index(max(expected)))[1:]
-
-
-def choose(
+def select(
     tree: TokenTree,
+    budget: DraftBudget,
     cost: Sequence[float],
     *,
     last_rows: int = 0,
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
     margin: float = 0.0,
-    max_nodes: int | None = None,
-    max_leaves: int | None = None,
 ) -> list[int]:
-    """The nodes beside the root that are worth decoding, ascending.
+    """The nodes beside the root that are worth decoding, ascending, within ``budget``.
 
     cost              seconds for a batch of 0, 1, 2, … rows; as many rows as it covers at most
     last_rows         rows of the step before: another number costs ``switch_seconds`` more; 0 where
                       every number is another
     overhead_seconds  what a step costs whatever its rows
     margin            by so much more tokens per second, as a share, drafts must beat plain decoding
-    max_nodes         most nodes beside the root
-    max_leaves        most ends of branches; where more would pay, the least probable nodes go
 
-    None is deeper than the text has tokens left for. Of a tree that is to be one path they are the
-    beginning of the likeliest.
+    Where more leaves would pay than ``budget.max_leaves``, the least probable nodes go. With
+    ``budget.chain_only`` they are the beginning of the likeliest path.
     """
     n_nodes = len(tree) - 1
-    most = len(cost) - 2 if max_nodes is None else min(max_nodes, len(cost) - 2)
-    if tree.depths[-1] == n_nodes or tree.one_path:  # path probabilities descend already
-        path = range(1, n_nodes + 1) if tree.depths[-1] == n_nodes else likeliest_path(tree)
-        path = path[: min(most, tree.max_depth)]
+    most = min(budget.max_nodes, len(cost) - 2)
+    is_chain = tree.depths[-1] == n_nodes
+    if is_chain or budget.chain_only:  # path probabilities descend already
+        path = range(1, n_nodes + 1) if is_chain else tree.likeliest_path()
+        path = path[: min(most, budget.max_depth)]
         chain = list(accumulate([tree.probs[node] for node in path], mul))
         n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds, margin)
         return list(path[:n])
-    probs = path_probs(tree)
+    probs = tree.path_probs()
     nodes: Sequence[int] = range(1, n_nodes + 1)
-    if tree.max_depth < n_nodes:
-        nodes = [node for node in nodes if tree.depths[node] <= tree.max_depth]
+    if budget.max_depth < n_nodes:
+        nodes = [node for node in nodes if tree.depths[node] <= budget.max_depth]
     order = sorted(nodes, key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
         [probs[node] for node in order[:most]],
@@ -89,8 +61,8 @@ def choose(
         margin,
     )
     chosen = order[:n]
-    if max_leaves is not None and n > max_leaves:
-        while len(set(chosen) - {tree.parents[node] for node in chosen}) > max_leaves:
+    if n > budget.max_leaves:
+        while len(set(chosen) - {tree.parents[node] for node in chosen}) > budget.max_leaves:
             chosen.pop()
     chosen.sort()
     return chosen
@@ -119,10 +91,10 @@ def best_count(
     return best
 
 
-def ample_rows(cost: Sequence[float], overhead_seconds: float = 0.0) -> int:
-    """As many rows as can pay: were all of them certain, more would gain 2% at most.
+def max_useful_rows(cost: Sequence[float], overhead_seconds: float = 0.0) -> int:
+    """Rows beyond which more would gain 2% at most, even if all drafts were accepted.
 
-    ``cost`` and ``overhead_seconds`` are as in ``choose``.
+    ``cost`` and ``overhead_seconds`` are as in ``select``.
     """
     rates = [rows / (seconds + overhead_seconds) for rows, seconds in enumerate(cost[1:], 1)]
     enough = 0.98 * max(rates)

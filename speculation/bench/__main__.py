@@ -31,7 +31,7 @@ from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine, Generation
 from speculation.registry import heads_for, resolve
-from speculation.system.console import print_anything
+from speculation.system.console import print_anything, worded
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 COMPARE = "tools.compare"
@@ -258,7 +258,7 @@ def _on(value: bool) -> str:
 
 
 def _failed(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {worded(error)}", file=sys.stderr)
     return FAILED
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import textwrap
 from typing import Any
 
-from speculation.methods import METHODS, MethodKind, parameter_docs
+from speculation.drafter import MethodSpec
+from speculation.methods import METHODS, parameter_docs
 
 WIDTH = 100
 COLUMN = 34  # where explanations begin at the latest
@@ -15,15 +15,15 @@ COLUMN = 34  # where explanations begin at the latest
 
 def list_methods() -> str:
     """Every method with what it does, its parameters and their defaults."""
-    return "\n\n".join(_describe(kind) for kind in METHODS.values())
+    return "\n\n".join(_describe(spec) for spec in METHODS.values())
 
 
-def _describe(kind: MethodKind) -> str:
-    fields = dataclasses.fields(kind.params)
-    lines = textwrap.wrap(f"{kind.name}  {_summary(kind)}", WIDTH, subsequent_indent="    ")
+def _describe(spec: MethodSpec) -> str:
+    fields = dataclasses.fields(spec.params)
+    lines = textwrap.wrap(f"{spec.name}  {spec.summary}", WIDTH, subsequent_indent="    ")
     shown = [(f"{field.name}={_show(field.default)}", field.name) for field in fields]
     column = min(COLUMN, 6 + max((len(text) for text, _ in shown), default=0))
-    docs = parameter_docs(kind.params)
+    docs = parameter_docs(spec.params)
     for text, name in shown:
         head = f"    {text}"
         if len(head) >= column:  # too long to stand beside its explanation
@@ -33,14 +33,6 @@ def _describe(kind: MethodKind) -> str:
             docs[name], WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column
         ) or [head.rstrip()]
     return "\n".join(lines)
-
-
-def _summary(kind: MethodKind) -> str:
-    """The first line of the drafter's module, which says what the method does."""
-    if not dataclasses.fields(kind.params):
-        return (inspect.getdoc(kind.params) or kind.title).splitlines()[0]
-    module = inspect.getmodule(kind.params)
-    return (inspect.getdoc(module) or kind.title).splitlines()[0]
 
 
 def _show(value: Any) -> str:

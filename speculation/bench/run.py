@@ -140,10 +140,10 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     cache = engine.cache
     cache.truncate(0)
     cache.reserve(1)
-    cache.prefill(prompt[:-1], hold=True)
+    cache.prefill(prompt[:-1], defer=True)
     for token in [prompt[-1], *text]:
         rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
-        output = cache.target.decode(cache.with_held(rows) if cache.n_held else rows)
+        output = cache.decode(rows)
         cache.commit(rows, [0])
     return output.logits(0).copy()
 

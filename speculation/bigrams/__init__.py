@@ -1,4 +1,7 @@
-"""The successor table that token recycling starts with, made once for each model from a text."""
+"""Bigram tables: what a model thinks likely after each token, made once from public text.
+
+Token recycling starts with one. ``table`` is the table, ``__main__`` makes one for a model.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from pathlib import Path
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
 from batching.llama.model import Model
-from speculation.drafters.recycling import SuccessorTable
+from speculation.bigrams.table import N_NEXT, BigramTable
 from speculation.system.cache_folder import cache_folder
 
 SUFFIX = ".successors.npz"
+__all__ = ["N_NEXT", "SUFFIX", "BigramTable", "cached_file", "load_bigrams"]
 log = logging.getLogger(__name__)
 
 
-def load_successors(model: Model) -> SuccessorTable:
+def load_bigrams(model: Model) -> BigramTable:
     """The table of ``model``: the user's own, in the cache, else that beside its file, else an
     empty one.
 
@@ -24,10 +28,10 @@ def load_successors(model: Model) -> SuccessorTable:
     for path in (cached_file(model), model.path.with_suffix(SUFFIX)):
         if path.is_file():
             try:
-                return SuccessorTable.load(path, model.n_vocab)
+                return BigramTable.load(path, model.n_vocab)
             except InvalidParameter as error:
                 log.warning("%s; going on without it", error)
-    return SuccessorTable()
+    return BigramTable()
 
 
 def cached_file(model: Model) -> Path:

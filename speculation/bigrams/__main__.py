@@ -1,4 +1,4 @@
-"""Make the successor table of a model from public text.
+"""Make the bigram table of a model from public text.
 
     python -m speculation.bigrams --model MODEL --text FILE...
 
@@ -20,16 +20,15 @@ from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
-from speculation.bigrams import cached_file
-from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
+from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import DEFAULT_MODEL, resolve
-from speculation.system.console import print_anything
+from speculation.system.console import print_anything, worded
 from speculation.system.files import read_text, require_other, require_writable
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
 
-def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
+def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
     """Read ``texts``, lists of token ids, and keep the likeliest successors of every token.
 
     Each text is cut where the context ends. The probabilities of a row's eight likeliest tokens are
@@ -49,7 +48,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
             )
             for row, token in enumerate(chunk):
                 logits = output.logits(row)
-                k = min(N_SUCCESSORS, len(logits))
+                k = min(N_NEXT, len(logits))
                 top = np.argpartition(logits, -k)[-k:]
                 peak = logits.max()
                 shares = np.exp(logits[top] - peak) / np.exp(logits - peak).sum()
@@ -58,7 +57,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> SuccessorTable:
                 for successor, p in zip(top.tolist(), shares.tolist(), strict=True):
                     found[successor] = found.get(successor, 0.0) + p
     context.seq_rm(-1, 0, -1)
-    return SuccessorTable.of_sums(sums, counts, context.n_vocab)
+    return BigramTable.of_sums(sums, counts, context.n_vocab)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         out = _make(args.model, args.text, args.out, args.max_tokens)
     except (SpeculationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {worded(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m speculation.bigrams",
-        description="Make the successor table that method recycling starts with.",
+        description="Make the bigram table that method recycling starts with.",
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF, or a name of models.txt")
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.resources import Resources
+
+KIND = "dflash"
 
 
 @dataclass(frozen=True)
@@ -33,5 +37,15 @@ class DFlashParams(GrownParams):
     window: int = 8192
 
 
-class DFlash(HeadDrafter):
-    """Drafts from the places of a block."""
+def _source_params(resources: Resources) -> DFlashParams | None:
+    return DFlashParams(top_k=8, nodes=64) if KIND in resources.heads else None
+
+
+spec = MethodSpec(
+    name="dflash",
+    title="DFlash",
+    params=DFlashParams,
+    # A deeper level of a block takes no further decode, so drafting time has no say in the depth.
+    make=lambda params, resources: HeadDrafter.over(KIND, params, resources, "dflash", timed=False),
+    as_source=AsSource(_source_params),
+)

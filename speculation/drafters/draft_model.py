@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Protocol
 
 from batching.draft_context import LevelDecoder
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import (
     Candidate,
@@ -30,6 +29,9 @@ from speculation.drafting.tree_growth import (
     likeliest,
 )
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
+from speculation.sampling import DraftSampler
+from speculation.verify import Match, Rejection, Verifier
 
 VERIFIERS = ("match", "rejection")
 # How often the draft model's first choice is the target's, by q in tenths; set by judgement.
@@ -88,27 +90,7 @@ class DraftModelParams:
             )
 
 
-class DraftSampler(Protocol):
-    """How drafts are sampled from q; greedy drafting needs none of it."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts with ``prompt``."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """A token became part of the text."""
-        ...
-
-    def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
-        """q after the text and the drafts in ``path``, (n_vocab,)."""
-        ...
-
-    def draw(self, q: Floats) -> int:
-        """A token from ``q``."""
-        ...
-
-
-class DraftModel:
+class DraftModel(Drafter):
     """The draft model's context, in step with the text."""
 
     def __init__(
@@ -123,10 +105,11 @@ class DraftModel:
         """``levels`` holds the draft model's context and is shared with the texts before and after.
 
         ``sampler`` makes the drafts samples of q. ``target_seconds`` is what a step of the target
-        costs: where the tree has a floor, drafting goes on only while it is worth its own time.
+        costs: under a least path probability, drafting goes on only while it is worth its time.
         """
         self.params = params
-        self.n_branches = 0 if params.width == 1 else min(params.nodes, 60)
+        branches = 0 if params.width == 1 else min(params.nodes, 60)
+        self.requires = Requirements(branches=branches)
         self._levels = levels
         self._estimates = estimates or Estimates(PRIORS)
         self._sampler = sampler
@@ -140,26 +123,26 @@ class DraftModel:
         if self._sampler is not None:
             self._sampler.begin(prompt)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._first = []
         levels, params = self._levels, self.params
         if len(tokens) + params.draft_max * params.width >= levels.target.n_ctx:
             return  # the draft model's context is full: plain decoding from here on
-        if tree.max_depth < 1:
+        if budget.max_depth < 1:
             return  # the text's last token
         start = perf_counter()
         output, first = levels.root(tokens), levels.root_row
         nodes = grow(
-            partial(self._children, self._floor(tree)),
+            partial(self._children, self._least_path_prob(budget)),
             levels.level,
             output,
             first,
-            depth=min(params.draft_max, tree.max_depth),
+            depth=min(params.draft_max, budget.max_depth),
             width=params.width,
         )
         self._seconds += 0.1 * ((perf_counter() - start) / (1 + len(nodes)) - self._seconds)
         if nodes and max(depths_of(nodes)) >= params.draft_min:
-            self._add(nodes, tree)
+            self._add(nodes, tree, budget)
 
     def observe(self, step: Step) -> None:
         became = step.tokens
@@ -172,11 +155,11 @@ class DraftModel:
             for token in became:
                 self._sampler.accept(token)
 
-    def _floor(self, tree: TokenTree) -> float:
+    def _least_path_prob(self, budget: DraftBudget) -> float:
         """Path probability below which another level is not worth its row and its own decode."""
-        if not tree.floor or self._target_seconds is None:
+        if not budget.min_path_prob or self._target_seconds is None:
             return 0.0
-        return tree.floor + self._seconds / self._target_seconds()
+        return budget.min_path_prob + self._seconds / self._target_seconds()
 
     def _children(
         self,
@@ -211,16 +194,51 @@ class DraftModel:
                 found.append(Candidate(parent, token, prob, path_prob, None))
         return found
 
-    def _add(self, nodes: Candidates, tree: TokenTree) -> None:
+    def _add(self, nodes: Candidates, tree: TokenTree, budget: DraftBudget) -> None:
         """Hang the likeliest candidates into the tree, parents first, and note the first path."""
-        most = min(self.params.nodes, tree.room)
+        most = min(self.params.nodes, budget.room(tree))
         if self._sampler is None:
             chosen = best_nodes(nodes, most)
         else:  # siblings all or none: which are kept must not depend on what was drawn
             chosen = list(range(min(len(nodes), most - most % self.params.width)))
-        placed = hang(nodes, chosen, tree)
+        placed = hang(nodes, chosen, tree, budget)
         follow = -1
         for c in chosen:
             if c in placed and nodes[c].parent == follow:
                 self._first.append((nodes[c].token, nodes[c].prob))
                 follow = c
+
+
+def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
+    target = resources.require_draft("draft")
+    make_sampler = resources.draft_sampler if _rejects(params, resources) else None
+    return DraftModel(
+        params,
+        resources.keep("draft context", lambda: LevelDecoder(target)),
+        estimates=resources.keep(("estimates", "draft"), lambda: Estimates(PRIORS)),
+        sampler=make_sampler() if make_sampler is not None else None,
+        target_seconds=resources.step_seconds,
+    )
+
+
+def _verifier(params: DraftModelParams, resources: Resources) -> Verifier:
+    return Rejection(resources.sampling.seed) if _rejects(params, resources) else Match()
+
+
+def _rejects(params: DraftModelParams, resources: Resources) -> bool:
+    """Greedily, q and p are certain, and rejection is match."""
+    return params.verify == "rejection" and resources.sampling.temperature > 0
+
+
+def _source_params(resources: Resources) -> DraftModelParams | None:
+    return DraftModelParams() if resources.draft is not None else None
+
+
+spec = MethodSpec(
+    name="draft",
+    title="Draft model",
+    params=DraftModelParams,
+    make=_make,
+    verifier=_verifier,
+    as_source=AsSource(_source_params),
+)

@@ -1,11 +1,10 @@
-"""EAGLE, MTP: a head foretells the target's states, one after the other, and so its tokens.
+"""EAGLE: a head foretells the target's states, one after the other, and so its tokens.
 
 EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
 follow the head's confidence: of each level the likeliest paths are expanded, and of everything
 found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). EAGLE-3 grows the same tree with
-another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). A model's own layer
-for multi-token prediction is such a head as well, here mostly with chains. All draft level by level
-in the head's own context, which then takes in the true states.
+another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). All draft level by
+level in the head's own context, which then takes in the true states.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
+from speculation.drafter import AsSource, DraftBudget, MethodSpec
 from speculation.drafting.head_drafter import (
     MAX_DEPTH,
     MAX_WIDTH,
@@ -25,6 +26,7 @@ from speculation.drafting.head_drafter import (
 )
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
+from speculation.resources import Resources
 
 # The tree of EAGLE-1's published program: 25 nodes, five levels.
 PUBLISHED = (
@@ -87,33 +89,39 @@ class Eagle2Params(GrownParams):
     """
 
 
-@dataclass(frozen=True)
-class MtpParams(GrownParams):
-    """How far and how broadly the model's own prediction layer drafts, and what is kept of it.
-
-    depth   levels: draft tokens in a row; the layer was trained for the first
-    top_k   nodes of a level that are expanded, and drafts looked at below each
-    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
-    p_min   least probability that the layer must give a draft; auto goes by costs instead
-    window  tokens at the end of a prompt that the layer reads as well. 0 = none: drafting begins
-            with the second step
-    """
-
-    depth: int = 6
-    top_k: int = 1
-    nodes: int = 24
-    p_min: float = 0.75
-    window: int = 1024
-
-
-class Eagle(HeadDrafter):
-    """Drafts with a head that is fed with the target's states and with its own guesses of them."""
+class FixedTreeDrafter(HeadDrafter):
+    """EAGLE-1: the tree has a fixed shape, whatever the head's confidence."""
 
     def _look(
-        self, output: Scores, row: int, tree: TokenTree
+        self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]]:
-        if not isinstance(self.params, Eagle1Params):
-            return super()._look(output, row, tree)
+        assert isinstance(self.params, Eagle1Params)
         levels = self._levels
         nodes = grow_static(self.params.shape, levels.top, levels.level, output, row)
         return nodes, range(len(nodes))
+
+
+def _source_params(kind: str, resources: Resources) -> Eagle2Params | None:
+    return Eagle2Params() if kind in resources.heads else None
+
+
+eagle_1 = MethodSpec(
+    name="eagle-1",
+    title="EAGLE-1",
+    params=Eagle1Params,
+    make=lambda params, resources: FixedTreeDrafter.over("eagle", params, resources, "eagle-1"),
+)
+eagle_2 = MethodSpec(
+    name="eagle-2",
+    title="EAGLE-2",
+    params=Eagle2Params,
+    make=lambda params, resources: HeadDrafter.over("eagle", params, resources, "eagle-2"),
+    as_source=AsSource(partial(_source_params, "eagle"), name="eagle"),
+)
+eagle_3 = MethodSpec(
+    name="eagle-3",
+    title="EAGLE-3",
+    params=Eagle2Params,
+    make=lambda params, resources: HeadDrafter.over("eagle-3", params, resources, "eagle-3"),
+    as_source=AsSource(partial(_source_params, "eagle-3")),
+)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Drafter, MethodSpec, Step
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,8 @@ class JacobiParams:
             raise InvalidParameter(f"guesses is {self.guesses}; give 1 to 256")
 
 
-class Jacobi:
+class Jacobi(Drafter):
     """The chain of guesses, refreshed by every step."""
-
-    n_branches = 0
 
     def __init__(self, params: JacobiParams) -> None:
         self.params = params
@@ -40,8 +38,8 @@ class Jacobi:
         # Any start will do; the last token repeated is right at least where the text repeats.
         self._guesses = [prompt[-1]] * self.params.guesses
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        tree.add_chain(0, self._guesses)
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        tree.add_chain(0, self._guesses, max_new=budget.room(tree))
 
     def observe(self, step: Step) -> None:
         # Node i's argmax is the new guess for position i + 1; the path's last node gave the bonus,
@@ -51,3 +49,11 @@ class Jacobi:
         fresh = step.output.argmaxes(accepted, len(step.tree) - accepted)
         last = fresh[-1] if fresh else step.bonus
         self._guesses = (fresh + [last] * m)[:m]
+
+
+spec = MethodSpec(
+    name="jacobi",
+    title="Jacobi",
+    params=JacobiParams,
+    make=lambda params, resources: Jacobi(params),
+)

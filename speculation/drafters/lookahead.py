@@ -23,10 +23,11 @@ from functools import lru_cache
 from itertools import chain
 
 from batching.errors import InvalidParameter
-from batching.tree import TokenTree
-from speculation.drafter import Step
+from batching.tree import NO_LIMIT, TokenTree
+from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
 
 # How often the n-th token of a pooled n-gram holds when those before it did; set by judgement.
 PRIORS = (0.2, 0.45, 0.6, 0.7)
@@ -61,6 +62,11 @@ class LookaheadParams:
                 f"{self.window + self.guesses + 1} sequences of 256; lower one of them"
             )
 
+    @property
+    def window_rows(self) -> int:
+        """Rows of the window: level 0 lacks column 0, which is the root."""
+        return (self.window - 1) + self.window * (self.ngram - 2)
+
 
 class NgramPool:
     """For each first token a ring of the latest ``size`` continuations, without duplicates."""
@@ -85,37 +91,31 @@ class NgramPool:
         return self._rings.get(first, ([], 0))[0]
 
 
-class Lookahead:
+class Lookahead(Drafter):
     """Window and pool of one text.
 
-    In a tree with a floor only the n-grams that are likely enough are drafted, and no window: that
-    is added by ``explore``, when whoever combines drafts has decided that its rows are worth it.
+    Where somebody selects among the drafts (the budget has a least path probability), only n-grams
+    that are likely enough are drafted, and the window follows by ``explore``.
     """
 
     def __init__(self, params: LookaheadParams, estimates: Estimates | None = None) -> None:
         self.params = params
         self._estimates = estimates or Estimates(PRIORS)
         self._proposed: list[tuple[int, ...]] = []
-        self.n_branches = params.window + params.guesses
+        n_rows = 1 + params.window_rows + params.guesses * (params.ngram - 1)
+        self.requires = Requirements(rows=n_rows, branches=params.window + params.guesses)
         self._levels: list[list[int]] = []  # (N-1) lists of W tokens
         self._last_level: list[int] = []  # nodes of this step's last level; empty = no window
         self._pool = NgramPool(params.guesses)
         self._prompt: Sequence[int] = ()
 
     @property
-    def window_rows(self) -> int:
-        """Rows of the window: level 0 lacks column 0, which is the root."""
-        w, n = self.params.window, self.params.ngram
-        return (w - 1) + w * (n - 2)
+    def explored_rows(self) -> int:
+        return self.params.window_rows
 
     @property
-    def n_rows(self) -> int:
-        """Rows of a step with the window and all the guesses."""
-        return 1 + self.window_rows + self.params.guesses * (self.params.ngram - 1)
-
-    @property
-    def window_branches(self) -> int:
-        """Sequences of the window: one a column."""
+    def explored_branches(self) -> int:
+        """One for each column of the window."""
         return self.params.window
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -128,36 +128,38 @@ class Lookahead:
             for i in range(len(prompt) - n + 1):
                 self._pool.add(prompt[i], tuple(prompt[i + 1 : i + n]))
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._last_level = []
         self._proposed = []
-        if tree.floor:
-            self._propose(tokens[-1], tree)
+        if budget.min_path_prob:
+            self._propose(tokens[-1], tree, budget)
             return
         if not self._levels:  # as in the example, the prompt's last token is decoded alone
             return
         ngrams = self._pool.starting_with(tokens[-1])
-        if tree.room < len(ngrams) * (self.params.ngram - 1) + self.window_rows:
+        n_rows = len(ngrams) * (self.params.ngram - 1) + self.params.window_rows
+        if budget.room(tree) < n_rows:
             return
 
         # Every column's sequence first, then one a guess, used or not: the ids are the example's.
         ends = self._add_ngrams(tree, ngrams)
         self._last_level = self._add_window(tree)
-        tree.n_seq = 1 + self.n_branches
+        tree.n_seq = 1 + self.requires.branches
         tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
 
-    def explore(self, tree: TokenTree) -> None:
-        """Add the window to a tree whose drafts are chosen."""
-        if self._levels and tree.room >= self.window_rows:
+    def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
+        """Add the window to a tree whose drafts are selected."""
+        if self._levels and budget.room(tree) >= self.params.window_rows:
             self._last_level = self._add_window(tree)
             tree.branches += self._last_level
 
-    def _propose(self, token: int, tree: TokenTree) -> None:
+    def _propose(self, token: int, tree: TokenTree, budget: DraftBudget) -> None:
         """Add the n-grams that are likely enough, the latest first."""
         left = 1.0  # probability that the n-grams so far are all wrong
         for ngram in reversed(self._pool.starting_with(token)):
-            probs = self._estimates.run(range(min(len(ngram), tree.room)), left, tree.floor)
+            most = min(len(ngram), budget.room(tree))
+            probs = self._estimates.run(range(most), left, budget.min_path_prob)
             if not probs:
                 return
             p = probs[0]
@@ -247,3 +249,24 @@ def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], lis
     parents = columns[:-1] + columns + list(range(level_1, level_1 + (n - 3) * w))
     depths = [column + level for level in range(n - 1) for column in range(w)][1:]
     return parents, depths, [False] * (len(parents) - w) + [True] * w
+
+
+def _source_params(resources: Resources) -> LookaheadParams | None:
+    """The largest window whose rows cost at most a quarter of a plain step, if any."""
+    if resources.n_rewind < NO_LIMIT:
+        return None
+    curve = resources.cost.curve(0)
+    for window in (15, 10, 7, 5):
+        params = LookaheadParams(window=window, ngram=5, guesses=window)
+        if curve.at(1 + params.window_rows) <= 1.25 * curve.at(1):
+            return params
+    return None
+
+
+spec = MethodSpec(
+    name="lookahead",
+    title="Lookahead",
+    params=LookaheadParams,
+    make=lambda params, resources: Lookahead(params),
+    as_source=AsSource(_source_params),
+)

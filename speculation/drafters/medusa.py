@@ -1,9 +1,9 @@
 """Medusa: heads over the target's last hidden state guess the tokens after the next, all at once.
 
 Cai et al. 2024, arXiv 2401.10774. Of each head the likeliest tokens are candidates; a fixed tree
-says which choice of which head goes below which. Where another decides how much to draft (the tree
-has a floor), the likeliest paths are taken instead. In the first step of a text nothing is drafted,
-see ``last_state``.
+says which choice of which head goes below which. Where somebody selects among the drafts (the
+budget has a least path probability), the likeliest paths are drafted instead. In the first step of
+a text nothing is drafted, see ``last_state``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
 from speculation.heads.medusa import Heads
@@ -28,6 +28,8 @@ from speculation.heads.tree import (
     show_choices,
 )
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
+from speculation.verify import Match, Typical, Verifier
 
 LOSSY = "typical-lossy"
 VERIFIERS = ("match", LOSSY)
@@ -93,10 +95,8 @@ class MedusaParams:
         return nodes
 
 
-class Medusa:
+class Medusa(Drafter):
     """The heads' guesses after the state of the last accepted token."""
-
-    needs_hidden = True
 
     def __init__(
         self, params: MedusaParams, heads: Heads, estimates: Estimates | None = None
@@ -109,7 +109,7 @@ class Medusa:
         self._heads = heads
         self._nodes = params.tree(heads)
         self._n_ranks = 1 + max((path[-1] for path in self._nodes), default=0)
-        self.n_branches = n_leaves(self._nodes)
+        self.requires = Requirements(hidden=True, branches=n_leaves(self._nodes))
         self._estimates = estimates or Estimates(PRIORS)
         self._state = LastState()
         self._guesses: list[list[tuple[int, int, float]]] = []  # by head: token, kind, probability
@@ -118,18 +118,18 @@ class Medusa:
         self._estimates.new_text()
         self._state.forget()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         hidden = self._state.before(tokens)
         self._guesses = []
         if hidden is None:
             return  # the first step of a text, or steps went by unseen
         self._guesses = self._guess(
-            hidden, _N_BEST if tree.floor else max(self._n_ranks, _N_LEARNT)
+            hidden, _N_BEST if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
         )
-        if tree.floor:
-            self._add_likeliest(tree)
+        if budget.min_path_prob:
+            self._add_likeliest(tree, budget)
         else:
-            self._add_chosen(tree)
+            self._add_chosen(tree, budget)
 
     def observe(self, step: Step) -> None:
         became = step.tokens
@@ -150,19 +150,19 @@ class Medusa:
             guesses.append(list(zip(some, kinds, held, strict=True)))
         return guesses
 
-    def _add_chosen(self, tree: TokenTree) -> None:
+    def _add_chosen(self, tree: TokenTree, budget: DraftBudget) -> None:
         """The fixed tree, as far as there is room; parents come before their children."""
         placed: dict[Path, int] = {(): 0}
         for path in self._nodes:
-            if tree.room <= 0:
+            if budget.room(tree) <= 0:
                 return
             guesses = self._guesses[len(path) - 1]
             if path[-1] < len(guesses) and path[:-1] in placed:
                 token, _, prob = guesses[path[-1]]
                 placed[path] = tree.add(placed[path[:-1]], token, prob=prob)
 
-    def _add_likeliest(self, tree: TokenTree) -> None:
-        """Best first, every path that holds with at least the tree's floor."""
+    def _add_likeliest(self, tree: TokenTree, budget: DraftBudget) -> None:
+        """Best first, every path that is at least as likely as the budget asks."""
         open_paths: list[tuple[float, int, int, int, int, float]] = []
         age = 0
 
@@ -170,11 +170,35 @@ class Medusa:
             nonlocal age
             if depth < len(self._guesses):
                 for token, _, prob in self._guesses[depth]:
-                    if reached * prob >= tree.floor:
+                    if reached * prob >= budget.min_path_prob:
                         age += 1
                         heapq.heappush(open_paths, (-reached * prob, age, node, depth, token, prob))
 
         open_below(0, 0, 1.0)
-        while open_paths and tree.room > 0:
+        while open_paths and budget.room(tree) > 0:
             negative, _, parent, depth, token, prob = heapq.heappop(open_paths)
             open_below(tree.add(parent, token, prob=prob), depth + 1, -negative)
+
+
+def _make(params: MedusaParams, resources: Resources) -> Medusa:
+    heads = resources.require_heads("medusa", "medusa")
+    estimates = resources.keep(("estimates", "medusa"), lambda: Estimates(PRIORS))
+    return Medusa(params, heads, estimates)
+
+
+def _verifier(params: MedusaParams, resources: Resources) -> Verifier:
+    return Typical(params.epsilon, params.delta) if params.verify == LOSSY else Match()
+
+
+def _source_params(resources: Resources) -> MedusaParams | None:
+    return MedusaParams() if "medusa" in resources.heads else None
+
+
+spec = MethodSpec(
+    name="medusa",
+    title="Medusa",
+    params=MedusaParams,
+    make=_make,
+    verifier=_verifier,
+    as_source=AsSource(_source_params),
+)

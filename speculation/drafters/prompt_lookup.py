@@ -18,10 +18,20 @@ from typing import NamedTuple
 from batching.cache import common_prefix
 from batching.errors import InvalidParameter
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafter import Run, Silence, Step
+from speculation.drafter import (
+    AsSource,
+    DraftBudget,
+    Drafter,
+    IdleHint,
+    MethodSpec,
+    PlainSteps,
+    Requirements,
+    Step,
+)
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.ngram_index import LONGEST_CONTEXT, ContextIndex
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
 
 ORDERS = ("longest", "recent", "frequent", "first")
 # How often the next token of a match is right, by the length of the common context up to 32: where
@@ -60,8 +70,8 @@ class PromptLookupParams:
     min_ngram   the shortest suffix that counts as a match
     draft       tokens copied after a match when not adaptive
     adaptive    let a draft go on while its tokens are likely to hold, as learnt from this text
-    p_min       adaptive: the probability that all of a draft holds, below which it ends; where
-                the tree has a floor of its own, that counts
+    p_min       adaptive: the probability that all of a draft holds, below which it ends; in
+                auto measured costs decide instead
     draft_max   adaptive: most tokens of a draft; its length is 1, 3, 7, 15, … up to this
     branches    continuations drafted in one tree
     order       which matches come first: longest common context, most recent, most frequent
@@ -142,7 +152,7 @@ class Lookup(NamedTuple):
         ]
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """The index of one text, and what was learnt of how well its matches hold.
 
     The second best match is looked at even where it is not drafted: a copy is trusted as long as
@@ -152,7 +162,7 @@ class PromptLookup:
     def __init__(self, params: PromptLookupParams, estimates: Estimates | None = None) -> None:
         """``estimates`` of PRIORS, to have what earlier texts taught."""
         self.params = params
-        self.n_branches = params.branches if params.branches > 1 else 0
+        self.requires = Requirements(branches=params.branches if params.branches > 1 else 0)
         self._index = ContextIndex(params.min_ngram, params.max_ngram)
         self._estimates = estimates or Estimates(PRIORS)
         self._found: Lookup | None = None  # in this step
@@ -166,18 +176,18 @@ class PromptLookup:
         self._estimates.new_text()
         self._is_first = True
 
-    def silence(self, tokens: Sequence[int]) -> Silence | None:
+    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
         """Nothing can be copied after a token that is new to the text."""
         index = self._index
         index.extend(tokens[len(index.tokens) :])
         if self.params.min_ngram > 1 or tokens[-1] in index.known:
             return None
-        return Silence(index.known, NO_LIMIT)
+        return IdleHint(index.known, NO_LIMIT)
 
-    def observe_run(self, run: Run) -> None:
+    def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         index, params = self._index, self.params
         index.extend(tokens[len(index.tokens) :])
         self._found = None
@@ -186,25 +196,26 @@ class PromptLookup:
             return
         best = matches[0]
         if not params.adaptive:
-            most = min(params.draft, tree.max_depth)
+            most = min(params.draft, budget.max_depth)
             for match in matches[: params.branches]:
-                tree.add_chain(0, index.continuation(match.position, most))
+                copied = index.continuation(match.position, most)
+                tree.add_chain(0, copied, max_new=budget.room(tree))
             return
         copied, others, agreed = index.continuation(best.position, params.draft_max), None, 0
         if len(matches) > 1:
             others = index.continuation(matches[1].position, params.draft_max)
             agreed = _FAR if copied == others else common_prefix(copied, others)
         self._found = found = Lookup(best.context, copied, others, agreed, self._is_first)
-        most = min(params.draft_max, tree.room, tree.max_depth)
-        floor = tree.floor or params.p_min
+        most = min(params.draft_max, budget.room(tree), budget.max_depth)
+        floor = budget.min_path_prob or params.p_min
         probs = self._estimates.run(found.kinds(most), 1.0, floor)
-        if not tree.floor:
+        if not budget.min_path_prob:
             del probs[_even_length(len(probs)) :]
         if probs:
             tree.add_chain(0, copied[: len(probs)], probs)
         if params.branches > 1 and len(matches) > 1 and self._estimates.of(_RIVAL_KIND) >= floor:
             for match in matches[1 : params.branches]:
-                self._branch(match, tree, floor)
+                self._branch(match, tree, budget, floor)
 
     def observe(self, step: Step) -> None:
         """See what the text became, drafted or not; it is learnt from some steps at a time."""
@@ -225,9 +236,9 @@ class PromptLookup:
                 estimates.learn(_RIVAL_KIND, held=found.others[n_held] == became[n_held])
         self._outcomes.clear()
 
-    def _branch(self, match: Match, tree: TokenTree, floor: float) -> None:
+    def _branch(self, match: Match, tree: TokenTree, budget: DraftBudget, floor: float) -> None:
         """Add ``match`` where it parts from what is drafted already, if that is likely enough."""
-        most = min(self.params.draft_max, tree.room, tree.max_depth)
+        most = min(self.params.draft_max, budget.room(tree), budget.max_depth)
         copied = self._index.continuation(match.position, most)
         path = tree.follow(0, copied)
         depth = len(path)
@@ -244,7 +255,8 @@ class PromptLookup:
         probs = self._estimates.run(kinds, reached * left, floor)
         if probs:
             probs[0] *= left
-            tree.add_chain(node, copied[depth : depth + len(probs)], probs)
+            added = copied[depth : depth + len(probs)]
+            tree.add_chain(node, added, probs, max_new=budget.room(tree))
 
     def _matches(self) -> list[Match]:
         """Places to copy from, best first: all that are ranked of the longest n-gram, and of
@@ -289,3 +301,16 @@ def _even_length(length: int) -> int:
     as a row or two.
     """
     return (1 << (length + 1).bit_length() - 1) - 1
+
+
+def _make(params: PromptLookupParams, resources: Resources) -> PromptLookup:
+    return PromptLookup(params, resources.keep(params, lambda: Estimates(PRIORS)))
+
+
+spec = MethodSpec(
+    name="prompt-lookup",
+    title="Prompt lookup",
+    params=PromptLookupParams,
+    make=_make,
+    as_source=AsSource(lambda resources: PromptLookupParams(branches=2)),
+)

@@ -1,9 +1,9 @@
 """ReDrafter: a recurrent head searches for the likeliest beams after the target's last state.
 
 Cheng et al. 2024, arXiv 2403.09919. Beams that begin alike are verified once: in a tree they are
-one path. Where another decides how much to draft (the tree has a floor), beams are no longer than
-they are worth, and what fell out of the search stays as a branch. In the first step of a text
-nothing is drafted, as with Medusa: the state is missing.
+one path. Where somebody selects among the drafts (the budget has a least path probability), beams
+are no longer than they are worth, and what fell out of the search stays as a branch. In the first
+step of a text nothing is drafted, as with Medusa: the state is missing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from time import perf_counter
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.drafter import Step
-from speculation.drafting.confidence import Confidence, LevelTime
+from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
@@ -29,6 +29,7 @@ from speculation.drafting.tree_growth import (
 )
 from speculation.heads.redrafter import RecurrentHead
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
 
 MAX_NODES = 255
 
@@ -53,10 +54,8 @@ class ReDrafterParams:
             )
 
 
-class ReDrafter:
+class ReDrafter(Drafter):
     """Beams after the state of the last accepted token."""
-
-    needs_hidden = True
 
     def __init__(
         self,
@@ -68,11 +67,11 @@ class ReDrafter:
     ) -> None:
         """``estimates`` may be shared with the texts before.
 
-        ``target_seconds`` is what a step of the target costs: where the tree has a floor, drafting
-        goes on only while it is worth its own time.
+        ``target_seconds`` is what a step of the target costs: under a least path
+        probability, drafting goes on only while it is worth its own time.
         """
         self.params = params
-        self.n_branches = 0 if params.beams == 1 else params.beams
+        self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
         self._top = named(likeliest, head.tokens)
         self._confidence = Confidence(estimates)
@@ -83,25 +82,55 @@ class ReDrafter:
         self._confidence.estimates.new_text()
         self._state.forget()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         hidden = self._state.before(tokens)
         self._confidence.note(())
         if hidden is None:
             return  # the first step of a text, or steps went by unseen
         params, start = self.params, perf_counter()
         nodes = grow(
-            below(self._top, params.beams, self._time.floor(tree), self._confidence.holds),
+            below(
+                self._top,
+                params.beams,
+                self._time.least_path_prob(budget),
+                self._confidence.holds,
+            ),
             self._head.level,
             self._head.root(hidden, tokens[-1]),
             0,
-            depth=min(params.length, tree.max_depth),
+            depth=min(params.length, budget.max_depth),
             width=params.beams,
         )
-        chosen = best_nodes(nodes, tree.room) if tree.floor else best_ends(nodes, params.beams)
-        hang(nodes, chosen, tree, self._confidence.holds)
+        if budget.min_path_prob:
+            chosen = best_nodes(nodes, budget.room(tree))
+        else:
+            chosen = best_ends(nodes, params.beams)
+        hang(nodes, chosen, tree, budget, self._confidence.holds)
         self._confidence.note(nodes)
         self._time.took(perf_counter() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
         self._state.see(step)
+
+
+def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
+    return ReDrafter(
+        params,
+        resources.require_heads("redrafter", "redrafter"),
+        estimates=resources.keep(("estimates", "redrafter"), lambda: Estimates(PRIORS)),
+        target_seconds=resources.step_seconds,
+    )
+
+
+def _source_params(resources: Resources) -> ReDrafterParams | None:
+    return ReDrafterParams() if "redrafter" in resources.heads else None
+
+
+spec = MethodSpec(
+    name="redrafter",
+    title="ReDrafter",
+    params=ReDrafterParams,
+    make=_make,
+    as_source=AsSource(_source_params),
+)

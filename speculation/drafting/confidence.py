@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from batching.tree import TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
 
@@ -59,11 +58,11 @@ class LevelTime:
         self._target_seconds = target_seconds
         self._seconds = 0.0  # of a level, on average
 
-    def floor(self, tree: TokenTree) -> float:
+    def least_path_prob(self, budget: DraftBudget) -> float:
         """Path probability below which another level is not worth its row and its own time."""
-        if not tree.floor or self._target_seconds is None:
-            return tree.floor
-        return tree.floor + self._seconds / self._target_seconds()
+        if not budget.min_path_prob or self._target_seconds is None:
+            return budget.min_path_prob
+        return budget.min_path_prob + self._seconds / self._target_seconds()
 
     def took(self, seconds: float, nodes: Candidates) -> None:
         """Looking for ``nodes`` took so long, the root's level included."""

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
-from batching.cache import StateReader
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.drafting.block_context import BlockLevels
-from speculation.drafting.confidence import Confidence, LevelTime
+from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.head_context import AttachedLevels, HeadLevels
 from speculation.drafting.tree_growth import Candidate, Scores, below, best_nodes, grow, hang
 from speculation.ranges import check_ranges
+from speculation.resources import Resources
 
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
@@ -87,7 +87,7 @@ def check_window(window: int) -> None:
         raise InvalidParameter(f"window is {window}; give 0 or more tokens")
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """The head's context in step with the text, and a tree of its guesses each step."""
 
     def __init__(
@@ -100,29 +100,47 @@ class HeadDrafter:
     ) -> None:
         """``levels`` is shared with the texts before and after, ``estimates`` may be.
 
-        ``target_seconds`` is what a step of the target costs: where the tree has a floor, drafting
-        goes on only while it is worth its own time.
+        ``target_seconds`` is what a step of the target costs: under a least path probability,
+        drafting goes on only while it is worth its own time.
         """
         self.params = params
-        self.n_branches = params.n_branches
         self._levels = levels
         self._confidence = Confidence(estimates)
         self._time = LevelTime(target_seconds)
         self._last = 0  # place of the text's last token
         self._depth = levels.prepare(params.window, params.width, params.depth)
+        self.requires = Requirements(
+            hidden=levels.head.needs_hidden,
+            layers=levels.head.layers,
+            prompt_reader=levels,
+            branches=params.n_branches,
+        )
 
-    @property
-    def needs_hidden(self) -> bool:
-        return self._levels.head.needs_hidden
+    @classmethod
+    def over(
+        cls,
+        kind: str,
+        params: HeadParams,
+        resources: Resources,
+        method: str,
+        *,
+        timed: bool = True,
+        what: str = "",
+    ) -> HeadDrafter:
+        """A drafter with the loaded head of a kind.
 
-    @property
-    def needs_layers(self) -> tuple[int, ...]:
-        return self._levels.head.layers
+        ``timed`` weighs drafting time, as ``target_seconds`` above; ``what`` the head is called in
+        the error where none was loaded.
 
-    @property
-    def reader(self) -> StateReader:
-        """What reads the states of a prompt."""
-        return self._levels
+        Raises MissingResource when no such head was loaded.
+        """
+        head = resources.require_heads(kind, method, what)
+        return cls(
+            params,
+            resources.keep(("head context", kind), lambda: _context_of(head)),
+            estimates=resources.keep(("estimates", kind), lambda: Estimates(PRIORS)),
+            target_seconds=resources.step_seconds if timed else None,
+        )
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
@@ -130,15 +148,15 @@ class HeadDrafter:
         if not self._levels.follows(prompt):
             self._levels.begin(prompt[:-1])
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._last = len(tokens) - 1
         self._confidence.note(())
         start = perf_counter()
         root = self._levels.root(tokens)
         if root is None:
             return  # the first states of a text are still to come, or there is no room
-        nodes, chosen = self._look(*root, tree)
-        hang(nodes, chosen, tree, self._confidence.holds)
+        nodes, chosen = self._look(*root, tree, budget)
+        hang(nodes, chosen, tree, budget, self._confidence.holds)
         self._confidence.note(nodes)
         self._time.took(perf_counter() - start, nodes)
 
@@ -149,7 +167,7 @@ class HeadDrafter:
             self._last += 1
 
     def _look(
-        self, output: Scores, row: int, tree: TokenTree
+        self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]]:
         """The candidates below the root, whose logits are in ``row``, and those to be drafted."""
         params, levels = self.params, self._levels
@@ -157,10 +175,17 @@ class HeadDrafter:
         children = below(
             levels.top,
             params.width,
-            self._time.floor(tree),
+            self._time.least_path_prob(budget),
             self._confidence.holds,
             p_min=params.p_min,
         )
-        depth = min(self._depth, tree.max_depth)
+        depth = min(self._depth, budget.max_depth)
         nodes = grow(children, levels.level, output, row, depth=depth, width=params.width)
-        return nodes, best_nodes(nodes, min(params.nodes, tree.room))
+        return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
+
+
+def _context_of(head: Any) -> Levels:
+    """The kind of context that drafts with a head."""
+    if head.drafts_blocks:
+        return BlockLevels(head)
+    return AttachedLevels(head) if head.attends_to_target else HeadLevels(head)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats, TokenTree
+from speculation.drafter import DraftBudget
 from speculation.heads.tree import Path
 
 
@@ -146,6 +147,7 @@ def hang(
     nodes: Candidates,
     chosen: Sequence[int],
     tree: TokenTree,
+    budget: DraftBudget,
     prob: Callable[[Candidate], float] | None = None,
 ) -> dict[int, int]:
     """Add the chosen candidates to ``tree``; tree node by candidate, with -1 for the root.
@@ -155,7 +157,7 @@ def hang(
     placed = {-1: 0}
     for c in chosen:
         candidate = nodes[c]
-        if candidate.parent not in placed or tree.room <= 0:
+        if candidate.parent not in placed or budget.room(tree) <= 0:
             continue
         reached = 1.0 if candidate.parent < 0 else nodes[candidate.parent].path_prob
         if prob is not None:

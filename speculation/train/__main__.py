@@ -38,7 +38,7 @@ from speculation.heads.tree import (
 )
 from speculation.methods import parameter_docs
 from speculation.registry import resolve
-from speculation.system.console import print_anything
+from speculation.system.console import print_anything, worded
 from speculation.system.files import digest, require_other, require_writable
 from speculation.train import TrainError, require_gguf, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args.run(args)
     except (SpeculationError, OSError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {worded(error)}", file=sys.stderr)
         return FAILED
     except (MemoryError, RuntimeError) as error:  # of these PyTorch makes its own
         if not isinstance(error, MemoryError) and "memory" not in str(error):

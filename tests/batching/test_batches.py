@@ -173,16 +173,17 @@ def test_a_node_that_is_no_draft_is_never_found_nor_counted() -> None:
 
 
 def test_a_chain_stops_where_the_room_ends() -> None:
-    tree = TokenTree(1, max_nodes=3)
-    assert tree.add_chain(0, [2, 3, 4, 5]) == 2
+    tree = TokenTree(1)
+    assert tree.add_chain(0, [2, 3, 4, 5], max_new=2) == 2
     assert tree.tokens == [1, 2, 3]
-    assert tree.room == 0
+    assert tree.add_chain(0, [2, 3, 4, 5], max_new=0) == 2
+    assert tree.tokens == [1, 2, 3]
 
 
 def test_a_chain_runs_along_nodes_that_are_there() -> None:
-    tree = TokenTree(1, max_nodes=4)
+    tree = TokenTree(1)
     tree.add_chain(0, [2, 3])
-    tree.add_chain(0, [2, 4])
+    tree.add_chain(0, [2, 4], max_new=1)
     assert tree.tokens == [1, 2, 3, 4]
     assert tree.parents == [-1, 0, 1, 1]
 
@@ -300,10 +301,10 @@ def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     target = FakeTarget(n_batch=16)
     cache = SequenceCache(target)
     cache.reserve(4)
-    assert cache.prefill([1, 2], hold=True) == 0
-    assert (target.decoded, cache.n_past, cache.n_held) == ([], 2, 2)
+    assert cache.prefill([1, 2], defer=True) == 0
+    assert (target.decoded, cache.n_past, cache.n_deferred) == ([], 2, 2)
     rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
-    output = target.decode(cache.with_held(rows))
+    output = cache.decode(rows)
     assert list(target.decoded[0]) == [
         Row(1, 0, (0, 1, 2, 3), False),
         Row(2, 1, (0, 1, 2, 3), False),
@@ -312,7 +313,7 @@ def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     np.testing.assert_array_equal(output.logits(0), fake_logits((1, 2, 10)))
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
-    assert (cache.tokens, cache.n_held) == ([1, 2, 10, 11, 13], 0)
+    assert (cache.tokens, cache.n_deferred) == ([1, 2, 10, 11, 13], 0)
     assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
 
 
@@ -320,9 +321,9 @@ def test_what_is_held_leaves_room_for_a_row() -> None:
     for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
-        cache.prefill(list(range(n_tokens)), hold=True)
+        cache.prefill(list(range(n_tokens)), defer=True)
         assert sum(map(len, target.decoded)) == n_decoded
-        assert (cache.n_past, cache.n_held) == (n_tokens, n_tokens - n_decoded)
+        assert (cache.n_past, cache.n_deferred) == (n_tokens, n_tokens - n_decoded)
 
 
 def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
@@ -332,9 +333,9 @@ def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> N
     ):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
-        cache.prefill([0, 1, 2, 3, 4, 5], hold=True)
+        cache.prefill([0, 1, 2, 3, 4, 5], defer=True)
         forget(cache)
-        assert (cache.tokens, cache.n_held) == ([0, 1, 2, 3], 0)
+        assert (cache.tokens, cache.n_deferred) == ([0, 1, 2, 3], 0)
         assert target.held(0) == [0, 1, 2, 3]
 
 
@@ -381,12 +382,12 @@ def test_a_first_tree_with_branches_takes_the_prompt_along_also_what_is_held_of_
     target = FakeTarget(n_batch=16)
     cache = SequenceCache(target)
     cache.prefill([1, 2])
-    cache.prefill([1, 2, 3, 4], hold=True)
+    cache.prefill([1, 2, 3, 4], defer=True)
     tree = branching_tree()
     cache.reserve(n_sequences(tree))
-    assert (cache.n_seq, cache.n_held) == (4, 2)
+    assert (cache.n_seq, cache.n_deferred) == (4, 2)
     rows = tree_rows(tree, cache.n_past, cache.n_seq)
-    output = target.decode(cache.with_held(rows))
+    output = cache.decode(rows)
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert [target.held(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]

@@ -12,10 +12,9 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
+from speculation.bigrams import N_NEXT, BigramTable, cached_file, load_bigrams
 from speculation.bigrams import __main__ as tool
-from speculation.bigrams import cached_file, load_successors
 from speculation.bigrams.__main__ import main
-from speculation.drafters.recycling import N_SUCCESSORS, SuccessorTable
 from speculation.engine import Engine
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -38,12 +37,12 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def table_that_says(successor: int, n_vocab: int) -> SuccessorTable:
+def table_that_says(successor: int, n_vocab: int) -> BigramTable:
     """After token 5 comes ``successor``."""
-    return SuccessorTable.of_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
+    return BigramTable.of_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
 
 
-def put(path: Path, table: SuccessorTable, n_vocab: int) -> None:
+def put(path: Path, table: BigramTable, n_vocab: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     table.save(path, n_vocab)
 
@@ -52,20 +51,20 @@ def test_the_users_own_table_counts_before_the_one_beside_the_model(model_file: 
     beside = model_file.with_suffix(".successors.npz")
     with Model(model_file) as model:
         put(beside, table_that_says(7, model.n_vocab), model.n_vocab)
-        assert load_successors(model).of(5) == [(7, 1.0)]
+        assert load_bigrams(model).of(5) == [(7, 1.0)]
         put(cached_file(model), table_that_says(9, model.n_vocab), model.n_vocab)
-        assert load_successors(model).of(5) == [(9, 1.0)]
+        assert load_bigrams(model).of(5) == [(9, 1.0)]
 
 
 def test_a_table_made_without_out_is_the_one_that_is_used(
     model_file: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Model(model_file) as model:
-        put(model_file.with_suffix(".successors.npz"), SuccessorTable(), model.n_vocab)
+        put(model_file.with_suffix(".successors.npz"), BigramTable(), model.n_vocab)
         assert main(["--model", str(model_file), "--text", str(text)]) == 0
         assert capsys.readouterr().out.startswith(f"{cached_file(model)}: ")
         cat = model.tokenize("the cat")[-1]
-        assert len(load_successors(model).of(cat)) == N_SUCCESSORS
+        assert len(load_bigrams(model).of(cat)) == N_NEXT
 
 
 def npy() -> bytes:
@@ -85,8 +84,8 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
         own.write_bytes(content[: int(share * len(content))])
         put(model_file.with_suffix(".successors.npz"), table_that_says(7, n_vocab), n_vocab)
         with caplog.at_level(logging.WARNING):
-            assert load_successors(model).of(5) == [(7, 1.0)]
-        assert f"{own} is no successor table" in caplog.text
+            assert load_bigrams(model).of(5) == [(7, 1.0)]
+        assert f"{own} is no bigram table" in caplog.text
         assert "going on without it" in caplog.text
     with Engine.load(model_file, EXACT) as engine:
         ours = engine.generate("the cat", method="recycling", max_tokens=8).run()
@@ -98,8 +97,8 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
 def test_a_file_of_something_else_is_no_table(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "table.npz"
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match=r"table\.npz is no successor table: .*make it anew"):
-        SuccessorTable.load(file, 20)
+    with pytest.raises(InvalidParameter, match=r"table\.npz is no bigram table: .*make it anew"):
+        BigramTable.load(file, 20)
 
 
 def test_damage_in_the_middle_of_a_table_is_found(tmp_path: Path) -> None:
@@ -108,8 +107,8 @@ def test_damage_in_the_middle_of_a_table_is_found(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[90:110] = bytes(20)
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match="is no successor table"):
-        SuccessorTable.load(file, 20)
+    with pytest.raises(InvalidParameter, match="is no bigram table"):
+        BigramTable.load(file, 20)
 
 
 def test_a_table_that_fails_while_it_is_written_leaves_the_old_one(
@@ -125,7 +124,7 @@ def test_a_table_that_fails_while_it_is_written_leaves_the_old_one(
     monkeypatch.setattr("numpy.savez_compressed", full)
     with pytest.raises(OSError, match="No space left"):
         table_that_says(9, 20).save(file, 20)
-    assert SuccessorTable.load(file, 20).of(5) == [(7, 1.0)]
+    assert BigramTable.load(file, 20).of(5) == [(7, 1.0)]
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -181,7 +180,7 @@ def test_ctrl_c_ends_with_its_exit_code_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*arguments: object) -> SuccessorTable:
+    def interrupted(*arguments: object) -> BigramTable:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tool, "collect", interrupted)

@@ -8,17 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import speculation.decode
+import speculation.fast_path
 from batching.cache import SequenceCache
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost_curve import CostCurve, CostModel
-from speculation.auto.drafter import Auto, AutoParams, Source
+from speculation.auto.drafter import Auto, AutoParams
+from speculation.auto.source import Source
 from speculation.chat.detokenizer import ReplyText
-from speculation.decode import Emitted, decode
-from speculation.drafter import Drafter, Run, Silence, Step
+from speculation.continuation import Continuation, Emitted
+from speculation.decode import decode
+from speculation.drafter import DraftBudget, Drafter, IdleHint, PlainSteps, Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.stats import Stats
 from speculation.verify import Match
@@ -28,7 +30,7 @@ from tests.support.fake_target import FakeSampler, FakeTarget, FakeText, plain_t
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a run gets must not depend on how fast the machine is."""
-    monkeypatch.setattr(speculation.decode, "RUN_SECONDS", 1e9)
+    monkeypatch.setattr(speculation.fast_path, "RUN_SECONDS", 1e9)
 
 
 def emitted(
@@ -41,45 +43,42 @@ def emitted(
 ) -> list[Emitted]:
     cache = SequenceCache(FakeTarget())
     cache.prefill(prompt[:-1])
-    steps = decode(
-        cache,
-        prompt,
-        drafters,
-        Match(),
-        sampler or FakeSampler(0, 0),
-        FakeText(n_tokens),
-        stats or Stats(),
-        n_tokens,
-        cancelled,
+    text = Continuation(
+        cache=cache,
+        tokens=list(prompt),
+        drafters=drafters,
+        verifier=Match(),
+        sampler=sampler or FakeSampler(0, 0),
+        text=FakeText(n_tokens),
+        stats=stats or Stats(),
+        max_length=len(prompt) + n_tokens,
     )
-    return list(steps)
+    return list(decode(text, cancelled))
 
 
-class Quiet:
+class Quiet(Drafter):
     """Never drafts, and says so for as long and until such tokens as it is told."""
 
-    n_branches = 0
-
     def __init__(self, until: Sequence[int] | None, n_steps: int = NO_LIMIT) -> None:
-        self._silence = Silence(until, n_steps)
+        self._silence = IdleHint(until, n_steps)
         self.n_asked = 0
         self.runs: list[list[int]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def silence(self, tokens: Sequence[int]) -> Silence | None:
+    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
         return self._silence
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self.n_asked += 1
 
     def observe(self, step: Step) -> None:
         pass
 
-    def observe_run(self, run: Run) -> None:
-        assert len(run.tokens) == len(run.seconds)
-        self.runs.append(list(run.tokens))
+    def observe_plain(self, steps: PlainSteps) -> None:
+        assert len(steps.tokens) == len(steps.seconds)
+        self.runs.append(list(steps.tokens))
 
 
 def test_without_drafters_what_follows_the_first_step_is_one_run() -> None:
@@ -106,7 +105,7 @@ def test_a_run_ends_after_a_token_that_came_since_it_began() -> None:
     assert [step.tokens for step in steps] == [[3], [2, 1, 1], [6, 4, 1], [7]]
 
 
-def test_a_run_is_no_longer_than_the_silence() -> None:
+def test_a_run_is_no_longer_than_the_idle_hint() -> None:
     quiet = Quiet(None, n_steps=3)
     emitted(prompt_of(26), [quiet], 8)
     assert quiet.runs == [[1, 2, 7], [2, 9, 6], [5]]
@@ -120,7 +119,7 @@ def test_a_run_ends_with_the_step_after_which_it_is_cancelled() -> None:
 
 
 def test_after_its_time_a_run_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation.decode, "RUN_SECONDS", -1.0)
+    monkeypatch.setattr(speculation.fast_path, "RUN_SECONDS", -1.0)
     assert [len(step.tokens) for step in emitted(prompt_of(26), [], 5)] == [1, 1, 1, 1, 1]
 
 
@@ -134,7 +133,7 @@ def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
     cache, text = SequenceCache(FakeTarget()), FakeText()
     prompt = prompt_of(26)
     cache.prefill(prompt[:-1])
-    steps = decode(cache, prompt, [], Match(), Failing(0, 0), text, Stats())
+    steps = decode(Continuation(cache, list(prompt), [], Match(), Failing(0, 0), text, Stats()))
     assert next(steps).tokens == [8]
     assert next(steps).tokens == [1, 2, 7]
     with pytest.raises(ValueError, match="no token is allowed here"):
@@ -143,18 +142,18 @@ def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
     assert text.tokens == [8, 1, 2, 7]
 
 
-class NotListening:
+class NotListening(Drafter):
     """A drafter that is asked in every step, though it knows when that is for nothing."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self.n_branches = drafter.n_branches
+        self.requires = drafter.requires
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafter.begin(prompt)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
-        self._drafter.draft(tokens, tree)
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        self._drafter.draft(tokens, tree, budget)
 
     def observe(self, step: Step) -> None:
         self._drafter.observe(step)
@@ -193,9 +192,9 @@ def test_auto_is_silent_where_its_only_source_is() -> None:
     quiet = Quiet([5])
     auto = lone_auto(quiet)
     auto.begin([1, 2, 3])
-    assert auto.silence([1, 2, 3]) is None  # it has to see what the source takes
+    assert auto.idle([1, 2, 3]) is None  # it has to see what the source takes
     emitted(prompt_of(26), [auto], 30)
-    assert auto.silence([1, 2, 3]) == Silence([5], NO_LIMIT)
+    assert auto.idle([1, 2, 3]) == IdleHint([5], NO_LIMIT)
     assert 0 < quiet.n_asked < 5
     assert sum(map(len, quiet.runs)) > 25
 
@@ -204,21 +203,21 @@ def test_auto_is_silent_while_all_its_sources_rest_and_no_longer() -> None:
     auto = lone_auto(Quiet([5]))
     emitted(prompt_of(26), [auto], 10)
     (source,) = auto.sources
-    source.wakes_at = auto._now + 6.5
-    auto._look_who_is_awake()
-    assert auto.silence([1, 2, 3]) == Silence(None, 7)
-    auto.observe_run(Run([4] * 7, [0.1] * 7))
-    assert auto.silence([1, 2, 3]) is None
+    source.enabled_at = auto._now + 6.5
+    auto._look_for_enabled()
+    assert auto.idle([1, 2, 3]) == IdleHint(None, 7)
+    auto.observe_plain(PlainSteps([4] * 7, [0.1] * 7))
+    assert auto.idle([1, 2, 3]) is None
 
 
 def test_steps_of_a_run_are_no_debt_of_a_source() -> None:
     auto = lone_auto(Quiet([5]))
     emitted(prompt_of(26), [auto], 10)
     (source,) = auto.sources
-    before = source.account
+    before = source.credit
     for _ in range(40):
-        auto.observe_run(Run([4] * 100, [0.1] * 100))
-    assert source.account == before
+        auto.observe_plain(PlainSteps([4] * 100, [0.1] * 100))
+    assert source.credit == before
 
 
 def test_a_row_of_a_run_is_decoded_as_any_other(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from batching.cache import SequenceCache
 from batching.rows import branch_ends
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.continuation import Continuation
 from speculation.decode import decode
-from speculation.drafter import Drafter, Step, reader_of, reads_states
+from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.methods import parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
@@ -34,10 +35,10 @@ from tests.support.fake_target import (
 )
 
 
-class RandomTrees:
+class RandomTrees(Drafter):
     """Grows any tree: random shape, merged or not, often along the likely continuation."""
 
-    n_branches = 30
+    requires = Requirements(branches=30)
 
     def __init__(self, seed: int, *, names_branches: bool = True) -> None:
         self._random = random.Random(seed)
@@ -46,11 +47,11 @@ class RandomTrees:
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         rng = self._random
         texts: dict[int, tuple[int, ...]] = {0: tuple(tokens)}
         parent = 0
-        for _ in range(min(rng.randrange(16), tree.room)):
+        for _ in range(min(rng.randrange(16), budget.room(tree))):
             parent = rng.choice([parent, rng.choice(list(texts))])
             if rng.random() < 0.7:
                 token = int(fake_logits(texts[parent]).argmax())
@@ -153,12 +154,26 @@ def run(
     drafters = drafters_of(method, seed, n_rewind)
     target = FakeTarget(n_ctx=n_ctx, n_rewind=n_rewind)
     cache = SequenceCache(target)
-    reader, hold = reader_of(drafters), not reads_states(drafters)
-    cache.prefill(prompt[:-1], reader=reader, hold=hold)
+    needed = Requirements.of_all(drafter.requires for drafter in drafters)
+    defer = not needed.reads_states
+    cache.prefill(prompt[:-1], reader=needed.prompt_reader, defer=defer)
     sampler = FakeSampler(temperature, seed, penalty)
     stats = Stats()
     ending = FakeText(n_tokens)
-    steps = list(decode(cache, prompt, drafters, Match(), sampler, ending, stats, n_tokens))
+    steps = list(
+        decode(
+            Continuation(
+                cache=cache,
+                tokens=list(prompt),
+                drafters=drafters,
+                verifier=Match(),
+                sampler=sampler,
+                text=ending,
+                stats=stats,
+                max_length=len(prompt) + n_tokens,
+            )
+        )
+    )
     text = ending.tokens
     assert [token for step in steps for token in step.tokens] == text
     assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
@@ -166,7 +181,7 @@ def run(
     assert cache.tokens == (prompt + text)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(text) - 1
     assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
-    if hold and n_rewind == NO_LIMIT:
+    if defer and n_rewind == NO_LIMIT:
         assert len(target.decoded) == stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
     return text, stats, cache
@@ -249,13 +264,15 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     cache = SequenceCache(target)
     cache.prefill([1, 2])
     steps = decode(
-        cache,
-        [1, 2, 3],
-        [RandomTrees(5)],
-        Match(),
-        FakeSampler(0, 0),
-        FakeText(),
-        Stats(),
+        Continuation(
+            cache=cache,
+            tokens=[1, 2, 3],
+            drafters=[RandomTrees(5)],
+            verifier=Match(),
+            sampler=FakeSampler(0, 0),
+            text=FakeText(),
+            stats=Stats(),
+        )
     )
     text = [token for _ in range(4) for token in next(steps).tokens]
     steps.close()  # type: ignore[attr-defined]

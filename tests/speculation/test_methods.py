@@ -9,7 +9,7 @@ import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafting.ngram_index import ContextIndex
@@ -49,7 +49,7 @@ def looked_up(text: list[int], **params: object) -> TokenTree:
     lookup = PromptLookup(PromptLookupParams(**params))  # type: ignore[arg-type]
     begin_with(lookup, text)
     tree = TokenTree(text[-1])
-    lookup.draft(text, tree)
+    lookup.draft(text, tree, DraftBudget())
     return tree
 
 
@@ -57,7 +57,7 @@ def begin_with(lookup: PromptLookup, text: list[int]) -> None:
     """Begin a text that consists of ``text[:1]`` and have one step behind it."""
     lookup.begin(text[:1])
     tree = TokenTree(text[0])
-    lookup.draft(text[:1], tree)
+    lookup.draft(text[:1], tree, DraftBudget())
     lookup.observe(Step(tree, Argmax([]), [0], text[1]))
 
 
@@ -136,7 +136,7 @@ def test_a_common_context_is_counted_up_to_32_tokens() -> None:
 def draft_and_observe(lookup: PromptLookup, text: list[int], became: list[int]) -> int:
     """One step in which the text became ``became``; returns how long the draft was."""
     tree = TokenTree(text[-1])
-    lookup.draft(text, tree)
+    lookup.draft(text, tree, DraftBudget())
     path = [0]
     for token in became[:-1]:
         path += tree.children(path[-1], token)
@@ -179,7 +179,7 @@ def test_what_a_copy_is_worth_is_learnt_apart_for_matches_that_part() -> None:
     for i in range(40):  # whatever followed last time is wrong
         draft_and_observe(lookup, text, [200 + i, 70, 1, 2, 3])
     tree = TokenTree(text[-1])
-    lookup.draft(text, tree)
+    lookup.draft(text, tree, DraftBudget())
     assert tree.tokens[1] == 239
     disputed, alone = tree.probs[1], tree.probs[2]
     assert disputed < 0.15
@@ -213,8 +213,8 @@ def test_a_draft_is_no_longer_than_the_text_has_tokens_left() -> None:
         lookup.begin(text)
         depths = []
         for most in (5, 3, 1, 0):
-            tree = TokenTree(text[-1], max_depth=most)
-            lookup.draft(text, tree)
+            tree = TokenTree(text[-1])
+            lookup.draft(text, tree, DraftBudget(max_depth=most))
             depths.append(max(tree.depths))
         assert depths == ([5, 3, 1, 0] if "adaptive" in params else [3, 3, 1, 0])
 
@@ -224,10 +224,10 @@ def test_the_first_token_of_a_text_is_trusted_less() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3]
     lookup.begin(text)
     first, later = TokenTree(3), TokenTree(4)
-    lookup.draft(text, first)
+    lookup.draft(text, first, DraftBudget())
     assert first.probs[1:4] == pytest.approx([0.3, 0.84, 0.89])
     lookup.observe(Step(first, Argmax([]), [0], 4))
-    lookup.draft([*text, 4], later)
+    lookup.draft([*text, 4], later, DraftBudget())
     assert later.probs[1] == pytest.approx(0.84)
 
 
@@ -253,12 +253,12 @@ def test_jacobi_guesses_again_what_the_target_said_after_the_accepted_part() -> 
     jacobi = Jacobi(JacobiParams(guesses=4))
     jacobi.begin([5, 6])
     tree = TokenTree(6)
-    jacobi.draft([5, 6], tree)
+    jacobi.draft([5, 6], tree, DraftBudget())
     assert tree.tokens == [6, 6, 6, 6, 6]
     # The root and one guess hold; the bonus is 31; nodes 2 to 4 say 32, 33, 34.
     jacobi.observe(Step(tree, Argmax([6, 31, 32, 33, 34]), [0, 1], 31))
     tree = TokenTree(31)
-    jacobi.draft([5, 6, 6, 31], tree)
+    jacobi.draft([5, 6, 6, 31], tree, DraftBudget())
     assert tree.tokens == [31, 32, 33, 34, 34]
 
 

@@ -10,7 +10,7 @@ from speculation.bench.json_file import check_writable
 from speculation.bench.options import Options, parse_options
 from speculation.bench.resume import read_earlier
 from speculation.methods import parse_method
-from speculation.system.console import print_anything
+from speculation.system.console import print_anything, worded
 from tools.compare.mode import Request, compare
 from tools.compare.programs import PROGRAMS
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return OK if compare(_request(options)) else INTERRUPTED
     except (SpeculationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {worded(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)

@@ -159,7 +159,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_page(
 ) -> None:
     failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
     assert isinstance(failed, Failed)
-    assert "shorten it (Undo, or New chat) or raise “Context” under Model (--ctx)" in failed.message
+    assert "shorten it, or raise “Context” under Model to at least 40005" in failed.message
 
 
 def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_path: Path) -> None:

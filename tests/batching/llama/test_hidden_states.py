@@ -13,7 +13,7 @@ from batching.cache import SequenceCache
 from batching.errors import UnsupportedModel
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.rows import Rows, tree_rows
+from batching.rows import Rows, text_rows, tree_rows
 from batching.tree import Floats, TokenTree
 from tests.support.exact import EXACT
 
@@ -72,10 +72,9 @@ def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model:
     alone = context.decode(tree_rows(tree, cache.n_past, cache.n_seq))
     expected = [alone.logits(row).copy() for row in range(3)]
     cache.truncate(0)
-    cache.prefill([6, 7], hold=True)
-    rows = cache.with_held(tree_rows(tree, cache.n_past, cache.n_seq))
-    assert len(rows) == 6
-    output = context.decode(rows)
+    cache.prefill([6, 7], defer=True)
+    assert cache.n_deferred == 2
+    output = cache.decode(tree_rows(tree, cache.n_past, cache.n_seq))
     for row in range(3):
         np.testing.assert_allclose(output.logits(row), expected[row], atol=1e-4)
         assert output.argmax(row) == expected[row].argmax()
@@ -85,7 +84,7 @@ def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model:
         output.logits(3)
     context.seq_rm(-1, 0, -1)
     context.want_hidden(True)
-    output = context.decode(rows)
+    output = context.decode(text_rows([6, 7, 5, 270], 0, [True] * 4))
     for row in range(4):
         np.testing.assert_allclose(matrix @ output.hidden(row), output.logits(row), atol=1e-4)
 

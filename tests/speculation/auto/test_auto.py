@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,9 +11,10 @@ import pytest
 
 from batching.tree import TokenTree
 from speculation.auto.cost_curve import CostCurve, CostModel
-from speculation.auto.drafter import Auto, AutoParams, Source
-from speculation.auto.selection import ample_rows, choose, likeliest_path, path_probs
-from speculation.drafter import Step
+from speculation.auto.drafter import Auto, AutoParams
+from speculation.auto.selection import max_useful_rows, select
+from speculation.auto.source import Source
+from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafting.estimates import Estimates
 
@@ -29,7 +30,7 @@ def random_tree(rng: random.Random, n: int) -> TokenTree:
 
 
 def expected_rate(tree: TokenTree, nodes: tuple[int, ...], cost: list[float]) -> float:
-    probs = path_probs(tree)
+    probs = tree.path_probs()
     return (1.0 + sum(probs[node] for node in nodes)) / cost[len(nodes) + 1]
 
 
@@ -48,23 +49,23 @@ def test_the_choice_is_the_one_that_exhaustive_search_finds(seed: int) -> None:
         if all(tree.parents[node] in (0, *some) for node in some)
     ]
     best = max(expected_rate(tree, some, cost) for some in rooted)
-    chosen = choose(tree, cost)
+    chosen = select(tree, DraftBudget(), cost)
     assert all(tree.parents[node] in (0, *chosen) for node in chosen)
     assert expected_rate(tree, tuple(chosen), cost) == pytest.approx(best, abs=1e-12)
 
 
 def test_where_rows_are_free_the_batch_is_filled() -> None:
     tree = random_tree(random.Random(1), 63)
-    assert choose(tree, FLAT) == list(range(1, 64))
-    assert len(choose(tree, FLAT, max_nodes=10)) == 10
+    assert select(tree, DraftBudget(), FLAT) == list(range(1, 64))
+    assert len(select(tree, DraftBudget(max_nodes=10), FLAT)) == 10
 
 
 def test_nothing_is_chosen_beyond_the_end_of_the_text() -> None:
     wide, chain = random_tree(random.Random(1), 63), TokenTree(0)
     chain.add_chain(0, range(1, 20))
-    wide.max_depth = chain.max_depth = 2
-    assert choose(wide, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
-    assert choose(chain, FLAT) == [1, 2]
+    short = DraftBudget(max_depth=2)
+    assert select(wide, short, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
+    assert select(chain, short, FLAT) == [1, 2]
 
 
 def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None:
@@ -73,9 +74,9 @@ def test_where_a_row_costs_as_much_as_a_step_only_certainty_is_drafted() -> None
     node = tree.add(node, 2, prob=1.0)
     tree.add(node, 3, prob=0.9)
     tree.add(0, 4, prob=0.5)
-    assert choose(tree, LINEAR) == []
+    assert select(tree, DraftBudget(), LINEAR) == []
     nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
-    assert choose(tree, nearly) == [1, 2]
+    assert select(tree, DraftBudget(), nearly) == [1, 2]
 
 
 def test_of_one_path_the_likeliest_is_decoded_and_of_drawn_drafts_the_first() -> None:
@@ -85,37 +86,36 @@ def test_of_one_path_the_likeliest_is_decoded_and_of_drawn_drafts_the_first() ->
     tree.add(first, 4, prob=0.9)
     below = tree.add(second, 5, prob=0.9)
     tree.add(second, 6, prob=0.1)
-    assert likeliest_path(tree) == [second, below]  # 0.5 + 0.45 against 0.3 + 0.27
-    tree.one_path = True
-    assert choose(tree, [0.0, *[1.0] * 10]) == [second, below]
+    assert tree.likeliest_path() == [second, below]  # 0.5 + 0.45 against 0.3 + 0.27
+    assert select(tree, DraftBudget(chain_only=True), [0.0, *[1.0] * 10]) == [second, below]
     # Which of two drafts is likelier depends on what was drawn: to go by it would bend the sample.
     tree.draft_probs = {node: np.full(8, 0.125, np.float32) for node in range(1, 6)}
-    assert likeliest_path(tree) == [first, first + 2]
+    assert tree.likeliest_path() == [first, first + 2]
 
 
 def test_a_change_of_batch_shape_has_to_pay_for_itself() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, prob=0.6)
     cost = [0.0, 1.0, 1.5]
-    assert choose(tree, cost) == [1]
-    assert choose(tree, cost, last_rows=1, switch_seconds=0.2) == []
-    assert choose(tree, cost, last_rows=2, switch_seconds=0.2) == [1]
+    assert select(tree, DraftBudget(), cost) == [1]
+    assert select(tree, DraftBudget(), cost, last_rows=1, switch_seconds=0.2) == []
+    assert select(tree, DraftBudget(), cost, last_rows=2, switch_seconds=0.2) == [1]
 
 
 def test_time_that_every_step_takes_makes_longer_drafts_worth_it() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, prob=0.4)
     cost = [0.0, 1.0, 1.5]
-    assert choose(tree, cost) == []
-    assert choose(tree, cost, overhead_seconds=1.0) == [1]
+    assert select(tree, DraftBudget(), cost) == []
+    assert select(tree, DraftBudget(), cost, overhead_seconds=1.0) == [1]
 
 
 def test_drafts_must_beat_plain_decoding_by_the_margin() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, prob=0.6)  # 1.6 tokens for the time of 1.4 steps: 14% more a second
-    assert choose(tree, [0.0, 1.0, 1.4]) == [1]
-    assert choose(tree, [0.0, 1.0, 1.4], margin=0.13) == [1]
-    assert choose(tree, [0.0, 1.0, 1.4], margin=0.15) == []
+    assert select(tree, DraftBudget(), [0.0, 1.0, 1.4]) == [1]
+    assert select(tree, DraftBudget(), [0.0, 1.0, 1.4], margin=0.13) == [1]
+    assert select(tree, DraftBudget(), [0.0, 1.0, 1.4], margin=0.15) == []
 
 
 def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
@@ -128,10 +128,10 @@ def test_a_cost_curve_is_straight_between_its_sizes_and_never_falls() -> None:
 
 def test_no_more_rows_are_ample_than_could_pay() -> None:
     flat, steep, between = (CostCurve((1, 64), (1.0, c)).table for c in (1.0, 64.0, 22.0))
-    assert ample_rows(flat) == 63  # 98% of 64 tokens a step
-    assert ample_rows(steep) == 1
-    assert ample_rows(steep, overhead_seconds=0.5) == 18  # 18 / 18.5 of 64 / 64.5
-    assert ample_rows(between) == 39  # 39 / 13.67 of 64 / 22
+    assert max_useful_rows(flat) == 63  # 98% of 64 tokens a step
+    assert max_useful_rows(steep) == 1
+    assert max_useful_rows(steep, overhead_seconds=0.5) == 18  # 18 / 18.5 of 64 / 64.5
+    assert max_useful_rows(between) == 39  # 39 / 13.67 of 64 / 22
 
 
 def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
@@ -199,15 +199,13 @@ def test_auto_drafts_a_repetition_and_names_its_source() -> None:
     text = [5, 6, 7, 8, 9] * 4
     auto.begin(text)
     tree = TokenTree(text[-1])
-    auto.draft(text, tree)
+    auto.draft(text, tree, DraftBudget())
     assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
     assert set(tree.sources.values()) == {"prompt-lookup"}
 
 
-class Never:
+class Never(Drafter):
     """Drafts nothing and takes its time over it."""
-
-    n_branches = 0
 
     def __init__(self) -> None:
         self.began = 0
@@ -215,17 +213,22 @@ class Never:
     def begin(self, prompt: object) -> None:
         self.began += 1
 
-    def draft(self, tokens: object, tree: object) -> None:
+    def draft(self, tokens: object, tree: object, budget: object) -> None:
         pass
 
     def observe(self, step: object) -> None:
         pass
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    for module in ("drafter", "source"):
+        monkeypatch.setattr(f"speculation.auto.{module}.perf_counter", clock)
+
+
 def take_step(auto: Auto, path: Sequence[int] = (0,)) -> int:
     """Let auto draft in a text of one token, and see a decode of a second; how many rows it had."""
     tree = TokenTree(1)
-    auto.draft([1], tree)
+    auto.draft([1], tree, DraftBudget())
     auto.observe(Step(tree, None, list(path), 9, 1.0))  # type: ignore[arg-type]
     return len(tree)
 
@@ -243,14 +246,14 @@ def steps_awake(
         clock[0] += seconds / 2  # it is read twice in draft and twice in observe
         return clock[0]
 
-    monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+    set_clock(monkeypatch, tick)
     source = Source("never", Never())
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
     awake = []
     for now in range(n_steps):
         if now % (n_a_text or n_steps) == 0:
             auto.begin([1])
-        awake.append(source.wakes_at <= now)
+        awake.append(source.enabled_at <= now)
         take_step(auto)
     return awake
 
@@ -291,21 +294,21 @@ def test_what_a_lone_source_gains_unwatched_is_weighed_later(
         clock[0] += 0.01
         return clock[0]
 
-    monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+    set_clock(monkeypatch, tick)
     source = Source("says", Says(7, 0.9))
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.63))}))
     auto.begin([1])
     accounts = []
     for _ in range(9):
         take_step(auto, [0, 1])
-        accounts.append(source.account)
+        accounts.append(source.credit)
     # A draft that holds saves 0.99 of a step, and drafting takes 0.02.
     assert accounts[:8] == pytest.approx([0.97] * 8)
     assert accounts[8] == pytest.approx(min(9 * 0.97, 8.0))
 
 
 def test_after_a_prompt_every_number_of_rows_is_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: 0.0)
+    set_clock(monkeypatch, lambda: 0.0)
     drafter = Says(7, 0.3)
     cost = CostModel({0: CostCurve((1, 64), (1.0, 1.63), 0.5)})
     auto = Auto(AutoParams(), [Source("says", drafter)], cost)
@@ -330,17 +333,17 @@ def test_reading_a_text_is_a_debt_of_what_is_dear(monkeypatch: pytest.MonkeyPatc
         def begin(self, prompt: object) -> None:
             clock[0] += 8.0
 
-        def draft(self, tokens: object, tree: object) -> None:
+        def draft(self, tokens: object, tree: object, budget: object) -> None:
             clock[0] += self.seconds
 
-    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: clock[0])
+    set_clock(monkeypatch, lambda: clock[0])
     for seconds, rest in ((0.1, 0.0), (0.15, 8.3 / 0.008)):
         source = Source("reader", Reader(seconds))
         auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 1.5))}))
         for _ in range(2):  # what it costs is known after the first text
             auto.begin([1])
             take_step(auto)
-        assert source.wakes_at == pytest.approx(2 + rest if rest else 0.0)
+        assert source.enabled_at == pytest.approx(2 + rest if rest else 0.0)
 
 
 def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
@@ -353,25 +356,23 @@ def test_a_dear_source_does_not_even_read_a_text_while_it_rests(
             clock[0] += seconds / 2
             return clock[0]
 
-        monkeypatch.setattr("speculation.auto.drafter.perf_counter", tick)
+        set_clock(monkeypatch, tick)
         drafter = Never()
         source = Source("never", drafter)
         source.begin([1], 0)
         tree = TokenTree(1)
         step = Step(tree, None, [0], 9, 1.0)  # type: ignore[arg-type]
         for now in range(30):
-            if source.wakes_at <= now:
-                source.draft([1], tree)
+            if source.enabled_at <= now:
+                source.draft([1], tree, DraftBudget())
                 source.observe(step, gain=0.0, plain=1.0, now=now + 1)
-        assert source.wakes_at > 30
+        assert source.enabled_at > 30
         source.begin([2], 30)
         assert drafter.began == began
 
 
-class Says:
+class Says(Drafter):
     """Drafts one token that it gives a probability."""
-
-    n_branches = 0
 
     def __init__(self, token: int, prob: float) -> None:
         self.token, self.prob = token, prob
@@ -380,7 +381,7 @@ class Says:
     def begin(self, prompt: object) -> None:
         pass
 
-    def draft(self, tokens: object, tree: TokenTree) -> None:
+    def draft(self, tokens: object, tree: TokenTree, budget: DraftBudget) -> None:
         self.asked += 1
         if self.prob:
             tree.add(0, self.token, prob=self.prob)
@@ -396,11 +397,11 @@ def two_sources(
     clock = [0.0]
 
     class Timed(Says):
-        def draft(self, tokens: object, tree: TokenTree) -> None:
-            dear.draft(tokens, tree)
+        def draft(self, tokens: object, tree: TokenTree, budget: DraftBudget) -> None:
+            dear.draft(tokens, tree, DraftBudget())
             clock[0] += seconds
 
-    monkeypatch.setattr("speculation.auto.drafter.perf_counter", lambda: clock[0])
+    set_clock(monkeypatch, lambda: clock[0])
     sources = [Source("cheap", cheap), Source("dear", Timed(0, 0.0))]
     auto = Auto(AutoParams(), sources, CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
     auto.begin([1])
@@ -410,7 +411,7 @@ def two_sources(
 def run_step(auto: Auto, came: int) -> TokenTree:
     """A step after which token ``came`` turns out to follow."""
     tree = TokenTree(1)
-    auto.draft([1], tree)
+    auto.draft([1], tree, DraftBudget())
     found = tree.children(0, came)
     path, bonus = ([0, found[0]], 9) if found else ([0], came)
     auto.observe(Step(tree, None, path, bonus, 1.0))  # type: ignore[arg-type]
@@ -449,21 +450,21 @@ def test_a_source_that_is_wrong_where_it_is_asked_is_believed_less(
     for _ in range(50):
         run_step(auto, came=7)
     assert first.probs[1] == pytest.approx(0.7)
-    assert sources[1].likely(0.7) < 0.4  # from there on it is no longer worth its row
-    assert sources[0].likely(0.7) == pytest.approx(0.7)
+    assert sources[1].calibrated(0.7) < 0.4  # from there on it is no longer worth its row
+    assert sources[0].calibrated(0.7) == pytest.approx(0.7)
 
 
 class Windowed(Never):
-    window_rows = 3
-    window_branches = 1
+    explored_rows = 3
+    explored_branches = 1
 
-    def explore(self, tree: TokenTree) -> None:
+    def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
         tree.add_nodes([0, 1, 2], [1, 2, 3], [7, 7, 7], [False, False, True], draft=False)
 
 
 def test_a_window_is_decoded_while_it_pays() -> None:
     drafter = Windowed()
-    source = Source("lookahead", drafter, drafter)
+    source = Source("lookahead", drafter)
     auto = Auto(AutoParams(), [source], CostModel({0: CostCurve((1, 64), (1.0, 7.3))}))
     auto.begin([1])
     rows = [take_step(auto) for _ in range(20)]
@@ -475,4 +476,4 @@ def test_branches_beyond_the_sequences_are_left_out() -> None:
     tree = TokenTree(0)
     for token in range(1, 9):
         tree.add(0, token, prob=0.125 - token / 1000)
-    assert choose(tree, FLAT, max_leaves=3) == [1, 2, 3]
+    assert select(tree, DraftBudget(max_leaves=3), FLAT) == [1, 2, 3]

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from batching.llama.context import ContextParams, Output
-from batching.llama.sampler import Sampler
+from batching.target import Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.run import Plan, measure, plain_logits
 from speculation.bench.suites import suite
+from speculation.drafter import MethodSpec
 from speculation.engine import Engine
-from speculation.methods import METHODS, MethodKind, NoParams, parse_method
+from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
 
 EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
@@ -51,9 +52,8 @@ class Wrong:
 
 @pytest.fixture
 def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(
-        METHODS, "wrong", MethodKind("wrong", "", NoParams, lambda *_: [], lambda *_: Wrong())
-    )
+    spec = MethodSpec("wrong", "", lambda *_: None, verifier=lambda *_: Wrong())
+    monkeypatch.setitem(METHODS._specs, "wrong", spec)
     return "wrong"
 
 

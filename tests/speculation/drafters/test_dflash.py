@@ -251,7 +251,8 @@ def test_trees_wider_than_the_targets_context_has_it_made_anew(engine: Engine) -
 def test_the_heads_context_follows_the_text_from_turn_to_turn(
     engine: Engine, counting: tuple[Path, Path]
 ) -> None:
-    levels = engine.resources.head_levels("dflash")
+    engine.generate([1], method="dflash", max_tokens=1).run()
+    levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
     assert isinstance(levels, BlockLevels)
     order, sampling = counted(), endless(engine)
     text: list[int] = [1, *order[:30]]
@@ -278,7 +279,7 @@ def test_what_other_methods_wrote_is_missing_in_the_heads_context_and_nothing_el
     for method in ("dflash", "ar", "prompt-lookup", "dflash"):
         reply = engine.generate(text, method=method, sampling=sampling, max_tokens=100).run()
         text = [*text, *reply.token_ids, 60]
-    levels = engine.resources.head_levels("dflash")
+    levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
     assert isinstance(levels, BlockLevels)
     missing = set(range(len(text) - 6)) - {*levels._places}
     assert 100 < len(missing) < 240  # of 202; up to 64 are decoded once more

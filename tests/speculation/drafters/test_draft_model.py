@@ -1,4 +1,4 @@
-"""Draft models, successor tables and measured costs, on real tiny models."""
+"""Draft models, bigram tables and measured costs, on real tiny models."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from batching.rows import Rows
 from batching.tree import Floats, TokenTree
 from speculation.auto.calibration import load_cost, measure_cost, save_cost
 from speculation.auto.cost_curve import CostModel
-from speculation.bigrams import load_successors
+from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
+from speculation.drafter import DraftBudget
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
-from speculation.drafters.recycling import SuccessorTable
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
@@ -66,7 +66,7 @@ def test_the_first_token_of_a_text_matters_where_one_is_added(
 def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) -> None:
     with (
         Engine.load(tiny_model, EXACT) as engine,
-        pytest.raises(InvalidParameter, match="--draft-model"),
+        pytest.raises(InvalidParameter, match="give one with draft_model"),
     ):
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
 
@@ -104,7 +104,7 @@ def lengths(**params: float) -> list[int]:
         prompt = prompt_of(seed)
         drafter.begin(prompt)
         tree = TokenTree(prompt[-1])
-        drafter.draft(prompt, tree)
+        drafter.draft(prompt, tree, DraftBudget())
         found.append(len(tree) - 1)
     return found
 
@@ -233,21 +233,21 @@ def test_a_successor_table_keeps_the_likeliest_tokens_and_survives_the_disk(
 ) -> None:
     logits: Floats = np.full(20, -5.0, np.float32)
     logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
-    table = SuccessorTable()
+    table = BigramTable()
     assert table.of(4) == []
     table.learn(4, logits)
     assert [token for token, _ in table.of(4)][:3] == [7, 3, 11]
     assert sum(p for _, p in table.of(4)) == pytest.approx(1.0)
     table.save(tmp_path / "table.npz", 20)
-    again = SuccessorTable.load(tmp_path / "table.npz", 20)
+    again = BigramTable.load(tmp_path / "table.npz", 20)
     assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
     assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
     assert again.of(5) == []
     with pytest.raises(InvalidParameter, match="the model has 21; make it anew"):
-        SuccessorTable.load(tmp_path / "table.npz", 21)
+        BigramTable.load(tmp_path / "table.npz", 21)
     (tmp_path / "table.npz").write_bytes(b"nonsense")
-    with pytest.raises(InvalidParameter, match="is no successor table"):
-        SuccessorTable.load(tmp_path / "table.npz", 20)
+    with pytest.raises(InvalidParameter, match="is no bigram table"):
+        BigramTable.load(tmp_path / "table.npz", 20)
 
 
 def test_the_table_made_from_a_text_is_found_beside_the_model(
@@ -259,7 +259,7 @@ def test_the_table_made_from_a_text_is_found_beside_the_model(
     out = tmp_path / "model.successors.npz"
     assert main(["--model", str(gguf), "--text", str(text), "--out", str(out)]) == 0
     with Model(gguf) as model:
-        table = load_successors(model)
+        table = load_bigrams(model)
         cat = model.tokenize("the cat")[-1]
         probs = [p for _, p in table.of(cat)]
     assert len(probs) == 8

@@ -19,9 +19,10 @@ from batching.llama.model import Model
 from batching.rows import tree_rows
 from batching.target import Cancelled
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.drafter import Step
-from speculation.drafters.eagle import Eagle, Eagle1Params, Eagle2Params
+from speculation.drafter import DraftBudget, Step
+from speculation.drafters.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
 from speculation.drafting.head_context import HeadLevels
+from speculation.drafting.head_drafter import HeadDrafter
 from speculation.drafting.tree_growth import (
     Candidate,
     best_nodes,
@@ -165,7 +166,7 @@ def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
     assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
 
     tree = TokenTree(3)
-    assert hang(nodes, range(5), tree) == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert hang(nodes, range(5), tree, DraftBudget()) == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
     rows = tree_rows(tree, 2, 3)
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (2,), (1,), (2,), (1,), (2,)]
@@ -193,13 +194,13 @@ def state(*prefix: int) -> list[float]:
 def test_every_row_has_its_token_and_the_state_before_it() -> None:
     target, head = FakeTarget(), Recorder()
     levels = HeadLevels(head)
-    eagle = Eagle(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
+    eagle = HeadDrafter(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
     cache.prefill(prompt[:-1], reader=levels)
     eagle.begin(prompt)
     tree = TokenTree(6)
-    eagle.draft(prompt, tree)
+    eagle.draft(prompt, tree, DraftBudget())
     one = int(fake_logits((1, 2, 3, 4, 5, 6)).argmax())
     # Three states of the prompt were read, those of 3, 4 and 5; the head itself then saw 4, 5, 6.
     assert head.rows == [
@@ -215,14 +216,14 @@ def test_every_row_has_its_token_and_the_state_before_it() -> None:
     cache.commit(rows, [0, 1])
     eagle.observe(Step(tree, output, [0, 1], 9))
     target.want_hidden(False)
-    eagle.draft([*prompt, one, 9], TokenTree(9))
+    eagle.draft([*prompt, one, 9], TokenTree(9), DraftBudget())
     assert head.rows[:2] == [(one, state(*prompt)), (9, state(*prompt, one))]
 
 
 def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
     target, head = FakeTarget(), Recorder()
     levels = HeadLevels(head)
-    eagle = Eagle(Eagle1Params(choices="0"), levels)
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     cache = SequenceCache(target)
     for prompt, reused, expected in (
         ([1, 2, 3, 4], 0, [(2, state(1)), (3, state(1, 2)), (4, state(1, 2, 3))]),
@@ -233,7 +234,7 @@ def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
         head.rows.clear()
         assert cache.prefill(prompt[:-1], reader=levels) == reused
         eagle.begin(prompt)
-        eagle.draft(prompt, TokenTree(prompt[-1]))
+        eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget())
         assert head.rows == expected
         assert [len(head.context.held(0))] == [len(prompt) - 1]
 
@@ -241,28 +242,28 @@ def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
 def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> None:
     target, head = FakeTarget(), Recorder()
     target.want_hidden(True)
-    eagle = Eagle(Eagle1Params(choices="0"), HeadLevels(head))
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadLevels(head))
     eagle.begin([1, 2])
     tree = TokenTree(2)
-    eagle.draft([1, 2], tree)
+    eagle.draft([1, 2], tree, DraftBudget())
     assert len(tree) == 1  # nobody read the prompt
     cache = SequenceCache(target)
     cache.prefill([1])
     output = cache.extend([2])
     eagle.observe(Step(TokenTree(2), output, [0], 3))
     tree = TokenTree(7)
-    eagle.draft([1, 2, 3, 5, 7], tree)
+    eagle.draft([1, 2, 3, 5, 7], tree, DraftBudget())
     assert len(tree) == 1
     cache.extend([3, 5])
     eagle.observe(Step(TokenTree(7), cache.extend([7]), [0], 8))
-    eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8))
+    eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8), DraftBudget())
     assert head.rows == [(8, state(1, 2, 3, 5, 7))]
 
 
 def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> None:
     head = Recorder()
     levels = HeadLevels(head)
-    eagle = Eagle(Eagle1Params(choices="0"), levels)
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     cache = SequenceCache(FakeTarget(n_batch=2))
     prompt = [1, 2, 3, 4, 5, 6]
     stops = iter([False, True])
@@ -270,7 +271,7 @@ def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> No
         cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
     assert cache.prefill(prompt[:-1], reader=levels) == 2  # which were read
     eagle.begin(prompt)
-    eagle.draft(prompt, TokenTree(6))
+    eagle.draft(prompt, TokenTree(6), DraftBudget())
     assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
 
 
@@ -289,13 +290,13 @@ def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:
     head.context = FakeTarget(n_ctx=12)
     head.context.want_hidden(True)
     levels = HeadLevels(head)
-    eagle = Eagle(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
+    eagle = HeadDrafter(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
     for n, drafted in ((6, True), (12, False)):
         prompt = list(range(n))
         SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=levels)
         eagle.begin(prompt)
         tree = TokenTree(prompt[-1])
-        eagle.draft(prompt, tree)
+        eagle.draft(prompt, tree, DraftBudget())
         assert (len(tree) > 1) == drafted
 
 
@@ -311,7 +312,7 @@ def test_parameters_out_of_range_say_so() -> None:
         Eagle1Params(choices=".".join("0" * 17))
     with pytest.raises(InvalidParameter, match="choices expand 20 nodes of a level; give 16"):
         Eagle1Params(choices=[[a, 0] for a in range(20)])
-    with pytest.raises(InvalidParameter, match="needs a head of the kind eagle .* --heads"):
+    with pytest.raises(InvalidParameter, match="needs heads of the kind eagle .* with heads"):
         parse_method("eagle-2").drafters()
     assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"
     assert len(Eagle1Params().shape) == 25

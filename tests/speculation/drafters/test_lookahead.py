@@ -15,7 +15,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafters.lookahead import Lookahead, LookaheadParams, NgramPool
 from speculation.engine import Engine
 
@@ -51,7 +51,7 @@ def started(params: LookaheadParams = W5N4G2) -> Lookahead:
     lookahead = Lookahead(params)
     lookahead.begin([1, 2, 3])
     tree = TokenTree(3)
-    lookahead.draft([1, 2, 3], tree)
+    lookahead.draft([1, 2, 3], tree, DraftBudget())
     assert len(tree) == 1
     lookahead.observe(Step(tree, ScriptedOutput({}), [0], 40))
     return lookahead
@@ -59,7 +59,7 @@ def started(params: LookaheadParams = W5N4G2) -> Lookahead:
 
 def drafted(lookahead: Lookahead, tokens: Sequence[int]) -> TokenTree:
     tree = TokenTree(tokens[-1])
-    lookahead.draft(tokens, tree)
+    lookahead.draft(tokens, tree, DraftBudget())
     return tree
 
 
@@ -161,8 +161,8 @@ def test_merged_ngrams_share_their_common_prefix() -> None:
 
 def test_no_window_is_drafted_where_the_context_has_no_room_for_it() -> None:
     lookahead = started()
-    tree = TokenTree(40, max_nodes=14)
-    lookahead.draft([40], tree)
+    tree = TokenTree(40)
+    lookahead.draft([40], tree, DraftBudget(max_nodes=13))
     assert len(tree) == 1
 
 

@@ -21,7 +21,7 @@ from batching.errors import (
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafters.medusa import Medusa, MedusaParams
 from speculation.drafting.estimates import Estimates
 from speculation.engine import Engine
@@ -192,14 +192,13 @@ def drafted(params: MedusaParams, floor: float = 0.0) -> TokenTree:
     text = [1, 2, 3]
     medusa.begin(text)
     tree = TokenTree(3)
-    medusa.draft(text, tree)
+    medusa.draft(text, tree, DraftBudget())
     assert len(tree) == 1  # no state has been seen yet
     output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     bonus = int(fake_logits((1, 2, 3)).argmax())
     medusa.observe(Step(tree, output, [0], bonus))
     tree = TokenTree(bonus)
-    tree.floor = floor
-    medusa.draft([*text, bonus], tree)
+    medusa.draft([*text, bonus], tree, DraftBudget(min_path_prob=floor))
     return tree
 
 
@@ -223,10 +222,10 @@ def test_a_tree_with_a_floor_gets_the_likeliest_paths() -> None:
 def test_a_state_of_another_place_in_the_text_is_not_used() -> None:
     medusa = Medusa(MedusaParams(), FakeHeads())
     medusa.begin([1, 2])
-    medusa.draft([1, 2], TokenTree(2))
+    medusa.draft([1, 2], TokenTree(2), DraftBudget())
     medusa.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
     tree = TokenTree(9)
-    medusa.draft([1, 2, 5, 9], tree)  # a step went by unseen
+    medusa.draft([1, 2, 5, 9], tree, DraftBudget())  # a step went by unseen
     assert len(tree) == 1
 
 
@@ -236,10 +235,10 @@ def test_estimates_learn_from_the_token_that_came() -> None:
     medusa = Medusa(MedusaParams(), heads, estimates)
     text = [1, 2, 3]
     medusa.begin(text)
-    medusa.draft(text, TokenTree(3))
+    medusa.draft(text, TokenTree(3), DraftBudget())
     state = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     medusa.observe(Step(TokenTree(3), state, [0], 4))
-    medusa.draft([*text, 4], TokenTree(4))
+    medusa.draft([*text, 4], TokenTree(4), DraftBudget())
     best = int(heads.top(fake_hidden((1, 2, 3)), 1)[0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
     assert estimates.of(5) > estimates.of(3)  # its first choice had 0.5, its second 0.3
@@ -257,7 +256,7 @@ def test_medusa_is_written_like_every_method_and_says_when_it_is_lossy() -> None
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
         parse_method("medusa:verify=rejection")
-    with pytest.raises(InvalidParameter, match="none were loaded; give them with --heads"):
+    with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
         parse_method("medusa").drafters()
 
 

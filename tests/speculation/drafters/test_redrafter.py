@@ -17,7 +17,7 @@ from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.tree import Floats, TokenTree
-from speculation.drafter import Step
+from speculation.drafter import DraftBudget, Step
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.drafting.tree_growth import Candidate, best_ends
 from speculation.engine import Engine
@@ -176,13 +176,12 @@ def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> Toke
     drafter = ReDrafter(params, head)
     drafter.begin([1, 2, 3])
     tree = TokenTree(3)
-    drafter.draft([1, 2, 3], tree)
+    drafter.draft([1, 2, 3], tree, DraftBudget())
     assert len(tree) == 1  # no state has been seen yet
     output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     drafter.observe(Step(tree, output, [0], 5))
     tree = TokenTree(5)
-    tree.floor = floor
-    drafter.draft([1, 2, 3, 5], tree)
+    drafter.draft([1, 2, 3, 5], tree, DraftBudget(min_path_prob=floor))
     return tree
 
 
@@ -260,10 +259,10 @@ def test_what_holds_teaches_how_far_the_head_is_to_be_believed() -> None:
     before = drafter._confidence.holds(first)
     state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
     drafter.begin([1, 2, 3])
-    drafter.draft([1, 2, 3], TokenTree(3))
+    drafter.draft([1, 2, 3], TokenTree(3), DraftBudget())
     drafter.observe(Step(TokenTree(3), state, [0], 5))
     tree = TokenTree(5)
-    drafter.draft([1, 2, 3, 5], tree)
+    drafter.draft([1, 2, 3, 5], tree, DraftBudget())
     drafter.observe(Step(tree, state, [0, 1], 4))
     assert drafter._confidence.holds(first) > before
 
@@ -271,10 +270,10 @@ def test_what_holds_teaches_how_far_the_head_is_to_be_believed() -> None:
 def test_a_state_of_another_place_in_the_text_is_not_used() -> None:
     drafter = ReDrafter(ReDrafterParams(), FakeHead())
     drafter.begin([1, 2])
-    drafter.draft([1, 2], TokenTree(2))
+    drafter.draft([1, 2], TokenTree(2), DraftBudget())
     drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
     tree = TokenTree(9)
-    drafter.draft([1, 2, 5, 9], tree)  # a step went by unseen
+    drafter.draft([1, 2, 5, 9], tree, DraftBudget())  # a step went by unseen
     assert len(tree) == 1
 
 
@@ -292,7 +291,7 @@ def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
 
 
 def test_without_a_head_the_method_says_what_it_needs() -> None:
-    with pytest.raises(InvalidParameter, match="none was loaded; give it with --heads"):
+    with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
         parse_method("redrafter").drafters()
 
 
