@@ -30,13 +30,13 @@ from speculation.chat.detokenizer import ReplyText
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.reasoning import answer_of
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
+from speculation.conversion import model_file
 from speculation.decode import decode
 from speculation.drafter import Drafter, reader_of, reads_states
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
-from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
-from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.stats import Stats
@@ -83,7 +83,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        model: str | Path = DEFAULT_MODEL,
+        model: str | Path | None = None,
         params: ContextParams | None = None,
         *,
         draft_model: str | Path | None = None,
@@ -93,7 +93,7 @@ class Engine:
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
-        """Load a GGUF by path, or by its name in models.txt.
+        """Load a GGUF by path, or by its name in models.txt; None is ``default_model()``.
 
         ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
         ``"paired"`` takes the one that models.txt names for the model.
@@ -103,7 +103,8 @@ class Engine:
         names a file that gets one JSON line for each decode; ``progress`` sees the share of the
         model that is loaded, then that of the draft model, and what it raises ends the load.
         """
-        loading = resolve(model)
+        model = default_model() if model is None else model
+        loading = model_file(model)
         opened: list[Model | Context | HeadInContext] = []
         try:
             loaded = Model(loading, n_gpu_layers=n_gpu_layers, mtp=mtp, progress=progress)
