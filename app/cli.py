@@ -17,14 +17,15 @@ speculation COMMAND --help shows the flags of each.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int | None:
-    """Run one command with the flags after it; return the exit code, None for 0."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command with the flags after it; return the exit code."""
     name, *flags = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     # Each is imported where it is used: the bench is not to wait for Gradio.
     if name == "chat":
         from app.__main__ import main as chat
 
-        return chat(flags)
+        chat(flags)
+        return 0
     if name == "bench":
         from speculation.bench.__main__ import main as bench
 
@@ -42,3 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         return 0
     print(f"speculation: no command {name!r}; give chat, bench, train or models", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

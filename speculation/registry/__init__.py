@@ -1,8 +1,8 @@
 """Models by name: models.txt, and the way from a name to a GGUF file on this machine.
 
-``entries`` says what a line means, ``hub`` fetches what is not here yet, ``packages`` finds files of
-installed Python packages. Nothing in this package opens a GGUF file: whether it can be run is for
-``batching`` to say.
+``entries`` says what a line means, ``hub`` fetches what is not here yet, ``packages`` finds files
+of installed Python packages. Nothing in this package opens a GGUF file: whether it can be run is
+for ``batching`` to say.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Conversion:
 
 
 def default_model() -> str:
-    """The first model of models.txt from a package that is installed; the bundled one if none is."""
+    """The first model of models.txt whose package is installed; the bundled one if none is."""
     try:
         entries = read_registry()
     except RegistryError:  # told as soon as any name is looked up
@@ -122,7 +122,8 @@ def resolve(
     """The GGUF file that a path, a name in models.txt or an ``hf:`` source stands for.
 
     An existing file is returned as it is. What lies on the hub is fetched once; after that no
-    network is used. Of a package's file the converted one is returned if it was made. Of a model in several files any one names it, and the first is returned.
+    network is used. Of a file in a package the converted one is returned if it was made. Of a model
+    in several files any one names it, and the first is returned.
     ``progress`` shows a bar always (True), never (False) or in a terminal (None); ``bar`` makes
     that bar in place of ``tqdm.tqdm``.
 
