@@ -38,7 +38,8 @@ class ModelEntry:
 
     ``source`` is ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path. ``draft`` is the name
     of the line whose model can draft for this one, None for none; ``heads`` are the names of lines
-    that are drafting heads trained on it. ``is_heads`` says that this line is such heads, and no model.
+    that are drafting heads trained on it. ``is_heads`` says that this line is such heads, and no
+    model.
     """
 
     name: str
