@@ -204,10 +204,8 @@ def pip(
     if end:
         print("\n".join(end), file=sys.stderr)
         raise InstallFailed(f"{what} failed, as shown above; the whole log is {LOG}")
-    errors = [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")]
-    reason = errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip failed"
     hint = "check the network and pip's settings, then run this again"
-    raise InstallFailed(f"{what}: {reason}; {hint} (log: {LOG})")
+    raise InstallFailed(f"{what} failed: {reason_of(lines)}; {hint} (log: {LOG})")
 
 
 def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
@@ -353,6 +351,16 @@ def end_of_build(lines: Sequence[str]) -> list[str]:
         if first is not None:
             return build[first : first + 25]
     return build[-25:]
+
+
+def reason_of(lines: Sequence[str]) -> str:
+    """Why pip failed, in one line: what the system said of a connection, else pip's own error."""
+    for line in lines:
+        system = re.search(r"connection broken by .*?(\[(?:Errno|SSL)[^'\")]+)", line)
+        if system:
+            return f"no connection to the package index ({system[1].strip()})"
+    errors = [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")]
+    return errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip ended with an error"
 
 
 def last_line(file: Path, default: str) -> str:
