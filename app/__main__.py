@@ -17,9 +17,9 @@ from app.worker.backend import LocalBackend
 from app.worker.messages import Failed, ModelSpec
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
-from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
+from speculation.engine import DEFAULT_METHOD
 from speculation.methods import METHODS, parse_method
-from speculation.registry import PAIRED
+from speculation.registry import PAIRED, default_model
 from speculation.system.console import print_anything
 
 
@@ -28,7 +28,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m app", description="A chat in the browser that shows what speculation does."
     )
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="name in models.txt, path or hf:… (%(default)s)")
+    add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
     add(
         "--draft-model",
         nargs="?",

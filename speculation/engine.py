@@ -21,6 +21,7 @@ from speculation.auto.calibration import load_cost, save_cost
 from speculation.auto.cost_curve import CostModel
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
+from speculation.conversion import model_file
 from speculation.drafter import Drafter
 from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
 from speculation.generation import Generation as Generation
@@ -28,8 +29,7 @@ from speculation.generation import GenerationRequest, Settings
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method
-from speculation.registry import DEFAULT_MODEL as DEFAULT_MODEL
-from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, make_sampler
 
@@ -76,7 +76,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        model: str | Path = DEFAULT_MODEL,
+        model: str | Path | None = None,
         params: ContextParams | None = None,
         *,
         draft_model: str | Path | None = None,
@@ -86,7 +86,7 @@ class Engine:
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
-        """Load a GGUF by path, or by its name in models.txt.
+        """Load a GGUF by path, or by its name in models.txt; None is ``default_model()``.
 
         ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
         ``"paired"`` takes the one that models.txt names for the model.
@@ -96,7 +96,8 @@ class Engine:
         names a file that gets one JSON line for each decode; ``progress`` sees the share of the
         model that is loaded, then that of the draft model, and what it raises ends the load.
         """
-        loading = resolve(model)
+        model = default_model() if model is None else model
+        loading = model_file(model)
         opened: list[Model | Context | HeadInContext] = []
         try:
             loaded = Model(loading, n_gpu_layers=n_gpu_layers, mtp=mtp, progress=progress)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speculation.engine import DEFAULT_METHOD, DEFAULT_MODEL
+from speculation.engine import DEFAULT_METHOD
+from speculation.registry import default_model
 
 Value = bool | int | float | str
 
@@ -47,7 +48,7 @@ class ModelInfo:
 class ModelSpec:
     """Which model, and how to load it. Models are names of models.txt, paths or ``hf:…``."""
 
-    model: str = DEFAULT_MODEL
+    model: str = field(default_factory=default_model)
     n_ctx: int = 0
     n_gpu_layers: int | None = None
     n_threads: int | None = None

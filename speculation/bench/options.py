@@ -14,9 +14,8 @@ from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
 from speculation.bench.suites.suite import Suite
-from speculation.engine import DEFAULT_MODEL
 from speculation.methods import Method, parse_method
-from speculation.registry import PAIRED
+from speculation.registry import PAIRED, default_model
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
@@ -325,9 +324,9 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
 def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
+        default=default_model(),
         metavar="PATH|NAME",
-        help=f"a GGUF file, or a name of models.txt ({DEFAULT_MODEL})",
+        help="a GGUF file, or a name of models.txt (%(default)s)",
     )
     group.add_argument(
         "--draft-model",

@@ -21,7 +21,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
-from speculation.registry import DEFAULT_MODEL, resolve
+from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything, worded
 from speculation.system.files import read_text, require_other, require_writable
 
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m speculation.bigrams",
         description="Make the bigram table that method recycling starts with.",
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF, or a name of models.txt")
+    parser.add_argument("--model", default=BUNDLED_MODEL, help="a GGUF, or a name of models.txt")
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")
     parser.add_argument("--out", type=Path, help="file to write (in the user's cache directory)")
     parser.add_argument("--max-tokens", type=int, default=200_000, help="tokens read in all")

@@ -12,10 +12,15 @@ from batching.errors import SpeculationError
 FORM = "name | source | draft | note"
 HEADS = "heads"  # in the draft field: the line is no model
 HUB_FORM = "hf:owner/repository/file.gguf, with @revision after it if need be"
+PACKAGE_FORM = "package:name/file.gguf@sha256:…, with -> Q8_0 after it to convert it"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HUB = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(?P<file>[^@|]+\.gguf)(@(?P<revision>.+))?"
+)
+_PACKAGE = re.compile(
+    r"package:(?P<package>[A-Za-z_]\w*)/(?P<file>[^@|>]+\.gguf)"
+    r"@sha256:(?P<sha256>[0-9a-f]{64})(\s*->\s*(?P<type>[A-Z0-9_]+))?"
 )
 
 
@@ -31,9 +36,10 @@ class ModelNotFound(SpeculationError):
 class ModelEntry:
     """One line of models.txt.
 
-    ``source`` is ``hf:…``, ``bundled:…`` or an absolute path. ``draft`` is the name of the line
-    whose model can draft for this one, None for none; ``heads`` are the names of lines that are
-    drafting heads trained on it. ``is_heads`` says that this line is such heads, and no model.
+    ``source`` is ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path. ``draft`` is the name
+    of the line whose model can draft for this one, None for none; ``heads`` are the names of lines
+    that are drafting heads trained on it. ``is_heads`` says that this line is such heads, and no
+    model.
     """
 
     name: str
@@ -53,6 +59,19 @@ class HubFile:
     revision: str = "main"
 
 
+@dataclass(frozen=True)
+class PackageFile:
+    """One file of an installed Python package, by the package's import name.
+
+    ``file_type`` is the type it is converted to, as in Q8_0; None uses it as it is.
+    """
+
+    package: str
+    path: str
+    sha256: str
+    file_type: str | None = None
+
+
 def parse_hub(source: str) -> HubFile:
     """``hf:owner/repository/folder/file.gguf@revision`` taken apart.
 
@@ -67,6 +86,17 @@ def parse_hub(source: str) -> HubFile:
         if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", text)):
             raise RegistryError(f"{source!r} has an empty, '.' or '..' step; write {HUB_FORM}")
     return wanted
+
+
+def parse_package(source: str) -> PackageFile:
+    """``package:name/file.gguf@sha256:… -> Q8_0`` taken apart.
+
+    Raises RegistryError when the text has another form.
+    """
+    match = _PACKAGE.fullmatch(source)
+    if match is None or not {"", ".", ".."}.isdisjoint(match["file"].split("/")):
+        raise RegistryError(f"{source!r} names no file of a package; write {PACKAGE_FORM}")
+    return PackageFile(match["package"], match["file"], match["sha256"], match["type"])
 
 
 def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
@@ -163,6 +193,9 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
 def _checked_source(source: str, folder: Path) -> str:
     if source.startswith("hf:"):
         parse_hub(source)
+        return source
+    if source.startswith("package:"):
+        parse_package(source)
         return source
     if source.startswith("bundled:"):
         file = source.removeprefix("bundled:")

@@ -97,13 +97,18 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
     ``progress`` and ``bar`` are those of ``resolve``. Raises DownloadFailed.
     """
     try:
-        cached = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.revision)
-        if isinstance(cached, str):
-            return Path(cached)
+        if found := cached(wanted):
+            return found
         remote = _look_up(wanted)
         return _fetch_remote(wanted, remote, _bar_maker(progress, bar))
     except (_HTTPError, OSError, HFValidationError) as error:
         raise DownloadFailed(_explain(wanted, error)) from error
+
+
+def cached(wanted: HubFile) -> Path | None:
+    """The path of ``wanted`` in the hub's cache; None where it is not there."""
+    found = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.revision)
+    return Path(found) if isinstance(found, str) else None
 
 
 def page(wanted: HubFile) -> str:

@@ -18,7 +18,7 @@ from batching.llama.context import ContextParams
 from batching.llama.model import Model
 from batching.llama.private_api import check_taps
 from batching.tree import Floats
-from speculation.engine import DEFAULT_MODEL, Engine
+from speculation.engine import Engine
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
@@ -37,7 +37,7 @@ from speculation.heads.tree import (
     show_choices,
 )
 from speculation.methods import parameter_docs
-from speculation.registry import resolve
+from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything, worded
 from speculation.system.files import digest, require_other, require_writable
 from speculation.train import TrainError, require_gguf, require_packages, states
@@ -188,7 +188,7 @@ def _chosen(device: str | None) -> str:
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, help="the target: a GGUF, or a name of models.txt")
+    add("--model", default=BUNDLED_MODEL, help="the target: a GGUF, or a name of models.txt")
     add("--data", nargs="+", type=Path, required=True, help="texts, chats or prompts")
     add("--out", type=Path, required=True, help="the file of heads to write")
     add("--work", type=Path, help="folder of the collected states (OUT.states)")

@@ -10,8 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from batching.errors import SpeculationError
-from speculation.engine import DEFAULT_MODEL
-from speculation.registry import resolve
+from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything
 from speculation.system.files import require_writable
 from tools.upscale.gguf_file import TYPES, Source, write_enlarged
@@ -95,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
+        default=BUNDLED_MODEL,
         metavar="PATH|NAME",
-        help=f"a GGUF file, or a name of models.txt ({DEFAULT_MODEL})",
+        help=f"a GGUF file, or a name of models.txt ({BUNDLED_MODEL})",
     )
     parser.add_argument(
         "--width",

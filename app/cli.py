@@ -1,0 +1,49 @@
+"""The command ``speculation``: chat, bench, train and models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: speculation COMMAND [flags]
+
+  chat     the chat in the browser
+  bench    how fast the methods are on this machine
+  train    drafting heads for a model
+  models   the models known by name, and which are here; fetches those that are named
+
+speculation COMMAND --help shows the flags of each.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command with the flags after it; return the exit code."""
+    name, *flags = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    # Each is imported where it is used: the bench is not to wait for Gradio.
+    if name == "chat":
+        from app.__main__ import main as chat
+
+        chat(flags)
+        return 0
+    if name == "bench":
+        from speculation.bench.__main__ import main as bench
+
+        return bench(flags)
+    if name == "train":
+        from speculation.train.__main__ import main as train
+
+        return train(flags)
+    if name == "models":
+        from app.models import main as models
+
+        return models(flags)
+    if name in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    print(f"speculation: no command {name!r}; give chat, bench, train or models", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""``speculation models``: the models of models.txt, and fetching them ahead of their use."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+
+from speculation.console import print_anything
+
+from batching.errors import SpeculationError
+from speculation.conversion import model_file
+from speculation.registry import ModelEntry, default_model, is_here, read_registry
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List the models, or fetch those named; return the exit code."""
+    print_anything()
+    parser = argparse.ArgumentParser(
+        prog="speculation models",
+        description="Lists the models of models.txt, or fetches some of them.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a model to fetch")
+    names = parser.parse_args(arguments).names
+    try:
+        for name in names:
+            print(model_file(name))
+        if not names:
+            print(table(read_registry().values(), default_model()))
+    except SpeculationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what has arrived is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def table(entries: Iterable[ModelEntry], default: str) -> str:
+    """A line for each: its name, ``default``, ``here`` or nothing, and its note."""
+    rows = [
+        (e.name, "default" if e.name == default else "here" if is_here(e) else "", e.note)
+        for e in entries
+    ]
+    width = max((len(name) for name, _, _ in rows), default=0)
+    return "\n".join(f"{name:{width}}  {state:7}  {note}" for name, state, note in rows)

