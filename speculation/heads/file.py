@@ -1,6 +1,6 @@
 """Files of heads: one GGUF for each set, with the model it was trained on written in it.
 
-docs/heads.md lists metadata and tensors. What is common to every kind of heads stands here.
+docs/heads-file.md lists metadata and tensors. What is common to every kind of heads stands here.
 """
 
 from __future__ import annotations

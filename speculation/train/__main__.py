@@ -51,7 +51,7 @@ OK, FAILED, INTERRUPTED = 0, 2, 130
 T = TypeVar("T")
 
 DESCRIPTION = """\
-Train drafting heads for a GGUF, and choose the tree they draft. docs/heads.md explains.
+Train drafting heads for a GGUF, and choose the tree they draft. docs/training.md explains.
 
 The target reads the data, and its states and choices are kept in a folder; heads learn from them
 and are judged by texts that were held out. Ctrl-C while it reads loses nothing: the same command
