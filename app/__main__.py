@@ -62,7 +62,20 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
     add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
-    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (%(default)s). Browsers may ask for the page by localhost, by "
+        "this name, and, unless it is of the loopback interface alone, by any address; with "
+        "0.0.0.0 by the machine's name as well",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="another name that browsers may ask for the page by, such as a proxy's; may be "
+        "repeated",
+    )
     add("--port", type=int, help="port to listen on (the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
     add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
@@ -115,7 +128,8 @@ def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
     try:
         url = launch(
             page,
-            server_name=flags.host,
+            flags.host,
+            flags.allow_host or (),
             server_port=flags.port,
             inbrowser=not flags.no_browser,
             prevent_thread_lock=True,
