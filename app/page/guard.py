@@ -2,7 +2,7 @@
 
 A page of another site must not reach this server through the user's browser. Two checks see to it:
 ``Host`` must be a name of this server, or a site could let its own name point here (DNS rebinding);
-and where there is an ``Origin``, it must be this page's. Gradio's routes for files are closed, since
+and where there is an ``Origin``, it must be this page's. Gradio's routes for files are closed, as
 the page needs none of them, and every body is read here, up to a limit.
 """
 
