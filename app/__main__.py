@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import socket
 import sys
 import threading
@@ -120,7 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _serve(build(backend, spec, flags.method), flags)
     finally:
-        backend.close()  # the server ends with the process, without waiting for pages that are open
+        # The server ends with the process, without waiting for pages that are open. From here on
+        # Ctrl-C is the system's own, which ends the process whatever its threads do.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if not backend.close():
+            print("The engine does not stop; leaving it as it is", file=sys.stderr, flush=True)
+            os._exit(1)  # or Python would wait for the threads that wait for the engine
 
 
 def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
