@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import socket
 import sys
 import threading
@@ -62,7 +64,20 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
     add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
-    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (%(default)s). Browsers may ask for the page by localhost, by "
+        "this name, and, unless it is of the loopback interface alone, by any address; with "
+        "0.0.0.0 by the machine's name as well",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        metavar="NAME",
+        help="another name that browsers may ask for the page by, such as a proxy's; may be "
+        "repeated",
+    )
     add("--port", type=int, help="port to listen on (the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
     add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
@@ -107,7 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _serve(build(backend, spec, flags.method), flags)
     finally:
-        backend.close()  # the server ends with the process, without waiting for pages that are open
+        # The server ends with the process, without waiting for pages that are open. From here on
+        # Ctrl-C is the system's own, which ends the process whatever its threads do.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if not backend.close():
+            print("The engine does not stop; leaving it as it is", file=sys.stderr, flush=True)
+            os._exit(1)  # or Python would wait for the threads that wait for the engine
 
 
 def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
@@ -115,7 +136,8 @@ def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
     try:
         url = launch(
             page,
-            server_name=flags.host,
+            flags.host,
+            flags.allow_host or (),
             server_port=flags.port,
             inbrowser=not flags.no_browser,
             prevent_thread_lock=True,

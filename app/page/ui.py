@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.page.conversation import Reply, markdown
 from app.page.events import QUICK, SLOW
 from app.page.fields import Fields, method_fields, read_settings, sampling_fields
 from app.page.files import files_to_text, read_files
+from app.page.guard import Guard, Names
 from app.page.model_panel import ModelPanel
 from app.page.session import Session
 from app.worker.backend import Backend
@@ -31,9 +31,6 @@ SCRIPTS = (
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-
-# The browser itself refuses whatever would leave this machine.
-POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
 WELCOME = """
 <div class="turns" role="region" aria-label="Conversation"></div>
@@ -385,10 +382,11 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     return page
 
 
-def launch(page: gr.Blocks, **options: Any) -> str:
+def launch(page: gr.Blocks, host: str, allowed: Iterable[str] = (), **options: Any) -> str:
     """Serve the page, without anything that would leave this machine; the page's address.
 
-    Raises OSError when the port is taken.
+    ``host`` is the address to listen on, ``allowed`` are further names that the page may be asked
+    for by. Raises OSError when the port is taken.
     """
     # Gradio asks its own server whether it is up; a proxy must not come between the two.
     for name in ("NO_PROXY", "no_proxy"):
@@ -397,6 +395,7 @@ def launch(page: gr.Blocks, **options: Any) -> str:
         primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
     )
     _, url, _ = page.launch(
+        server_name=host,
         theme=theme,
         css=_text("page.css"),
         head="".join(f"<script>{_text(name)}</script>" for name in IN_HEAD),
@@ -408,7 +407,7 @@ def launch(page: gr.Blocks, **options: Any) -> str:
         pwa=False,
         mcp_server=False,
         enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(_StayHere)]},
+        app_kwargs={"middleware": [Middleware(Guard, names=Names(host, allowed))]},
         **options,
     )
     return str(url)
@@ -420,18 +419,3 @@ def _text(name: str) -> str:
 
 def _tab_id(request: gr.Request) -> str:
     return str(request.session_hash)
-
-
-class _StayHere:
-    """Sends ``POLICY`` with every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"].append((b"content-security-policy", POLICY.encode()))
-            await send(message)
-
-        await self._app(scope, receive, send_with_policy)

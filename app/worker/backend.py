@@ -70,7 +70,9 @@ class Backend(Protocol):
         """End what has this id, within one step; its iterator still yields its last event."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """Stop everything; whether all of it has ended within a few seconds."""
+        ...
 
 
 class LocalBackend:
@@ -111,10 +113,15 @@ class LocalBackend:
     def stop(self, request_id: str) -> None:
         self._queue.stop(request_id)
 
-    def close(self) -> None:
-        """Stop everything and free the model. Idempotent."""
-        self._queue.close()
-        self._slot.close()
+    def close(self) -> bool:
+        """Stop everything and free the model, unless a job that does not end still uses it.
+
+        Gives whether all has ended. Idempotent.
+        """
+        has_ended = self._queue.close()
+        if has_ended:
+            self._slot.close()
+        return has_ended
 
     def _reply(self, job: Job, request: ChatRequest) -> None:
         try:

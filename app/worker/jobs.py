@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -16,6 +17,8 @@ from app.worker.wording import in_page
 from batching.errors import SpeculationError
 
 log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0  # for the job that runs to end when the queue is closed
 
 
 class Job:
@@ -70,14 +73,19 @@ class JobQueue:
         for job in jobs:
             self._cancel(job)
 
-    def close(self) -> None:
+    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Stop every job; whether the one that ran has ended within so many seconds."""
         with self._changed:
             self._closed = True
             jobs = [job for job in (self._running, *self._waiting) if job]
             self._changed.notify()
         for job in jobs:
             self._cancel(job)
-        self._thread.join()
+        deadline = time.monotonic() + seconds
+        # Ctrl-C does not end waiting for a thread on Windows.
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.05)
+        return not self._thread.is_alive()
 
     def _cancel(self, job: Job) -> None:
         job.cancelled.set()

@@ -64,7 +64,8 @@ class FakeBackend:
 
     def stop(self, request_id: str) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        return True
 
 
 def run(conversation: Conversation, backend: Any, **settings: Any) -> Reply:

@@ -59,7 +59,7 @@ function chatsIn(text) {
   return data.chats.map((chat, i) => {
     const { name, title, at } = chat ?? {};
     try {
-      if (!name || ![name, title].every((text) => typeof text === "string") || !Number.isFinite(at)) {
+      if (!name || ![name, title].every((text) => typeof text === "string") || !store.isDate(at)) {
         throw new Error("lacks its name, title or date");
       }
       const text = JSON.stringify(asTurns(chat.turns));

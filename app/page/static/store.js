@@ -20,9 +20,20 @@ const store = (() => {
   }
   const areKept = () => local !== null && local.getItem(SWITCH) !== "no";
   const newName = () => `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
+  // What a Date can be made of.
+  const isDate = (at) => Number.isFinite(at) && at >= 0 && at <= 8.64e15;
   const isChat = (chat) =>
-    typeof chat?.name === "string" && typeof chat.title === "string" && Number.isFinite(chat.at);
+    typeof chat?.name === "string" && typeof chat.title === "string" && isDate(chat.at);
   const latestFirst = (chats) => chats.sort((a, b) => b.at - a.at);
+  // What is in the database may be of any program: it is mended, for it to be seen and deleted.
+  const mended = (chat) => ({
+    ...chat,
+    title: typeof chat.title === "string" ? chat.title : "",
+    at: isDate(chat.at) ? chat.at : 0,
+    size: Number.isFinite(chat.size) ? chat.size : 0,
+  });
+  const all = async (chats) =>
+    latestFirst((await done(chats.getAll())).filter(({ name }) => typeof name === "string").map(mended));
 
   // The database
 
@@ -183,7 +194,7 @@ const store = (() => {
   // The limit is kept in the same transaction.
   async function dropBeyondLimit(chats, texts) {
     if ((await done(chats.count())) <= MOST) return [];
-    const beyond = latestFirst(await done(chats.getAll())).slice(MOST);
+    const beyond = (await all(chats)).slice(MOST);
     for (const { name } of beyond) await drop(chats, texts, name);
     return beyond;
   }
@@ -199,9 +210,7 @@ const store = (() => {
         isFull = false;
         return { ...result, gone: [...gone.map(([chat]) => chat), ...result.gone] };
       } catch (error) {
-        const others = latestFirst(await read((chats) => done(chats.getAll()))).filter(
-          (chat) => chat.name !== name,
-        );
+        const others = (await read(all)).filter((chat) => chat.name !== name);
         const sizeOf = (list) => list.reduce((sum, chat) => sum + chat.size, 0);
         const freed = sizeOf(gone.map(([chat]) => chat));
         const helps = others.length > 0 && freed < 2 * size && freed + sizeOf(others) >= size;
@@ -240,6 +249,7 @@ const store = (() => {
 
   return {
     newName,
+    isDate,
     areKept,
     reason,
 
@@ -250,7 +260,7 @@ const store = (() => {
     },
 
     // The latest first, without their texts.
-    list: async () => latestFirst((await read((chats) => done(chats.getAll()))).filter(isChat)),
+    list: () => read(all),
 
     text: (name) => read((chats, texts) => done(texts.get(name))),
 
@@ -259,7 +269,7 @@ const store = (() => {
       read(async (chats, texts) => {
         const chat = await done(chats.get(name));
         const text = await done(texts.get(name));
-        return chat && text ? { chat, text } : undefined;
+        return chat && text ? { chat: mended(chat), text } : undefined;
       }),
 
     // What a tab has made of a chat whose text was `before`, in one of these versions: where another tab
@@ -286,7 +296,7 @@ const store = (() => {
       write(() =>
         change(async (chats, texts) => {
           const found = await done(chats.get(chat.name));
-          if (found?.at >= chat.at) return "known";
+          if (found && mended(found).at >= chat.at) return "known";
           if (!found && (await done(chats.count())) >= MOST) return "beyond";
           await put(chats, texts, { ...chat, version: newName() }, text);
           return "added";

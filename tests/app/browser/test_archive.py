@@ -120,6 +120,24 @@ def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why
     assert titles(chat) == []
 
 
+@pytest.mark.parametrize("at", [1e300, -1, "1", None])
+def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
+    chat: Chat, tmp_path: Path, at: Any
+) -> None:
+    one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
+    data = {"format": "speculation-chats", "version": 1, "chats": [one]}
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    assert import_file(chat, tmp_path / "x.json") == (
+        "x.json cannot be imported: its chat 1 lacks its name, title or date."
+    )
+    chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
+    chat.ask("a cat")
+    wait_for_titles(chat, "a cat", "a")
+    accept_dialogs(chat)
+    chat.page.get_by_role("button", name="Delete a", exact=True).click()
+    wait_for_titles(chat, "a cat")
+
+
 def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
     chat.page.evaluate(
         """async (turns) => {

@@ -7,7 +7,6 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -320,18 +319,3 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
 def test_an_address_of_another_machine_is_refused_before_any_port_is_tried() -> None:
     with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1: no address of this machine"):
         main(["--host", "192.0.2.1"])
-
-
-def test_the_answers_of_the_page_forbid_the_browser_to_leave() -> None:
-    sent: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "headers": []})
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    coroutine = ui._StayHere(app)({}, None, send)  # type: ignore[arg-type]
-    with pytest.raises(StopIteration):
-        coroutine.send(None)
-    assert sent[0]["headers"] == [(b"content-security-policy", ui.POLICY.encode())]

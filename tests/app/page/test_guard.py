@@ -1,0 +1,147 @@
+"""Who may ask the page's server, for what, and how much they may send."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from app.page.guard import LARGEST_BODY, POLICY, Names
+from tests.app.browser.chat import served
+
+EVIL = "evil.example"
+JSON = {"Content-Type": "application/json"}
+CALL = json.dumps({"data": [], "fn_index": 0, "session_hash": "x"})
+FORM = (
+    '--b\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n'
+    "Content-Type: text/plain\r\n\r\nkept\r\n--b--\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def port(tiny_model: Path) -> Iterator[int]:
+    with served(tiny_model, "--allow-host", "chat.example") as url:
+        yield urlsplit(url).port or 0
+
+
+def ask(
+    port: int,
+    path: str,
+    method: str = "GET",
+    body: str | bytes | Iterable[bytes] | None = None,
+    **headers: str,
+) -> tuple[int, str]:
+    """The status, and what the answer begins with: a stream has no end."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, named, encode_chunked=not isinstance(body, str))
+        answer = connection.getresponse()
+        is_text = answer.getheader("Content-Type", "").startswith("text/plain")
+        return answer.status, answer.read().decode() if is_text else ""
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/config", "/gradio_api/queue/data?session_hash=x", "/gradio_api/heartbeat/x"]
+)
+def test_the_page_answers_only_to_its_own_names(port: int, path: str) -> None:
+    status, told = ask(port, path, Host=EVIL)
+    assert status == 403
+    assert told.startswith("This server does not go by the name 'evil.example'")
+    assert f"Open http://127.0.0.1:{port} " in told
+    assert "--allow-host" in told
+
+
+def test_calls_of_other_sites_are_refused_and_those_of_the_page_are_not(port: int) -> None:
+    path = "/gradio_api/queue/join"
+    ours = f"localhost:{port}"
+    for headers, status in (
+        ({"Host": EVIL, "Origin": f"http://{EVIL}"}, 403),
+        ({"Host": ours, "Origin": f"http://{EVIL}"}, 403),
+        ({"Host": ours, "Origin": f"http://127.0.0.1:{port}"}, 403),  # another site's, to browsers
+        ({"Host": ours, "Origin": "null"}, 403),
+        ({"Host": ours, "Origin": f"http://{ours}"}, 200),
+        ({"Host": ours}, 200),
+        ({"Host": "chat.example", "Origin": "https://chat.example"}, 200),
+        ({"Host": ours, "Origin": "https://chat.example"}, 200),  # a proxy that names itself so
+    ):
+        found, told = ask(port, path, "POST", CALL, **JSON, **headers)
+        assert found == status, headers
+        assert status == 200 or "which may ask nothing here" in told or EVIL in told
+
+
+def test_a_websocket_is_refused_as_well(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as asked:
+        asked.sendall(
+            f"GET /gradio_api/queue/data HTTP/1.1\r\nHost: {EVIL}\r\nConnection: Upgrade\r\n"
+            "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        assert asked.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+def test_routes_that_take_or_give_files_are_closed(port: int) -> None:
+    boundary = {"Content-Type": "multipart/form-data; boundary=b"}
+    for path in ("upload", "component_server", "process_recording", "vibe-edit", "api/predict"):
+        found = ask(port, f"/gradio_api/{path}", "POST", FORM, **boundary)
+        assert found == (403, "The chat does not need this address, so it is closed.\n"), path
+    assert ask(port, "/login", "POST", "username=a&password=b")[0] == 403
+    for path in ("file=/etc/hostname", "file=http://192.0.2.1/", "proxy=http://192.0.2.1/"):
+        assert ask(port, f"/gradio_api/{path}")[0] == 403, path
+
+
+def test_a_body_is_bounded_however_it_is_sent(port: int) -> None:
+    path = "/gradio_api/queue/join"
+    long = {"Content-Length": str(LARGEST_BODY + 1)}
+    status, told = ask(port, path, "POST", **long)
+    assert (status, "conversation is too long" in told) == (413, True)
+    said = CALL.replace('"x"', f'"{"x" * (LARGEST_BODY - 2000)}"')
+    assert ask(port, path, "POST", said, **JSON)[0] == 200
+    block = b"x" * 2**20
+    chunks = [block] * (LARGEST_BODY // 2**20)
+    assert ask(port, path, "POST", iter([*chunks, b"x"]), Transfer_Encoding="chunked")[0] == 413
+
+
+def test_answers_forbid_the_browser_to_leave(port: int) -> None:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/")
+    assert connection.getresponse().getheader("Content-Security-Policy") == POLICY
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("listens", "asked", "answers"),
+    [
+        ("127.0.0.1", "127.0.0.1:7860", True),
+        ("127.0.0.1", "127.1.2.3", True),
+        ("127.0.0.1", "[::1]:7860", True),
+        ("127.0.0.1", "LocalHost.:80", True),
+        ("127.0.0.1", "192.168.0.2:7860", False),
+        ("127.0.0.1", "0.0.0.0:7860", False),
+        ("127.0.0.1", "box", False),
+        ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "[", False),
+        ("::1", "[::1]:7860", True),
+        ("0.0.0.0", "192.168.0.2:7860", True),
+        ("0.0.0.0", "[fe80::1]:7860", True),
+        ("0.0.0.0", "box:7860", True),
+        ("::", "box.lan", True),
+        ("0.0.0.0", "box.local", True),
+        ("0.0.0.0", EVIL, False),
+        ("192.0.2.1", "192.0.2.1:7860", True),
+        ("192.0.2.1", "box", False),
+    ],
+)
+def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
+    monkeypatch: pytest.MonkeyPatch, listens: str, asked: str, answers: bool
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan")
+    assert Names(listens).are_asked(asked) is answers

@@ -1,0 +1,69 @@
+"""Ctrl-C ends the app, also where the engine does not stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from app.worker.jobs import Job, JobQueue
+from app.worker.messages import Failed
+from tests.support.paths import ROOT
+
+WEDGED = """
+import time
+from app import __main__
+from app.worker import jobs, loading
+
+def load(self, job, spec):
+    while True:
+        time.sleep(1)
+
+loading.ModelSlot.load = load
+if {seconds}:
+    jobs.JobQueue.close.__defaults__ = ({seconds},)
+__main__.main(["--no-browser"])
+"""
+
+
+def test_a_queue_is_closed_in_bounded_time_whatever_its_job_does() -> None:
+    go = threading.Event()
+    queue = JobQueue()
+    job = Job("", lambda _job: go.wait() and None, Failed("stopped"))
+    events = queue.run(job)
+    threading.Thread(target=lambda: list(events), daemon=True).start()
+    while queue._running is None:
+        pass
+    assert queue.close(0.1) is False
+    go.set()
+    assert queue.close() is True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent another way there")
+@pytest.mark.parametrize(("seconds", "presses"), [(0.2, 1), (3600, 2)])
+def test_ctrl_c_ends_the_app_also_where_the_engine_does_not_stop(
+    seconds: float, presses: int
+) -> None:
+    """One is enough after a while; a second one does it at once."""
+    command = [sys.executable, "-W", "ignore", "-c", WEDGED.format(seconds=seconds)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "Ctrl-C ends it" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            if presses == 1:
+                assert process.wait(60) == 1
+                return
+            while process.poll() is None:  # the first one may not have been noticed yet
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+            assert process.returncode == -signal.SIGINT
+        finally:
+            process.kill()
