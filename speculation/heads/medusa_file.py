@@ -105,7 +105,7 @@ def target_output(
 
 
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
-    """Write heads to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+    """Write heads to one GGUF, matrices as F16.
 
     The target's own output matrix is not written.
     """

@@ -69,7 +69,7 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
 
 
 def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
-    """Write a head to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+    """Write a head to one GGUF, matrices as F16.
 
     The target's own output matrix is not written.
     """

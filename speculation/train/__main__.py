@@ -40,7 +40,7 @@ from speculation.methods import parameter_docs
 from speculation.registry import resolve
 from speculation.system.console import print_anything
 from speculation.system.files import digest, require_other, require_writable
-from speculation.train import TrainError, require_gguf, require_packages, states
+from speculation.train import TrainError, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
@@ -338,7 +338,6 @@ def _tree(args: argparse.Namespace) -> None:
     file = HeadsFile(args.heads)
     out = args.out or args.heads
     if not shows:
-        require_gguf()
         require_writable(out)
     if file.info.method != "medusa":
         raise _without_tree(args.heads, file.info.method)
