@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError
+from batching.errors import HeadsError, OutOfMemory
 from batching.gguf.reader import GGUFFile, fingerprint
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
+from batching.llama.hardware import available_memory
 from batching.llama.model import Model
 from batching.tree import Floats
 
@@ -130,6 +131,29 @@ class HeadsFile:
                 f"{self.path}: it drafts tokens beyond {self.info.n_vocab}; train it again"
             )
         return found
+
+
+def target_output(
+    path: Path, n_vocab: int, n_embd: int, tokens: npt.NDArray[np.int32] | None = None
+) -> Floats:
+    """The target's output matrix, or its rows for ``tokens``, as float32.
+
+    Raises OutOfMemory, UnsupportedModel where the file has none, HeadsError where it has another
+    shape.
+    """
+    needed, free = 4 * n_vocab * n_embd, available_memory()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
+            f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
+        )
+    matrix = GGUFFile(path).output_matrix()
+    if matrix.shape != (n_vocab, n_embd):
+        raise HeadsError(
+            f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
+            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --output each"
+        )
+    return matrix if tokens is None else matrix[tokens]
 
 
 def write_heads(

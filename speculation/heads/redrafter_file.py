@@ -12,8 +12,7 @@ import numpy.typing as npt
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from speculation.heads.device import torch_on_gpu
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
-from speculation.heads.medusa_file import target_output
+from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
 from speculation.heads.redrafter import (
     RecurrentHead,
     ReDrafterHead,

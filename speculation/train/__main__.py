@@ -21,11 +21,10 @@ from batching.tree import Floats
 from speculation.engine import DEFAULT_MODEL, Engine
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
 from speculation.heads.eagle_file import write_eagle
-from speculation.heads.file import HeadsFile, HeadsInfo
+from speculation.heads.file import HeadsFile, HeadsInfo, target_output
 from speculation.heads.medusa_file import (
     default_tree,
     read_weights,
-    target_output,
     write_medusa,
 )
 from speculation.heads.redrafter_file import write_redrafter
