@@ -1,6 +1,6 @@
 """Takes ``docs/screenshot.png``: the app with the bundled model, after the given messages.
 
-python docs/screenshot.py [--model NAME] [--threads N] [--phone] [--dark] [message …]
+python -m tools.screenshot [--model NAME] [--threads N] [--phone] [--dark] [message …]
 """
 
 from __future__ import annotations

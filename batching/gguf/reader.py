@@ -53,6 +53,7 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         self._raw: dict[str, npt.NDArray[np.uint8]] = {}  # views, made when they are asked for
+        self._values: dict[str, slice] = {}  # where metadata lie, type and value
         if not path.is_file():
             raise ModelFileMissing(f"there is no file {path}; check the path")
         with path.open("rb") as file:
@@ -132,13 +133,19 @@ class GGUFFile:
             f"with llama.cpp's llama-gguf-split --merge"
         )
 
+    def encoded_metadata(self) -> dict[str, bytes]:
+        """All metadata as they lie in the file, to write them into another one."""
+        return {key: self._bytes[where] for key, where in self._values.items()}
+
     def _read_header(self) -> None:
         at = 8
         (n_tensors, n_values), at = struct.unpack_from("<QQ", self._bytes, at), at + 16
         for _ in range(n_values):
             key, at = self._text(at)
+            begin = at
             (kind,) = struct.unpack_from("<I", self._bytes, at)
             value, at = self._value(kind, at + 4)
+            self._values[key] = slice(begin, at)
             if value is not None:
                 self.metadata[key] = value
         for _ in range(n_tensors):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
-from batching.gguf.writer import RawTensor, write_gguf
+from batching.gguf.writer import NewTensor, Value, write_gguf
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.eagle import EagleHead, EagleShape
@@ -91,12 +91,12 @@ def write_layer(
     if tokens is not None:
         rows = rows[tokens]
     n_drafted = len(rows)
-    tensors = {"token_embd.weight": RawTensor((n_drafted, shape.n_embd), matrix.type, rows)}
+    tensors = {"token_embd.weight": NewTensor((n_drafted, shape.n_embd), matrix.type, lambda: rows)}
     for name in shape.tensors:
         if not name.startswith("fc."):
             tensor = file.gguf.tensors[name]
-            tensors[name] = RawTensor(tensor.shape, tensor.type, file.gguf.raw(name))
-    metadata: dict[str, str | int | float] = {
+            tensors[name] = NewTensor(tensor.shape, tensor.type, partial(file.gguf.raw, name))
+    metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": f"EAGLE's layer for {file.info.target_name}",
         "llama.context_length": 1 << 20,  # positions are relative: nothing depends on it

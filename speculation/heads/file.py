@@ -5,9 +5,7 @@ docs/heads-file.md lists metadata and tensors. What is common to every kind of h
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError
+from batching.errors import HeadsError, OutOfMemory
 from batching.gguf.reader import GGUFFile, fingerprint
+from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
+from batching.llama.hardware import available_memory
 from batching.llama.model import Model
 from batching.tree import Floats
 
@@ -133,81 +133,68 @@ class HeadsFile:
         return found
 
 
+def target_output(
+    path: Path, n_vocab: int, n_embd: int, tokens: npt.NDArray[np.int32] | None = None
+) -> Floats:
+    """The target's output matrix, or its rows for ``tokens``, as float32.
+
+    Raises OutOfMemory, UnsupportedModel where the file has none, HeadsError where it has another
+    shape.
+    """
+    needed, free = 4 * n_vocab * n_embd, available_memory()
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
+            f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
+        )
+    matrix = GGUFFile(path).output_matrix()
+    if matrix.shape != (n_vocab, n_embd):
+        raise HeadsError(
+            f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
+            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --output each"
+        )
+    return matrix if tokens is None else matrix[tokens]
+
+
 def write_heads(
     path: Path,
     info: HeadsInfo,
-    metadata: Mapping[str, bool | int | float | str | list[float]],
+    metadata: Mapping[str, Value],
     tensors: Mapping[str, npt.NDArray[Any]],
     kind: str = "f16",
 ) -> None:
-    """Write heads to one GGUF: matrices as ``kind`` (f32, f16 or q8_0), vectors as they are.
+    """Write heads to one GGUF, matrices as ``kind``. The file appears when it is whole.
 
-    Where rows do not divide into Q8_0's blocks of 32, they are written as F16. Needs the package
-    gguf (the extra ``train``). The file appears when it is whole.
+    Raises DiskFull.
     """
-    with gguf_writer(path, ARCHITECTURE) as writer:
-        writer.add_name(f"{info.method} heads for {info.target_name}")
-        writer.add_string("heads.method", info.method)
-        writer.add_string("heads.target.name", info.target_name)
-        writer.add_string("heads.target.fingerprint", info.fingerprint)
-        writer.add_uint32("heads.embedding_length", info.n_embd)
-        writer.add_uint32("heads.vocab_size", info.n_vocab)
-        for key, value in metadata.items():
-            if isinstance(value, bool):
-                writer.add_bool(key, value)
-            elif isinstance(value, int):
-                writer.add_uint32(key, value)
-            elif isinstance(value, float):
-                writer.add_float32(key, value)
-            elif isinstance(value, str):
-                writer.add_string(key, value)
-            else:
-                writer.add_array(key, value)
-        for name, values in tensors.items():
-            _add_tensor(writer, name, values, kind)
+    common: dict[str, Value] = {
+        "general.architecture": ARCHITECTURE,
+        "general.name": f"{info.method} heads for {info.target_name}",
+        "heads.method": info.method,
+        "heads.target.name": info.target_name,
+        "heads.target.fingerprint": info.fingerprint,
+        "heads.embedding_length": info.n_embd,
+        "heads.vocab_size": info.n_vocab,
+    }
+    stored = {name: new_tensor(values, kind) for name, values in tensors.items()}
+    write_gguf(path, {**common, **metadata}, stored)
 
 
-def _add_tensor(writer: Any, name: str, values: npt.NDArray[Any], kind: str) -> None:
-    import gguf
+def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
+    """A tensor to write: a matrix as ``kind`` (f32, f16 or q8_0), a vector or integers as they are.
 
-    if values.ndim < 2:
-        writer.add_tensor(name, np.ascontiguousarray(values))
-    elif kind == "q8_0" and values.shape[-1] % 32 == 0:
-        q8_0 = gguf.GGMLQuantizationType.Q8_0
-        quantized = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), q8_0)
-        writer.add_tensor(name, quantized, raw_dtype=q8_0)
-    else:
-        writer.add_tensor(name, values.astype(np.float32 if kind == "f32" else np.float16))
-
-
-@contextmanager
-def gguf_writer(path: Path, architecture: str) -> Iterator[Any]:
-    """A gguf.GGUFWriter to fill; its file appears when it is whole, and nothing is left else.
-
-    Raises HeadsError where the disk is full.
+    A matrix whose rows do not divide into Q8_0's blocks of 32 becomes F16.
     """
-    import gguf
-
-    partial = path.with_name(f"{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, architecture)
-    try:
-        yield writer
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        partial.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            writer.close()
-        partial.unlink(missing_ok=True)
-        # NumPy, which writes the tensors, says how much it wrote and not why it was not all.
-        if isinstance(error, OSError) and error.errno in (None, errno.ENOSPC, errno.EDQUOT):
-            raise HeadsError(
-                f"cannot write {path}: the disk is full, or its quota used up ({error}); make "
-                f"room, or give a file on another disk"
-            ) from error
-        raise
+    if values.dtype == np.int64:
+        return NewTensor.of(values, TensorType.I64)
+    if values.dtype == np.int32:
+        return NewTensor.of(values, TensorType.I32)
+    if values.ndim < 2 or kind == "f32":
+        return NewTensor.of(values, TensorType.F32)
+    whole_blocks = values.shape[-1] % 32 == 0
+    return NewTensor.of(
+        values, TensorType.Q8_0 if kind == "q8_0" and whole_blocks else TensorType.F16
+    )
 
 
 def model_name(model: Model) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from batching.errors import HeadsError, ModelError
 from batching.gguf.mtp import find_mtp_layers
@@ -18,26 +17,61 @@ from speculation.heads.file import ARCHITECTURE, HeadsFile
 from speculation.heads.medusa_file import load_medusa
 from speculation.heads.redrafter_file import load_redrafter
 
-LOADERS: dict[str, Callable[[HeadsFile, Model], Any]] = {
-    "medusa": load_medusa,
-    "redrafter": load_redrafter,
-    "eagle": load_eagle,
-}
+
+class HeadsKind(NamedTuple):
+    """A kind of heads.
+
+    method   the method that drafts with them
+    matches  whether a file holds such heads
+    load     makes them for a model; raises HeadsError where they do not fit it
+    """
+
+    method: str
+    matches: Callable[[GGUFFile], bool]
+    load: Callable[[GGUFFile, Model], Any]
+
+
+def _own(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKind:
+    """Heads in this project's own form of file."""
+
+    def matches(gguf: GGUFFile) -> bool:
+        is_own = gguf.metadata.get("general.architecture") == ARCHITECTURE
+        return is_own and gguf.metadata.get("heads.method") == method
+
+    def load_checked(gguf: GGUFFile, model: Model) -> Any:
+        file = HeadsFile(gguf.path)
+        file.check_target(model)
+        return load(file, model)
+
+    return HeadsKind(method, matches, load_checked)
+
+
+def _converted(method: str, architecture: str, load: Callable[[GGUFFile, Model], Any]) -> HeadsKind:
+    """Heads that llama.cpp's converter wrote, which have an architecture of their own."""
+    return HeadsKind(
+        method, lambda gguf: gguf.metadata.get("general.architecture") == architecture, load
+    )
+
+
+KINDS = (
+    _own("medusa", load_medusa),
+    _own("redrafter", load_redrafter),
+    _own("eagle", load_eagle),
+    _converted(eagle3.METHOD, eagle3.ARCHITECTURE, eagle3.load_eagle3),
+    _converted(mtp.METHOD, assistant.ARCHITECTURE, assistant.load_assistant),
+    _converted(dflash.METHOD, dflash.ARCHITECTURE, dflash.load_dflash),
+    HeadsKind(mtp.METHOD, lambda gguf: find_mtp_layers(gguf.path).alone, mtp.load_mtp),
+)
 
 
 def require_no_heads(path: Path) -> None:
     """Say so where what could not be loaded as a model is a file of heads. Raises HeadsError."""
     try:
-        architecture = GGUFFile(path).metadata.get("general.architecture")
-        is_mtp_alone = find_mtp_layers(path).alone
+        gguf = GGUFFile(path)
+        is_heads = any(kind.matches(gguf) for kind in KINDS)
     except ModelError:
         return  # what is wrong with it was found before
-    if is_mtp_alone or architecture in (
-        ARCHITECTURE,
-        assistant.ARCHITECTURE,
-        dflash.ARCHITECTURE,
-        eagle3.ARCHITECTURE,
-    ):
+    if is_heads or gguf.metadata.get("general.architecture") == ARCHITECTURE:
         raise HeadsError(
             f"{path} is no model: it holds drafting heads, which draft for the model that they "
             f"were trained on; give it with --heads, and that model with --model"
@@ -55,13 +89,15 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     files: dict[str, Path] = {}
     try:
         for path in paths:
-            method, load = _loader(path)
+            gguf = GGUFFile(path)
+            kind = _kind(gguf)
+            method = kind.method
             if method in files:
                 raise HeadsError(
                     f"{files[method].name} and {path.name} are both heads for {method}; give one"
                 )
             files[method] = path
-            found[method] = load(model)
+            found[method] = kind.load(gguf, model)
         if model.n_mtp and mtp.METHOD not in found:
             found[mtp.METHOD] = mtp.MtpHead(model, model)
     except BaseException:
@@ -72,28 +108,13 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     return found
 
 
-def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
-    """What method the file is for, and what loads it for a model."""
-    gguf = GGUFFile(path)
-    architecture = gguf.metadata.get("general.architecture")
-    if architecture == eagle3.ARCHITECTURE:
-        return eagle3.METHOD, partial(eagle3.load_eagle3, gguf)
-    if architecture == dflash.ARCHITECTURE:
-        return dflash.METHOD, partial(dflash.load_dflash, gguf)
-    if architecture == assistant.ARCHITECTURE:
-        return mtp.METHOD, partial(assistant.load_assistant, gguf)
-    if find_mtp_layers(path).alone:
-        return mtp.METHOD, partial(mtp.load_mtp, gguf)
-    file = HeadsFile(path)
-    method = file.info.method
-    if method not in LOADERS:
-        raise HeadsError(
-            f"{path} holds heads for the method {method!r}, which this version does not "
-            f"have; it has {', '.join((*LOADERS, eagle3.METHOD, mtp.METHOD, dflash.METHOD))}"
-        )
-
-    def load(model: Model) -> Any:
-        file.check_target(model)
-        return LOADERS[method](file, model)
-
-    return method, load
+def _kind(gguf: GGUFFile) -> HeadsKind:
+    for kind in KINDS:
+        if kind.matches(gguf):
+            return kind
+    method = HeadsFile(gguf.path).info.method  # raises for a file of something else
+    methods = ", ".join(dict.fromkeys(kind.method for kind in KINDS))
+    raise HeadsError(
+        f"{gguf.path} holds heads for the method {method!r}, which this version does not have; "
+        f"it has {methods}"
+    )

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import HeadsError, OutOfMemory
-from batching.gguf.reader import GGUFFile
-from batching.llama.hardware import available_memory
+from batching.errors import HeadsError
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.device import torch_on_gpu
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
@@ -81,31 +79,8 @@ def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:
     return best_tree(accuracy, n_nodes) or best_tree(assumed_accuracy(*accuracy.shape), n_nodes)
 
 
-def target_output(
-    path: Path, n_vocab: int, n_embd: int, tokens: npt.NDArray[np.int32] | None = None
-) -> Floats:
-    """The target's output matrix, or its rows for ``tokens``, as float32.
-
-    Raises OutOfMemory, UnsupportedModel where the file has none, HeadsError where it has another
-    shape.
-    """
-    needed, free = 4 * n_vocab * n_embd, available_memory()
-    if free is not None and needed > free:
-        raise OutOfMemory(
-            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
-            f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
-        )
-    matrix = GGUFFile(path).output_matrix()
-    if matrix.shape != (n_vocab, n_embd):
-        raise HeadsError(
-            f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
-            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --output each"
-        )
-    return matrix if tokens is None else matrix[tokens]
-
-
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
-    """Write heads to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+    """Write heads to one GGUF, matrices as F16.
 
     The target's own output matrix is not written.
     """

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from speculation.heads.device import torch_on_gpu
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
-from speculation.heads.medusa_file import target_output
+from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
 from speculation.heads.redrafter import (
     RecurrentHead,
     ReDrafterHead,
@@ -69,7 +68,7 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
 
 
 def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
-    """Write a head to one GGUF, matrices as F16. Needs the package gguf (the extra ``train``).
+    """Write a head to one GGUF, matrices as F16.
 
     The target's own output matrix is not written.
     """

@@ -21,11 +21,10 @@ from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
 from speculation.heads.eagle_file import write_eagle
-from speculation.heads.file import HeadsFile, HeadsInfo
+from speculation.heads.file import HeadsFile, HeadsInfo, target_output
 from speculation.heads.medusa_file import (
     default_tree,
     read_weights,
-    target_output,
     write_medusa,
 )
 from speculation.heads.redrafter_file import write_redrafter
@@ -40,7 +39,7 @@ from speculation.methods import parameter_docs
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything, worded
 from speculation.system.files import digest, require_other, require_writable
-from speculation.train import TrainError, require_gguf, require_packages, states
+from speculation.train import TrainError, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
@@ -338,7 +337,6 @@ def _tree(args: argparse.Namespace) -> None:
     file = HeadsFile(args.heads)
     out = args.out or args.heads
     if not shows:
-        require_gguf()
         require_writable(out)
     if file.info.method != "medusa":
         raise _without_tree(args.heads, file.info.method)

@@ -11,21 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from batching.gguf.reader import GGUFFile
+from batching.gguf.writer import (
+    FILE_TYPES,
+    QUANTIZATION_VERSION,
+    NewTensor,
+    TensorType,
+    Value,
+)
+from batching.gguf.writer import write_gguf as write
 from tools.recipe.model import Decoder, Shape
 from tools.recipe.tokenizer import BOS, CHAT_TEMPLATE, END, UNKNOWN, Tokenizer
 
 NAME = "Speculation 14M"
 DESCRIPTION = "A small chat model for tests and demos, trained from scratch."
-TYPES = {
-    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
-    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
-}
+TYPES = ("f16", "f32", "q8_0")  # of the matrices; vectors (norms) stay in F32
 
 
 def load_decoder(checkpoint: Path) -> Decoder:
@@ -40,16 +44,12 @@ def load_decoder(checkpoint: Path) -> Decoder:
 
 def read_gguf(path: Path) -> Decoder:
     """The decoder in a GGUF that `write_gguf` wrote, its weights rounded as they are there."""
-    reader = gguf.GGUFReader(path)
-    fields = {name.removeprefix("llama."): field for name, field in reader.fields.items()}
+    file = GGUFFile(path)
 
     def number(name: str) -> Any:
-        return fields[name].contents()
+        return file.metadata[f"llama.{name}"]
 
-    found = {
-        tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-        for tensor in reader.tensors
-    }
+    found = {name: torch.from_numpy(file.tensor(name)) for name in file.tensors}
     heads = number("attention.head_count")
     shape = Shape(
         vocab=len(found["token_embd.weight"]), dim=number("embedding_length"),
@@ -110,68 +110,67 @@ def write_gguf(
     name: str = NAME, description: str = DESCRIPTION,
 ) -> None:  # fmt: skip
     """Write the model; vectors (norms) stay in F32 whatever the kind."""
-    quantization, file_type = TYPES[kind]
     shape = decoder.shape
-    partial = out.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, "llama")
-    writer.add_name(name)
-    writer.add_description(description)
-    writer.add_license("cc-by-sa-4.0")
-    writer.add_languages(["en"])
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.dim)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.hidden)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads)
-    if shape.inner != shape.dim:
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(shape.rope_theta)
-    writer.add_vocab_size(shape.vocab)
-    _add_tokenizer(writer, tokenizer)
-    for tensor, values in tensors(decoder):
-        if values.ndim == 1:
-            writer.add_tensor(tensor, np.ascontiguousarray(values))
-        else:
-            quantized = gguf.quants.quantize(np.ascontiguousarray(values), quantization)
-            writer.add_tensor(tensor, quantized, raw_dtype=quantization)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(out)
+    head = {"key_length": shape.head_dim, "value_length": shape.head_dim}
+    sizes: dict[str, Value] = {
+        "context_length": shape.context,
+        "embedding_length": shape.dim,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.hidden,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.heads,
+        **({f"attention.{of}": n for of, n in head.items()} if shape.inner != shape.dim else {}),
+        "attention.layer_norm_rms_epsilon": float(shape.norm_eps),
+        "rope.dimension_count": shape.head_dim,
+        "rope.freq_base": float(shape.rope_theta),
+        "vocab_size": shape.vocab,
+    }
+    metadata: dict[str, Value] = {
+        "general.architecture": "llama",
+        "general.name": name,
+        "general.description": description,
+        "general.license": "cc-by-sa-4.0",
+        "general.languages": ["en"],
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": QUANTIZATION_VERSION,
+        **{f"llama.{key}": value for key, value in sizes.items()},
+        **_tokenizer_metadata(tokenizer),
+    }
+    matrices = TensorType[kind.upper()]
+    stored = {
+        tensor: NewTensor.of(values, TensorType.F32 if values.ndim == 1 else matrices)
+        for tensor, values in tensors(decoder)
+    }
+    write(out, metadata, stored)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+def _tokenizer_metadata(tokenizer: Tokenizer) -> dict[str, Value]:
     model = tokenizer.model
     ids = range(model.vocab_size())
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([model.id_to_piece(i).encode() for i in ids])
-    writer.add_token_scores([model.get_score(i) for i in ids])
-    writer.add_token_types([_token_type(tokenizer, i) for i in ids])
-    writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(END)
-    writer.add_eot_token_id(END)
-    writer.add_unk_token_id(UNKNOWN)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    values: dict[str, Value] = {
+        "model": "llama",
+        "tokens": [model.id_to_piece(i) for i in ids],
+        "scores": [model.get_score(i) for i in ids],
+        "token_type": [_token_type(tokenizer, i) for i in ids],
+        "bos_token_id": BOS,
+        "eos_token_id": END,
+        "eot_token_id": END,
+        "unknown_token_id": UNKNOWN,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_space_prefix": False,
+    }
+    named = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    return {**named, "tokenizer.chat_template": CHAT_TEMPLATE}
 
 
-def _token_type(tokenizer: Tokenizer, token: int) -> gguf.TokenType:
+def _token_type(tokenizer: Tokenizer, token: int) -> int:
+    """As ggml numbers the kinds of tokens: normal 1, unknown 2, control 3, byte 6."""
     if tokenizer.model.is_unknown(token):
-        return gguf.TokenType.UNKNOWN
+        return 2
     if tokenizer.model.is_control(token):
-        return gguf.TokenType.CONTROL
-    if tokenizer.model.is_byte(token):
-        return gguf.TokenType.BYTE
-    return gguf.TokenType.NORMAL
+        return 3
+    return 6 if tokenizer.model.is_byte(token) else 1
 
 
 def main() -> None:
@@ -179,7 +178,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--type", choices=sorted(TYPES), default="q8_0")
+    parser.add_argument("--type", choices=TYPES, default="q8_0")
     parser.add_argument("--name", default=NAME, help="what programs show")
     parser.add_argument("--description", default=DESCRIPTION)
     args = parser.parse_args()

@@ -34,12 +34,11 @@ examples
       what the methods gain at that cost
 
 The logits are the same up to rounding, in the number format of --type: to compare texts, compare
-with the source in the same format. Types with K (Q4_K and so on) cannot be written from Python:
-write f16 and let llama.cpp's llama-quantize make them of it. llama.cpp names a model by its size
-("llama 1B"), whatever is in it; the file's own name and description say what it is.
+with the source in the same format. Types with K (Q4_K and so on) mix several: write f16 and let
+llama.cpp's llama-quantize make them of it. llama.cpp names a model by its size ("llama 1B"),
+whatever is in it; the file's own name and description say what it is.
 
-It takes the package gguf: python -m pip install 'gguf>=0.17'. Memory: a few times the largest
-tensor. Exit code: 0, 2 after an error, 130 after Ctrl-C.
+Memory: a few times the largest tensor. Exit code: 0, 2 after an error, 130 after Ctrl-C.
 """
 
 
@@ -112,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         help="feed-forward units of a layer (in proportion to the width)",
     )
     parser.add_argument(
-        "--type", choices=tuple(TYPES), default="f16", help="number format of the matrices (f16)"
+        "--type", choices=TYPES, default="f16", help="number format of the matrices (f16)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="S", help="of the random new weights (0)"
