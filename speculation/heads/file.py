@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError
-from batching.gguf.reader import GGUFFile, fingerprint
+from batching.gguf.reader import fingerprint
 from batching.llama.model import Model
+from batching.llama.weights import Weights
 from batching.tree import Floats
 
 ARCHITECTURE = "speculation-heads"
@@ -56,7 +57,7 @@ class HeadsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.gguf = GGUFFile(path)
+        self.gguf = Weights(path)
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise HeadsError(

@@ -11,6 +11,7 @@ from batching.errors import HeadsError, ModelError
 from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
+from batching.llama.private_api import MTP_GRAPHS
 from speculation.heads import assistant, dflash, eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle
@@ -29,7 +30,7 @@ def require_no_heads(path: Path) -> None:
     """Say so where what could not be loaded as a model is a file of heads. Raises HeadsError."""
     try:
         architecture = GGUFFile(path).metadata.get("general.architecture")
-        is_mtp_alone = find_mtp_layers(path).alone
+        is_mtp_alone = find_mtp_layers(path, MTP_GRAPHS).alone
     except ModelError:
         return  # what is wrong with it was found before
     if is_mtp_alone or architecture in (
@@ -82,7 +83,7 @@ def _loader(path: Path) -> tuple[str, Callable[[Model], Any]]:
         return dflash.METHOD, partial(dflash.load_dflash, gguf)
     if architecture == assistant.ARCHITECTURE:
         return mtp.METHOD, partial(assistant.load_assistant, gguf)
-    if find_mtp_layers(path).alone:
+    if find_mtp_layers(path, MTP_GRAPHS).alone:
         return mtp.METHOD, partial(mtp.load_mtp, gguf)
     file = HeadsFile(path)
     method = file.info.method

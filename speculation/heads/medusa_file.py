@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError, OutOfMemory
-from batching.gguf.reader import GGUFFile
 from batching.llama.hardware import available_memory
 from batching.llama.model import Model
+from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
@@ -95,7 +95,7 @@ def target_output(
             f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
             f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
         )
-    matrix = GGUFFile(path).output_matrix()
+    matrix = Weights(path).output_matrix()
     if matrix.shape != (n_vocab, n_embd):
         raise HeadsError(
             f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
