@@ -291,9 +291,16 @@ class Model:
         return spelling(self.vocab, self.n_vocab)
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens give their text."""
+        """The bytes a token stands for; control tokens give their text.
+
+        Raises InvalidParameter for a number that is no token's.
+        """
         piece = self._pieces.get(token)
         if piece is None:
+            if not 0 <= token < self.n_vocab:
+                raise InvalidParameter(
+                    f"token {token} is not of this model, which has 0 to {self.n_vocab - 1}"
+                )
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
