@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,6 @@ from batching.cache import SequenceCache
 from batching.errors import (
     CannotRewind,
     ContextError,
-    EngineInUse,
     InvalidParameter,
     UnsupportedModel,
     VocabularyMismatch,
@@ -30,8 +30,9 @@ from speculation.chat.detokenizer import ReplyText
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.reasoning import answer_of
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
-from speculation.decode import decode
+from speculation.decode import Emitted, decode
 from speculation.drafter import Drafter, reader_of, reads_states
+from speculation.exclusive import Exclusive, in_use
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import Method, parse_method
@@ -45,7 +46,11 @@ DEFAULT_METHOD = "auto"
 
 
 class Engine:
-    """One model, one context, one text at a time. Close it or use it as a context manager."""
+    """One model, one context, one text at a time. Close it or use it as a context manager.
+
+    A text that is being iterated in another thread is not ended from here: ``generate``, ``chat``,
+    ``reserve``, ``prepare``, ``stop_running`` and ``close`` then raise EngineInUse.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Engine:
         )
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
+        self.exclusive = Exclusive()
         self._running: Generation | None = None
         self._preparing: Callable[[], None] | None = None
 
@@ -148,6 +154,7 @@ class Engine:
         ``max_tokens`` None goes on to the end of the context. ``stop`` strings end the text and do
         not appear in it. ``progress(done, total)`` and ``cancelled()`` concern prompt and steps.
         Starting a text ends the one before, should it still be running.
+        Raises EngineInUse where another thread iterates over that.
         """
         self._require_open()
         tokens = self._tokens(prompt)
@@ -159,18 +166,19 @@ class Engine:
             )
         if isinstance(method, str):
             method = parse_method(method)
-        self.stop_running()
-        self._running = Generation(
-            self,
-            tokens,
-            method,
-            sampling or SamplingParams(),
-            max_tokens,
-            stop,
-            progress,
-            cancelled,
-        )
-        return self._running
+        with self.exclusive:
+            self._end_running()
+            self._running = Generation(
+                self,
+                tokens,
+                method,
+                sampling or SamplingParams(),
+                max_tokens,
+                stop,
+                progress,
+                cancelled,
+            )
+            return self._running
 
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -235,9 +243,14 @@ class Engine:
     def reserve(self, n_seq: int) -> None:
         """Have room for ``n_seq`` sequences, of which one is in use until a tree needs more.
 
-        Where the context has fewer, a new one takes its place.
+        Where the context has fewer, a new one takes its place. It ends a text that is running.
         Raises InvalidParameter above 256, llama.cpp's limit.
         """
+        with self.exclusive:
+            self._end_running()
+            self._reserve(n_seq)
+
+    def _reserve(self, n_seq: int) -> None:
         context = self.context
         if n_seq > context.n_seq_max:
             wider = replace(
@@ -269,7 +282,10 @@ class Engine:
         drafts: whatever a batch costs there, none will be tried.
         """
         self._require_open()
-        if self.context.n_rewind:
+        if not self.context.n_rewind or self.resources.known_cost is not None:
+            return
+        with self.exclusive:
+            self._end_running()
             self._preparing = progress
             try:
                 _ = self.resources.cost
@@ -296,24 +312,32 @@ class Engine:
 
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
+        with self.exclusive:
+            self._end_running()
+
+    def _end_running(self) -> None:
         if self._running is not None:
-            self._running.close()
+            self._running.end()
             self._running = None
 
     def close(self) -> None:
-        """Free context and model. Idempotent."""
-        if self.model.is_closed:
-            return
-        self.stop_running()
-        if self.resources.known_cost is not None:
-            save_cost(self.context, self.resources.known_cost)
-        for head in self._heads_in_context():
-            head.close()
-        self.context.close()
-        self.model.close()
-        if self.draft is not None:
-            self.draft.close()
-            self.draft.model.close()
+        """Free context and model. Idempotent.
+
+        Raises EngineInUse, and frees nothing, while another thread generates.
+        """
+        with self.exclusive:
+            if self.model.is_closed:
+                return
+            self._end_running()
+            if self.resources.known_cost is not None:
+                save_cost(self.context, self.resources.known_cost)
+            for head in self._heads_in_context():
+                head.close()
+            self.context.close()
+            self.model.close()
+            if self.draft is not None:
+                self.draft.close()
+                self.draft.model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -355,6 +379,9 @@ class Generation:
         self._text = ReplyText(engine.model, stop, max_tokens)
         self.token_ids = self._text.ids
         self._tokens = self._run()
+        self._thread = get_ident()  # which made the last step
+        self._n_iterators = 0  # that began and were not dropped
+        self._was_taken = False  # whether a text of another thread took its place
 
     @property
     def text(self) -> str:
@@ -367,27 +394,70 @@ class Generation:
         return answer_of(self.text, self.opening)
 
     def __iter__(self) -> Iterator[Token]:
-        return self._tokens
+        """Each iterator goes on where the last one stopped.
+
+        Raises EngineInUse where another thread iterates, or has begun a text in its place.
+        """
+        self._n_iterators += 1
+        try:
+            for token in self._tokens:  # noqa: UP028 (a dropped iterator ends no text)
+                yield token
+        except ValueError as error:
+            raise (in_use() if _is_executing(error) else error) from None
+        finally:
+            self._n_iterators -= 1
+        if self._was_taken:
+            raise in_use()
 
     def run(self) -> Generation:
         """Generate to the end, and return itself."""
-        for _ in self._tokens:
+        for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """Stop here. The cache keeps what was generated and stays usable."""
+        """Stop here. The cache keeps what was generated and stays usable.
+
+        Raises EngineInUse in the middle of another thread's step.
+        """
         try:
             self._tokens.close()
-        except ValueError:  # it runs, in another thread
-            raise EngineInUse(
-                "another thread is generating with this engine; end that text by its cancelled=, "
-                "or wait for it"
-            ) from None
+        except ValueError as error:
+            raise (in_use() if _is_executing(error) else error) from None
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
 
+    def end(self) -> None:
+        """Make room for another text. Raises EngineInUse while another thread iterates."""
+        is_other = self._thread != get_ident()
+        if is_other and self._n_iterators and self.finish_reason is None:
+            raise in_use()
+        self._was_taken = is_other and self.finish_reason is None
+        self.close()
+
     def _run(self) -> Generator[Token, None, None]:
+        exclusive, steps = self._engine.exclusive, self._steps()
+        try:
+            while True:
+                with exclusive:  # a step, or a run of plain ones
+                    self._thread = get_ident()
+                    emitted = next(steps, None)
+                if emitted is None:
+                    break
+                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
+                self.finish_reason = emitted.finish_reason
+                if self._cancelled is not None and self._cancelled():
+                    break
+            if self.finish_reason is None:
+                self.finish_reason = "cancelled"
+            yield from self._text.rest()
+        except Cancelled:
+            self.finish_reason = "cancelled"
+        finally:
+            with exclusive:
+                steps.close()
+
+    def _steps(self) -> Generator[Emitted, None, None]:
         engine, stats = self._engine, self.stats
         engine.resources.sampling = self._sampling
         drafters = engine.method_drafters(self.method)
@@ -397,7 +467,7 @@ class Generation:
             start = perf_counter()
             _require_rows(engine, self.method, drafters)
             if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
-                engine.reserve(1 + sum(drafter.n_branches for drafter in drafters))
+                engine._reserve(1 + sum(drafter.n_branches for drafter in drafters))
             cache = engine.cache
             stats.n_reused = cache.prefill(
                 self.prompt[:-1],
@@ -411,7 +481,7 @@ class Generation:
                 sampler.accept_prompt(self.prompt)
             stats.prefill_seconds = perf_counter() - start
             verifier = self.method.verifier(engine.resources)
-            for emitted in decode(
+            yield from decode(
                 cache,
                 self.prompt,
                 drafters,
@@ -421,19 +491,15 @@ class Generation:
                 stats,
                 self._max_tokens,
                 self._cancelled,
-            ):
-                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
-                self.finish_reason = emitted.finish_reason
-                if self._cancelled is not None and self._cancelled():
-                    break
-            if self.finish_reason is None:
-                self.finish_reason = "cancelled"
-            yield from self._text.rest()
-        except Cancelled:
-            self.finish_reason = "cancelled"
+            )
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
+
+
+def _is_executing(error: ValueError) -> bool:
+    """Whether a generator was asked to go on, or to end, in the middle of a step."""
+    return str(error) == "generator already executing"
 
 
 def _draft_params(context: Context) -> ContextParams:
