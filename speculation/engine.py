@@ -23,6 +23,7 @@ from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.conversion import model_file
 from speculation.drafter import Drafter
+from speculation.exclusive import Exclusive
 from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
 from speculation.generation import Generation as Generation
 from speculation.generation import GenerationRequest, Settings
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """One model, one context, one text at a time. Close it or use it as a context manager."""
+    """One model, one context, one text at a time. Close it or use it as a context manager.
+
+    A text that is being iterated in another thread is not ended from here: ``generate``, ``chat``,
+    ``reserve``, ``prepare``, ``stop_running`` and ``close`` then raise EngineInUse.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Engine:
         )
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
+        self.exclusive = Exclusive()
         self._running: Generation | None = None
         self._preparing: Callable[[], None] | None = None
 
@@ -135,9 +141,10 @@ class Engine:
         return self._start(GenerationRequest(self._tokens(prompt), **settings))
 
     def _start(self, request: GenerationRequest) -> Generation:
-        self.stop_running()
-        self._running = Generation(self, request)
-        return self._running
+        with self.exclusive:
+            self._end_running()
+            self._running = Generation(self, request)
+            return self._running
 
     def _tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         self._require_open()
@@ -191,9 +198,14 @@ class Engine:
     def reserve(self, n_seq: int) -> None:
         """Have room for ``n_seq`` sequences, of which one is in use until a tree needs more.
 
-        Where the context has fewer, a new one takes its place.
+        Where the context has fewer, a new one takes its place. It ends a text that is running.
         Raises InvalidParameter above 256, llama.cpp's limit.
         """
+        with self.exclusive:
+            self._end_running()
+            self._reserve(n_seq)
+
+    def _reserve(self, n_seq: int) -> None:
         context = self.context
         if n_seq > context.n_seq_max:
             wider = replace(
@@ -225,7 +237,10 @@ class Engine:
         drafts: whatever a batch costs there, none will be tried.
         """
         self._require_open()
-        if self.context.n_rewind:
+        if not self.context.n_rewind or self.resources.known_cost is not None:
+            return
+        with self.exclusive:
+            self._end_running()
             self._preparing = progress
             try:
                 _ = self.resources.cost
@@ -252,24 +267,32 @@ class Engine:
 
     def stop_running(self) -> None:
         """End the text that is being generated, if any; the cache stays clean and usable."""
+        with self.exclusive:
+            self._end_running()
+
+    def _end_running(self) -> None:
         if self._running is not None:
-            self._running.close()
+            self._running.end()
             self._running = None
 
     def close(self) -> None:
-        """Free context and model. Idempotent."""
-        if self.model.is_closed:
-            return
-        self.stop_running()
-        if self.resources.known_cost is not None:
-            save_cost(self.context, self.resources.known_cost)
-        for head in self._heads_in_context():
-            head.close()
-        self.context.close()
-        self.model.close()
-        if self.draft is not None:
-            self.draft.close()
-            self.draft.model.close()
+        """Free context and model. Idempotent.
+
+        Raises EngineInUse, and frees nothing, while another thread generates.
+        """
+        with self.exclusive:
+            if self.model.is_closed:
+                return
+            self._end_running()
+            if self.resources.known_cost is not None:
+                save_cost(self.context, self.resources.known_cost)
+            for head in self._heads_in_context():
+                head.close()
+            self.context.close()
+            self.model.close()
+            if self.draft is not None:
+                self.draft.close()
+                self.draft.model.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, TypedDict
 
 from batching.cache import SequenceCache
-from batching.errors import CannotRewind, EngineInUse, InvalidParameter
+from batching.errors import CannotRewind, InvalidParameter
 from batching.llama.context import Context
 from batching.llama.sampler import SamplerChain
 from batching.target import Cancelled
 from batching.tree import NO_LIMIT
 from speculation.chat.detokenizer import ReplyText, Token
 from speculation.chat.reasoning import answer_of
-from speculation.continuation import Continuation
+from speculation.continuation import Continuation, Emitted
 from speculation.decode import decode
 from speculation.drafter import Requirements
+from speculation.exclusive import in_use
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams, make_sampler
 from speculation.stats import Stats
@@ -96,6 +98,9 @@ class Generation:
         self._text = ReplyText(engine.model, request.stop, request.max_tokens)
         self.token_ids = self._text.ids
         self._tokens = self._run()
+        self._thread = get_ident()  # which made the last step
+        self._n_iterators = 0  # that began and were not dropped
+        self._was_taken = False  # whether a text of another thread took its place
 
     @property
     def opening(self) -> str:
@@ -113,30 +118,70 @@ class Generation:
         return answer_of(self.text, self.opening)
 
     def __iter__(self) -> Iterator[Token]:
-        return self._tokens
+        """Each iterator goes on where the last one stopped.
+
+        Raises EngineInUse where another thread iterates, or has begun a text in its place.
+        """
+        self._n_iterators += 1
+        try:
+            for token in self._tokens:  # noqa: UP028 (a dropped iterator ends no text)
+                yield token
+        except ValueError as error:
+            raise (in_use() if _is_executing(error) else error) from None
+        finally:
+            self._n_iterators -= 1
+        if self._was_taken:
+            raise in_use()
 
     def run(self) -> Generation:
         """Generate to the end, and return itself."""
-        for _ in self._tokens:
+        for _ in self:
             pass
         return self
 
     def close(self) -> None:
         """Stop here. The cache keeps what was generated and stays usable.
 
-        Raises EngineInUse where another thread is generating it.
+        Raises EngineInUse in the middle of another thread's step.
         """
         try:
             self._tokens.close()
-        except ValueError:  # it runs, in another thread
-            raise EngineInUse(
-                "another thread is generating with this engine; end that text by its cancelled=, "
-                "or wait for it"
-            ) from None
+        except ValueError as error:
+            raise (in_use() if _is_executing(error) else error) from None
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
 
+    def end(self) -> None:
+        """Make room for another text. Raises EngineInUse while another thread iterates."""
+        is_other = self._thread != get_ident()
+        if is_other and self._n_iterators and self.finish_reason is None:
+            raise in_use()
+        self._was_taken = is_other and self.finish_reason is None
+        self.close()
+
     def _run(self) -> Generator[Token, None, None]:
+        exclusive, steps, cancelled = self._engine.exclusive, self._steps(), self.request.cancelled
+        try:
+            while True:
+                with exclusive:  # a step, or a run of plain ones
+                    self._thread = get_ident()
+                    emitted = next(steps, None)
+                if emitted is None:
+                    break
+                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
+                self.finish_reason = emitted.finish_reason
+                if cancelled is not None and cancelled():
+                    break
+            if self.finish_reason is None:
+                self.finish_reason = "cancelled"
+            yield from self._text.rest()
+        except Cancelled:
+            self.finish_reason = "cancelled"
+        finally:
+            with exclusive:
+                steps.close()
+
+    def _steps(self) -> Generator[Emitted, None, None]:
         engine, stats, cancelled = self._engine, self.stats, self.request.cancelled
         engine.resources.sampling = self._sampling
         drafters = engine.method_drafters(self.method)
@@ -148,7 +193,7 @@ class Generation:
             start = perf_counter()
             _check_rows(engine.context, self.method, needed)
             if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
-                engine.reserve(1 + needed.branches)
+                engine._reserve(1 + needed.branches)
             cache: SequenceCache = engine.cache
             stats.n_reused = cache.prefill(
                 self.prompt[:-1],
@@ -171,19 +216,15 @@ class Generation:
                 stats=stats,
                 max_length=len(self.prompt) + (self.request.max_tokens or NO_LIMIT),
             )
-            for emitted in decode(text, cancelled):
-                yield from self._text.release(len(emitted.tokens), emitted.n_drafted)
-                self.finish_reason = emitted.finish_reason
-                if cancelled is not None and cancelled():
-                    break
-            if self.finish_reason is None:
-                self.finish_reason = "cancelled"
-            yield from self._text.rest()
-        except Cancelled:
-            self.finish_reason = "cancelled"
+            yield from decode(text, cancelled)
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
+
+
+def _is_executing(error: ValueError) -> bool:
+    """Whether a generator was asked to go on, or to end, in the middle of a step."""
+    return str(error) == "generator already executing"
 
 
 def _check_rewind(context: Context, method: Method, needed: Requirements) -> None:

@@ -53,6 +53,17 @@ def test_trees_rows_and_the_cache_do_without_llama_cpp() -> None:
                 assert module in {f"batching.{other}" for other in pure}, f"{name}: {module}"
 
 
+def test_only_the_edge_imports_llama_cpp_and_files_do_without_the_edge() -> None:
+    edge = ROOT / "batching" / "llama"
+    for path in (ROOT / "batching").rglob("*.py"):
+        if edge in path.parents:
+            continue
+        for module in imported(path):
+            assert not module.startswith("llama_cpp"), f"{path.name} imports {module}"
+            if path.parent.name == "gguf":
+                assert not module.startswith("batching.llama"), f"{path.name} imports {module}"
+
+
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
 def test_numpy_gets_one_thread_unless_the_user_says_otherwise(
     given: str | None, expected: str

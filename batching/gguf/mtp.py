@@ -1,4 +1,4 @@
-"""What a GGUF has of layers for multi-token prediction (MTP; llama.cpp says nextn).
+"""Finds a GGUF's layers for multi-token prediction (MTP; llama.cpp says nextn).
 
 llama.cpp says how many its metadata speak of. Some converters leave the layers out and say so
 nevertheless, some files hold nothing else, and over either it would end the process later.
@@ -6,34 +6,27 @@ nevertheless, some files hold nothing else, and over either it would end the pro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
 
-# Architectures for whose layers llama.cpp has a graph …
-ARCHITECTURES = (
-    "bailingmoe3",
-    "cohere2moe",
-    "deepseek2",
-    "deepseek32",
-    "deepseek4",
-    "glm-dsa",
-    "glm4moe",
-    "hy_v3",
-    "mimo2",
-    "nemotron_h_moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-    "step35",
-)
-# … and those of them that may have several: over two of another's it would end the process.
-WITH_SEVERAL = ("hy_v3", "mimo2", "step35")
-# What it would end the process without, where MiMo-V2-Flash has three matrices; and what all have.
-NEEDED = {"mimo2": "attn_qkv.weight"}
-EVERY = "nextn.eh_proj.weight"
+EVERY = "nextn.eh_proj.weight"  # what all such layers have
+
+
+class MtpGraphs(NamedTuple):
+    """For which layers llama.cpp has a compute graph.
+
+    architectures  of the models
+    several        those of them that may have more than one such layer
+    needed         a tensor of the layer, by architecture, without which the process would end
+    """
+
+    architectures: tuple[str, ...]
+    several: tuple[str, ...]
+    needed: Mapping[str, str]
 
 
 class MtpLayers(NamedTuple):
@@ -44,16 +37,15 @@ class MtpLayers(NamedTuple):
     alone: bool
 
 
-def find_mtp_layers(path: Path) -> MtpLayers:
+def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
     """Those in the file, or in the files that it is one of.
 
-    Raises ModelFileMissing, NotGGUF or TruncatedGGUF.
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF or UnsupportedModel.
     """
     files = [GGUFFile(path.with_name(name)) for name in part_names(path.name)]
-    metadata = files[0].metadata
-    architecture = metadata.get("general.architecture")
-    n_layers = metadata.get(f"{architecture}.nextn_predict_layers", 0)
-    first = metadata.get(f"{architecture}.block_count", 0) - n_layers
+    architecture = str(files[0].metadata.get("general.architecture"))
+    n_layers = files[0].number(f"{architecture}.nextn_predict_layers")
+    first = files[0].number(f"{architecture}.block_count") - n_layers
 
     def has(name: str) -> bool:
         return any(name in file.tensors for file in files)
@@ -61,8 +53,8 @@ def find_mtp_layers(path: Path) -> MtpLayers:
     if not has(f"blk.{first}.{EVERY}"):
         return MtpLayers(0, alone=False)
     can_run = (
-        architecture in ARCHITECTURES
-        and (n_layers == 1 or architecture in WITH_SEVERAL)
-        and has(f"blk.{first}.{NEEDED.get(architecture, EVERY)}")
+        architecture in graphs.architectures
+        and (n_layers == 1 or architecture in graphs.several)
+        and has(f"blk.{first}.{graphs.needed.get(architecture, EVERY)}")
     )
     return MtpLayers(n_layers if can_run else 0, alone=not has("blk.0.attn_norm.weight"))

@@ -1,20 +1,18 @@
-"""A GGUF file's metadata and tensors, read where they lie. For what llama.cpp does not give out.
+"""A GGUF file's metadata and tensors, read where they lie. Reads what llama.cpp does not expose.
 
 llama.cpp keeps the weights of a model to itself and refuses files that are no model. Heads are such
 files, and they may need the target's output matrix. Only the header is read, the vocabulary in it
-passed over; tensors are mapped, and turned into float32 by ggml itself, so every type that the
-loaded library knows is known here.
+skipped; tensors are mapped. Quantised tensors are turned into numbers by
+``batching.llama.weights``; this module does without the library.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import mmap
 import struct
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel
-from batching.llama.library import exported
+from batching.gguf.types import BF16, F16, F32, I32, REMOVED, TYPES, type_name
 from batching.tree import Floats
 
-_F32, _F16, _I32 = 0, 1, 26  # ggml_type
+VERSIONS = (2, 3)  # of the format; they differ in nothing that is read here
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
+_MAX_AXES = 4
+_MAX_VALUES = 2**63  # of a tensor
 _MIB = 2**20
 
 
@@ -42,15 +42,17 @@ class Tensor(NamedTuple):
 class GGUFFile:
     """The header of a GGUF, and its tensors on demand.
 
-    metadata  values by key: numbers, texts, and lists of numbers; lists of texts are left out
-    tensors   by name
+    metadata  values by key: numbers, texts, and lists of numbers; for lists of texts see ``texts``
+    tensors   by name; their types may be unknown (``check_type``)
 
-    Raises ModelFileMissing, NotGGUF or TruncatedGGUF.
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF or, where the format's version is another,
+    UnsupportedModel.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: dict[str, Any] = {}
+        self._lists: dict[str, tuple[int, int]] = {}  # of texts: where the first is, how many
         self.tensors: dict[str, Tensor] = {}
         self._raw: dict[str, npt.NDArray[np.uint8]] = {}  # views, made when they are asked for
         self._values: dict[str, slice] = {}  # where metadata lie, type and value
@@ -63,11 +65,42 @@ class GGUFFile:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self._read_header()
-        except (struct.error, IndexError):
+        except (struct.error, IndexError, OverflowError):
             raise self._truncated("inside its header") from None
         for name, tensor in self.tensors.items():
-            if tensor.offset + _n_bytes(self.path, name, tensor) > len(self._bytes):
+            if tensor.type not in TYPES:
+                continue
+            if tensor.offset + self._n_bytes(name) > len(self._bytes):
                 raise self._truncated(f"before {name} does")
+
+    def number(self, key: str, default: int = 0) -> int:
+        """A whole number of the metadata; ``default`` where there is none under the key."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, int) else default
+
+    def texts(self, key: str) -> list[bytes]:
+        """A list of texts of the metadata; empty where there is none under the key."""
+        at, n = self._lists.get(key, (0, 0))
+        found = []
+        length = struct.Struct("<Q").unpack_from
+        for _ in range(n):
+            end = at + 8 + length(self._bytes, at)[0]
+            found.append(self._bytes[at + 8 : end])
+            at = end
+        return found
+
+    def check_type(self, name: str) -> None:
+        """Raise UnsupportedModel where the tensor's type is not known here."""
+        kind = self.tensors[name].type
+        if kind in TYPES:
+            return
+        if kind in REMOVED:
+            reason = "which llama.cpp no longer reads"
+            way_out = "choose another quantisation of the model, such as Q4_0 or Q4_K_M"
+        else:
+            reason = "which this build of llama.cpp does not know"
+            way_out = "install a newer llama-cpp-python, or choose another quantisation"
+        raise UnsupportedModel(f"{self.path}: tensor {name} is of type {kind}, {reason}; {way_out}")
 
     def tensor(self, name: str) -> Floats:
         """A tensor as float32. Raises KeyError for a name that is not there."""
@@ -76,14 +109,16 @@ class GGUFFile:
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor's bytes as they lie in the file, (n_rows, bytes of a row); not a copy.
 
-        Rows are those of the last axis. Raises KeyError for a name that is not there.
+        Rows are those of the last axis. Raises KeyError for a name that is not there,
+        UnsupportedModel for a type that is not known.
         """
         if name not in self._raw:
             tensor = self.tensors[name]
-            n_bytes = _n_bytes(self.path, name, tensor)
+            self.check_type(name)
+            n_bytes = self._n_bytes(name)
             n_rows = math.prod(tensor.shape[:-1])
             found = np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset)
-            self._raw[name] = found.reshape(n_rows, -1)
+            self._raw[name] = found.reshape(n_rows, n_bytes // max(1, n_rows))
         return self._raw[name]
 
     def rows(self, name: str, rows: Sequence[int]) -> Floats:
@@ -93,27 +128,26 @@ class GGUFFile:
 
     def _floats(self, name: str, data: npt.NDArray[np.uint8]) -> Floats:
         """Whole rows of a tensor as numbers."""
-        tensor = self.tensors[name]
-        if tensor.type in (_F32, _F16):
-            kind = np.float32 if tensor.type == _F32 else np.float16
-            return data.view(kind).astype(np.float32)
-        values: Floats = np.empty((len(data), tensor.shape[-1]), np.float32)
-        to_float = _traits(tensor.type).to_float
-        if not to_float:
-            raise UnsupportedModel(
-                f"{self.path}: {name} is of type {_type_name(tensor.type)}, which ggml cannot "
-                f"turn into numbers; take another quantisation"
-            )
-        to_float(data.ctypes.data, values.ctypes.data, values.size)
-        return values
+        kind = self.tensors[name].type
+        if kind in (F32, F16):
+            return data.view(np.float32 if kind == F32 else np.float16).astype(np.float32)
+        if kind == BF16:  # the upper half of a float32
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return self._dequantized(name, data)
+
+    def _dequantized(self, name: str, data: npt.NDArray[np.uint8]) -> Floats:
+        """For ``batching.llama.weights``, which has ggml do it."""
+        raise UnsupportedModel(
+            f"{self.path}: {name} is of type {type_name(self.tensors[name].type)} and is to be "
+            f"F32, F16 or BF16; make the file again without quantising it"
+        )
 
     def integers(self, name: str) -> npt.NDArray[np.int32]:
         """A tensor of 32-bit integers. Raises KeyError where none has that name and type."""
         tensor = self.tensors[name]
-        if tensor.type != _I32:
+        if tensor.type != I32:
             raise KeyError(name)
-        n = math.prod(tensor.shape)
-        return np.frombuffer(self._bytes, np.int32, n, tensor.offset).reshape(tensor.shape).copy()
+        return self.raw(name).view(np.int32).reshape(tensor.shape).copy()
 
     def output_matrix(self) -> Floats:
         """What turns a model's hidden states into logits, ``(n_vocab, n_embd)``.
@@ -138,23 +172,35 @@ class GGUFFile:
         return {key: self._bytes[where] for key, where in self._values.items()}
 
     def _read_header(self) -> None:
+        (version,) = struct.unpack_from("<I", self._bytes, 4)
+        if version not in VERSIONS:
+            raise UnsupportedModel(
+                f"{self.path} is of version {version} of the GGUF format, and 2 and 3 can be read; "
+                f"choose a newer file of the model, of the byte order of this machine"
+            )
         at = 8
         (n_tensors, n_values), at = struct.unpack_from("<QQ", self._bytes, at), at + 16
         for _ in range(n_values):
             key, at = self._text(at)
             begin = at
             (kind,) = struct.unpack_from("<I", self._bytes, at)
-            value, at = self._value(kind, at + 4)
+            value, at = self._value(key, kind, at + 4)
             self._values[key] = slice(begin, at)
             if value is not None:
                 self.metadata[key] = value
         for _ in range(n_tensors):
             name, at = self._text(at)
             (n_axes,) = struct.unpack_from("<I", self._bytes, at)
+            if n_axes > _MAX_AXES:
+                raise self._damaged(f"tensor {name!r} has {n_axes} axes, and {_MAX_AXES} at most")
             *axes, kind, offset = struct.unpack_from(f"<{n_axes}QIQ", self._bytes, at + 4)
             at += 4 + 8 * n_axes + 12
+            if math.prod(axis for axis in axes if axis) >= _MAX_VALUES:
+                raise self._damaged(f"tensor {name!r} has the size {axes}")
             self.tensors[name] = Tensor(tuple(reversed(axes)), kind, offset)
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self._damaged(f"general.alignment is {alignment!r}, and a power of two is right")
         start = -(-at // alignment) * alignment
         for name, tensor in self.tensors.items():
             self.tensors[name] = tensor._replace(offset=start + tensor.offset)
@@ -166,33 +212,46 @@ class GGUFFile:
             raise IndexError
         return self._bytes[at + 8 : end].decode("utf-8", "replace"), end
 
-    def _value(self, kind: int, at: int) -> tuple[Any, int]:
+    def _value(self, key: str, kind: int, at: int) -> tuple[Any, int]:
         if kind == _STRING:
             return self._text(at)
         if kind != _ARRAY:
-            number = _NUMBERS[kind] if kind in _NUMBERS else self._unknown(kind)
-            return struct.unpack_from(f"<{number}", self._bytes, at)[0], at + struct.calcsize(
-                f"<{number}"
-            )
+            form = f"<{self._number_format(key, kind)}"
+            return struct.unpack_from(form, self._bytes, at)[0], at + struct.calcsize(form)
         inner, n = struct.unpack_from("<IQ", self._bytes, at)
         at += 12
-        if inner in _NUMBERS:
-            form = f"<{n}{_NUMBERS[inner]}"
-            return list(struct.unpack_from(form, self._bytes, at)), at + struct.calcsize(form)
         if inner != _STRING:
-            self._unknown(inner)
+            form = f"<{n}{self._number_format(key, inner)}"
+            return list(struct.unpack_from(form, self._bytes, at)), at + struct.calcsize(form)
+        self._lists[key] = at, n
         length = struct.Struct("<Q").unpack_from
         for _ in range(n):  # vocabularies: hundreds of thousands, and nobody asks for them
             at += 8 + length(self._bytes, at)[0]
         return None, at
 
-    def _unknown(self, kind: int) -> str:
-        raise NotGGUF(f"{self.path} has a value of the unknown kind {kind}; it may be damaged")
+    def _number_format(self, key: str, kind: int) -> str:
+        if kind not in _NUMBERS:
+            raise self._damaged(f"{key!r} has a value of the unknown kind {kind}")
+        return _NUMBERS[kind]
+
+    def _n_bytes(self, name: str) -> int:
+        """Of a tensor whose type is known."""
+        tensor = self.tensors[name]
+        kind, width = TYPES[tensor.type], tensor.shape[-1] if tensor.shape else 1
+        if width % kind.n_values:
+            raise self._damaged(
+                f"tensor {name!r} has rows of {width} values, and {kind.name} blocks have "
+                f"{kind.n_values}"
+            )
+        return math.prod(tensor.shape) // kind.n_values * kind.n_bytes
+
+    def _damaged(self, what: str) -> NotGGUF:
+        return NotGGUF(f"{self.path} is damaged: {what}; download it again or make it anew")
 
     def _truncated(self, where: str) -> TruncatedGGUF:
         return TruncatedGGUF(
             f"{self.path} is incomplete: it ends after {len(self._bytes):,} bytes, {where}; "
-            f"fetch or make it again"
+            f"download it again or make it anew"
         )
 
 
@@ -208,38 +267,3 @@ def fingerprint(path: Path) -> str:
         file.seek(max(0, size - _MIB))
         digest.update(file.read(_MIB))
     return digest.hexdigest()[:16]
-
-
-class _Traits(ctypes.Structure):
-    """ggml's ggml_type_traits, as far as the function that dequantises."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("block", ctypes.c_int64),
-        ("block_interleave", ctypes.c_int64),
-        ("block_bytes", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
-    )
-
-
-@cache
-def _traits(kind: int) -> Any:
-    get = exported("ggml_get_type_traits")
-    get.restype, get.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
-    return get(kind).contents
-
-
-def _type_name(kind: int) -> str:
-    name = exported("ggml_type_name")
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    found = name(kind)
-    return "NONE" if found is None else str(found.decode())
-
-
-def _n_bytes(path: Path, name: str, tensor: Tensor) -> int:
-    # ggml ends the process when asked about a type it does not know.
-    if not 0 <= tensor.type < 1000 or _type_name(tensor.type) in ("NONE", "DEPRECATED"):
-        raise UnsupportedModel(f"{path}: {name} is of the unknown type {tensor.type}")
-    traits = _traits(tensor.type)
-    return math.prod(tensor.shape) // int(traits.block) * int(traits.block_bytes)

@@ -25,25 +25,22 @@ from batching.errors import (
     TruncatedGGUF,
     UnsupportedModel,
 )
-from batching.gguf.mtp import ARCHITECTURES as MTP_ARCHITECTURES
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
-from batching.gguf.unsupported import TEXT_MODEL, part_of_model, why_no_text
+from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama.charset import Spelling, spelling
 from batching.llama.hardware import supports_gpu
 from batching.llama.interrupts import held_interrupts
+from batching.llama.private_api import GIVE_MTP_STATE, HEADS, LIMITS, MTP_GRAPHS, TAKE_BOTH
+from batching.llama.text_model import why_no_text
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
-TAKE_BOTH = ("eagle3", "gemma4-assistant")  # architectures whose rows hold a token and an embedding
-HEADS = (*TAKE_BOTH, "dflash")  # architectures that draft for another model, and run beside it
 
 # llama.cpp reports why something failed only through its log, so the last lines are kept for the
 # error message. Level 2 is info, 4 is error; 5 continues the line before.
 _log_lines: deque[str] = deque(maxlen=40)
 _all_lines: list[str] | None = None  # the same, as far as somebody wants all of them
 _verbose = False
-
-_HEADER = 2**25  # bytes of a file that hold the names of its tensors
 
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
 
@@ -120,6 +117,7 @@ class Model:
         """
         self.path = Path(path)
         check_file(self.path)
+        files = check_model_file(self.path, LIMITS)
         initialise()
         forget_log()
         params = C.llama_model_default_params()
@@ -164,13 +162,17 @@ class Model:
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Whether it hands out the state that layers for multi-token prediction begin with; how
         # many of these were loaded and can be run; whether there is nothing else.
-        self.gives_mtp_state = architecture in (*MTP_ARCHITECTURES, "gemma4")
+        self.gives_mtp_state = architecture in GIVE_MTP_STATE
         found = MtpLayers(0, alone=False)
         if C.llama_model_n_layer_nextn(handle):
-            found = find_mtp_layers(self.path)
+            found = find_mtp_layers(self.path, MTP_GRAPHS)
         self.n_mtp = found.n_layers if mtp else 0
         self.is_mtp_alone = found.alone
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
+        # Positions that a text may have: past those that a model has learned, as GPT-2 has, there
+        # are none, and llama.cpp ends the process.
+        has_learned = any("position_embd.weight" in file.tensors for file in files)
+        self.n_positions = self.n_ctx_train if has_learned else NO_LIMIT
         self.n_params: int = C.llama_model_n_params(handle)
         self.n_bytes: int = C.llama_model_size(handle)
         # Whether its memory is a KV cache and nothing else, of which any part can be removed.
@@ -229,14 +231,6 @@ class Model:
             self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
         )
         return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
-
-    @cached_property
-    def n_positions(self) -> int:
-        """Positions that a text may have: past those that a model has learned, as GPT-2 has, there
-        are none, and llama.cpp ends the process."""
-        with self.path.open("rb") as file:
-            header = file.read(_HEADER)
-        return self.n_ctx_train if b"position_embd.weight" in header else NO_LIMIT
 
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as text, or None."""
@@ -297,9 +291,16 @@ class Model:
         return spelling(self.vocab, self.n_vocab)
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens give their text."""
+        """The bytes a token stands for; control tokens give their text.
+
+        Raises InvalidParameter for a number that is no token's.
+        """
         piece = self._pieces.get(token)
         if piece is None:
+            if not 0 <= token < self.n_vocab:
+                raise InvalidParameter(
+                    f"token {token} is not of this model, which has 0 to {self.n_vocab - 1}"
+                )
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
@@ -391,15 +392,17 @@ def check_file(path: Path) -> None:
 
 
 def _load_error(path: Path) -> Exception:
-    """The exception for a load that failed, told from llama.cpp's log."""
+    """The exception for a load that failed, told from the file and llama.cpp's log."""
     log = recent_log()
+    if "failed to read tensor info" in log:
+        try:
+            check_types(path)
+        except ModelError as error:
+            return error
     reason = next((line for line in reversed(log.splitlines()) if "error" in line.lower()), log)
     reason = reason.strip() or "no reason given"
     lower = log.lower()
     size = path.stat().st_size
-    part = part_of_model(path)
-    if part is not None:
-        return UnsupportedModel(f"{path} is no model but {part}")
     if "not within the file bounds" in lower or "failed to read" in lower or size < 1024:
         return TruncatedGGUF(
             f"{path} is incomplete: it ends after {size:,} bytes ({reason}); download it again"

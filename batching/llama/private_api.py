@@ -1,7 +1,9 @@
-"""Functions of llama.cpp that it exports but does not declare in its public header.
+"""What depends on one version of llama.cpp: undeclared functions, and lists kept by hand.
 
-They are found by the names that C++ compilers give them. A build may lack them; then what needs
-them raises UnsupportedModel, and everything else works.
+The functions are exported but not in the public header, and are found by the names that C++
+compilers give them. A build may lack them; then what needs them raises UnsupportedModel, and
+everything else works. The lists were read from the source of CHECKED_WITH: compare them with the
+source of a newer version before you raise it.
 """
 
 from __future__ import annotations
@@ -9,13 +11,68 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as C
 
 from batching.errors import UnsupportedModel
+from batching.gguf.mtp import MtpGraphs
+from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
-from batching.llama.model import Model
+
+if TYPE_CHECKING:
+    from batching.llama.model import Model
+
+# The version of llama-cpp-python that everything in this file was checked with.
+CHECKED_WITH = "0.3.36"
+
+# What llama.cpp asserts of a file: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
+# llama_rope_scaling_type, and the architectures whose one expert it takes for none
+# (llama-model.cpp).
+LIMITS = Limits(
+    n_layers=512,
+    n_experts=1024,
+    rope_scaling=("none", "linear", "yarn", "longrope"),
+    dense=("hunyuan-dense", "hunyuan_vl"),
+)
+
+# Architectures whose graphs llama.cpp builds wrong. It ends the process over rows without output
+# (chameleon) and over flash attention (plm), and for the rows that have output it gives the logits
+# of the batch's first ones (cogvlm).
+WRONG = ("chameleon", "cogvlm", "plm")
+# Architectures without logits of which the metadata do not tell.
+EMBED = ("llama-embed",)
+
+# Architectures that draft for another model, and run beside it; rows of the first two hold a token
+# and an embedding.
+TAKE_BOTH = ("eagle3", "gemma4-assistant")
+HEADS = (*TAKE_BOTH, "dflash")
+
+# Architectures for whose layers for multi-token prediction llama.cpp has a graph, and those of them
+# that may have several: over two of another's it would end the process. MiMo-V2-Flash has three
+# matrices where its graph wants one.
+MTP_GRAPHS = MtpGraphs(
+    architectures=(
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek2",
+        "deepseek32",
+        "deepseek4",
+        "glm-dsa",
+        "glm4moe",
+        "hy_v3",
+        "mimo2",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "step35",
+    ),
+    several=("hy_v3", "mimo2", "step35"),
+    needed={"mimo2": "attn_qkv.weight"},
+)
+# Architectures that hand out the state that such layers begin with: gemma4's are another file.
+GIVE_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
 
 # Architectures whose graphs hand out the inputs of their layers. Asked for them, others end the
 # process, so what is not known to do it is refused. (qwen4exp's are wider than it would read.)

@@ -14,6 +14,7 @@ from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import NewTensor, Value, write_gguf
 from batching.llama.model import Model
+from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.eagle import EagleHead, EagleShape
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
@@ -29,7 +30,7 @@ def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
     for name, sizes in shape.tensors.items():
         file.check_tensor(name, *sizes)
     tokens = file.tokens()
-    target = GGUFFile(model.path)
+    target = Weights(model.path)
     folder = TemporaryDirectory(prefix="speculation-", ignore_cleanup_errors=True)
     try:
         layer = Path(folder.name) / "layer.gguf"

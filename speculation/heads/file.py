@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError, OutOfMemory
-from batching.gguf.reader import GGUFFile, fingerprint
+from batching.gguf.reader import fingerprint
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.hardware import available_memory
 from batching.llama.model import Model
+from batching.llama.weights import Weights
 from batching.tree import Floats
 
 ARCHITECTURE = "speculation-heads"
@@ -56,7 +57,7 @@ class HeadsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.gguf = GGUFFile(path)
+        self.gguf = Weights(path)
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise HeadsError(
@@ -147,7 +148,7 @@ def target_output(
             f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
             f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
         )
-    matrix = GGUFFile(path).output_matrix()
+    matrix = Weights(path).output_matrix()
     if matrix.shape != (n_vocab, n_embd):
         raise HeadsError(
             f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "

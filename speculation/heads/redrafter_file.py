@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
+from batching.llama.weights import Weights
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
 from speculation.heads.redrafter import (
@@ -30,7 +30,7 @@ def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
     output matrix does not fit, UnsupportedModel where the target's file lacks a matrix.
     """
     weights = read_weights(file, model.path)
-    embeddings = partial(GGUFFile(model.path).rows, "token_embd.weight")
+    embeddings = partial(Weights(model.path).rows, "token_embd.weight")
     torch = torch_on_gpu()
     if torch is not None:
         return ReDrafterHeadOnGPU(weights, embeddings, torch)

@@ -17,6 +17,7 @@ from batching.gguf.reader import GGUFFile, fingerprint
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
 from batching.llama.private_api import check_taps
+from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle3_file import ARCHITECTURE as EAGLE3
@@ -233,7 +234,7 @@ def _redrafter(args: argparse.Namespace) -> None:
         path = engine.model.path
         info = HeadsInfo.of_target("redrafter", engine.model)
         output = target_output(path, info.n_vocab, info.n_embd)
-        embeddings = GGUFFile(path).tensor("token_embd.weight")
+        embeddings = Weights(path).tensor("token_embd.weight")
         collected = _collect(args, engine, path)
     device = _device(args)
     print(f"training a head on {len(collected):,} states ({device})", flush=True)
@@ -253,7 +254,7 @@ def _eagle(args: argparse.Namespace) -> None:
         info = HeadsInfo.of_target("eagle", engine.model)
         shape = shape_for(engine.model, params.ff)
         output = target_output(path, info.n_vocab, info.n_embd)
-        target = GGUFFile(path)
+        target = Weights(path)
         embeddings = target.tensor("token_embd.weight")
         layers: Sequence[int] = ()
         if args.eagle3:

@@ -308,3 +308,11 @@ def test_a_decode_that_there_is_no_memory_for_says_so(
         with pytest.raises(kind, match=says):
             engine.generate(PROMPT, max_tokens=2).run()
     assert engine.generate(PROMPT, max_tokens=2).run().stats.n_tokens == 2
+
+
+@pytest.mark.parametrize("past_the_end", [False, True])
+def test_a_number_that_is_no_token_has_no_piece(engine: Engine, past_the_end: bool) -> None:
+    token = engine.model.n_vocab if past_the_end else -1
+    for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
+        with pytest.raises(InvalidParameter, match=f"token {token} is not of this model"):
+            use(token)

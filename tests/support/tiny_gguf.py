@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +45,14 @@ def write_tiny_gguf(
     n_bytes: int = 256,
     tokenizer: str = "llama",
     more: Callable[[GGUFWriter], object] | None = None,
+    last: Callable[[GGUFWriter], object] | None = None,
     influence: float = 1.0,
-    tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    tensors: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Path:
     """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
     the path whose name the files, ``name-00001-of-00003.gguf``, are made from. ``more`` adds to its
-    metadata. Layers add ``influence`` of what random weights would; ``tensors`` take the place of
-    random ones."""
+    metadata, ``last`` may change what is there. Layers add ``influence`` of what random weights
+    would; ``tensors`` take the place of random ones."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary(n_bytes=n_bytes)[0])
     writer = begun(
@@ -82,7 +84,7 @@ def write_tiny_gguf(
         writer.add_tensor(name, (tensors or {}).get(name, random))
 
     def add_norm(name: str) -> None:
-        writer.add_tensor(name, np.ones(n_embd, np.float32))
+        writer.add_tensor(name, (tensors or {}).get(name, np.ones(n_embd, np.float32)))
 
     add("token_embd.weight", n_vocab, n_embd, scale=1.0)
     for i in range(n_layer):
@@ -95,6 +97,8 @@ def write_tiny_gguf(
         add(f"blk.{i}.ffn_down.weight", n_embd, 2 * n_embd)
     add_norm("output_norm.weight")
     add("output.weight", n_vocab, n_embd)
+    if last is not None:
+        last(writer)
     return finished(writer, path)
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from batching.errors import UnsupportedModel
-from batching.gguf import unsupported as kinds
-from batching.gguf.unsupported import WRONG, why_no_text
+from batching.errors import NotGGUF, UnsupportedModel
+from batching.gguf.reader import GGUFFile
+from batching.gguf.unsupported import check_model_file
+from batching.llama import text_model as kinds
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
+from batching.llama.private_api import LIMITS, WRONG
+from batching.llama.text_model import why_no_text
 from speculation.engine import Engine
+from tests.support.paths import ROOT
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -104,3 +111,117 @@ def test_a_head_that_shares_a_context_is_no_model_by_itself(tmp_path: Path) -> N
 def test_architectures_that_llama_cpp_computes_wrong_are_refused(architecture: str) -> None:
     found = why_no_text(None, {"general.architecture": architecture}.get)
     assert found == f"({architecture}) is of an architecture that llama.cpp computes wrong"
+
+
+def rewritten(path: Path, **values: Any) -> Path:
+    """A tiny model whose metadata say something else."""
+
+    def change(writer: GGUFWriter) -> None:
+        for key, value in values.items():
+            name = key.replace("__", ".")
+            for part in writer.kv_data:
+                part.pop(name, None)
+            if key == "general__alignment":
+                writer.add_custom_alignment(value)
+            elif isinstance(value, str):
+                writer.add_string(name, value)
+            elif isinstance(value, float):
+                writer.add_float32(name, value)
+            elif isinstance(value, int):
+                writer.add_uint32(name, value)
+
+    return write_tiny_gguf(path, last=change)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"llama__block_count": 0}, "llama.block_count is 0, and 1 to 512 is possible"),
+        ({"llama__block_count": 513}, "llama.block_count is 513, and 1 to 512 is possible"),
+        ({"llama__nextn_predict_layers": 3}, "nextn_predict_layers is 3, and 0 to 2"),
+        ({"llama__expert_count": 1}, "llama.expert_used_count is 0, and 1 to 1"),
+        ({"llama__expert_count": 1025}, "llama.expert_count is 1025, and 0 to 1024"),
+        ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2, and 0 to 0"),
+        ({"llama__expert_group_count": 3}, "llama.expert_group_count is 3, and 0 to 0"),
+        ({"llama__attention__layer_norm_rms_epsilon": math.nan}, "rms_epsilon is nan"),
+        ({"llama__attention__layer_norm_rms_epsilon": -1.0}, r"rms_epsilon is -1\.0"),
+        ({"llama__attention__layer_norm_rms_epsilon": math.inf}, "rms_epsilon is inf"),
+        ({"llama__rope__freq_base": math.nan}, "llama.rope.freq_base is nan"),
+        ({"llama__rope__scaling__type": "x"}, "type is 'x', and one of none, linear, yarn, long"),
+        ({"tokenizer__ggml__model": "bert"}, "model is 'bert', and 256 of the tokens are bytes"),
+        ({"general__alignment": 1}, "begins at byte .*, no multiple of 32; general.alignment is 1"),
+    ],
+)
+def test_values_that_would_end_the_process_are_refused_before_the_load(
+    tmp_path: Path, values: dict[str, object], reason: str
+) -> None:
+    path = rewritten(tmp_path / "m.gguf", **values)
+    with pytest.raises(UnsupportedModel, match=f"cannot run .*m.gguf: .*{reason}.*download it"):
+        check_model_file(path, LIMITS)
+
+
+@pytest.mark.parametrize("alignment", [0, 24])
+def test_an_alignment_is_a_power_of_two(tmp_path: Path, alignment: int) -> None:
+    path = tmp_path / "m.gguf"
+    data = bytearray(rewritten(path, general__alignment=32).read_bytes())
+    struct.pack_into("<I", data, data.index(b"general.alignment") + 21, alignment)
+    path.write_bytes(data)
+    with pytest.raises(NotGGUF, match=f"general.alignment is {alignment}, and a power of two"):
+        Model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("blk.0.attn_q.weight", np.int32, "is of type I32, which weights cannot have"),
+        ("token_embd.weight", np.int8, "is of type I8, which weights cannot have"),
+        ("output.weight", np.float64, "is of type F64, which weights cannot have"),
+        ("blk.1.ffn_norm.weight", np.float16, "is of type F16, and norms must be F32"),
+    ],
+)
+def test_weights_of_a_type_that_is_not_computed_with_are_refused(
+    tiny_model: Path, tmp_path: Path, name: str, kind: type, reason: str
+) -> None:
+    weights = GGUFFile(tiny_model).tensor(name).astype(kind)
+    path = write_tiny_gguf(tmp_path / "m.gguf", tensors={name: weights})
+    with pytest.raises(UnsupportedModel, match=f"tensor {name} {reason}"):
+        Model(path)
+
+
+def test_a_vocabulary_that_has_a_token_twice_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace("▁cat".encode(), "▁dog".encode()))
+    with pytest.raises(UnsupportedModel, match="its vocabulary has the token '▁dog' twice"):
+        Model(path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"llama__attention__layer_norm_rms_epsilon": 0.0},
+        {"llama__rope__scaling__type": "yarn"},
+        {"llama__expert_count": 0, "llama__expert_used_count": 0},
+        {"general__alignment": 64},
+        {"llama__attention__layer_norm_epsilon": 1e-6, "llama__nextn_predict_layers": 0},
+    ],
+)
+def test_unusual_values_that_llama_cpp_can_run_are_not_refused(
+    tmp_path: Path, values: dict[str, object]
+) -> None:
+    with Model(rewritten(tmp_path / "m.gguf", **values)) as model:
+        assert model.n_layer == 2
+
+
+def test_a_dense_model_may_say_that_it_has_one_expert(tmp_path: Path) -> None:
+    """Hunyuan's do; llama.cpp takes that for none."""
+    path = write_tiny_gguf(
+        tmp_path / "m.gguf",
+        architecture="hunyuan-dense",
+        last=lambda writer: writer.add_uint32("hunyuan-dense.expert_count", 1),
+    )
+    assert check_model_file(path, LIMITS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.gguf")), ids=lambda p: p.stem)
+def test_the_models_and_heads_that_come_along_are_not_refused(path: Path) -> None:
+    assert check_model_file(path, LIMITS)

@@ -1,0 +1,66 @@
+"""The types that tensors are stored in: how many values make a block, and its bytes.
+
+Facts of the GGUF format, by ggml's numbers (ggml.h, ``enum ggml_type``); a test compares them with
+the library that is installed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TensorType(NamedTuple):
+    """``n_values`` numbers of a row lie together in a block of ``n_bytes``."""
+
+    name: str
+    n_values: int
+    n_bytes: int
+
+
+F32, F16, I32, BF16 = 0, 1, 26, 30
+TYPES = {
+    F32: TensorType("F32", 1, 4),
+    F16: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 36),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    I32: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    BF16: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
+    42: TensorType("Q2_0", 64, 18),
+}
+# Types that llama.cpp once had and reads no longer.
+REMOVED = (4, 5, 31, 32, 33, 36, 37, 38)
+# Types that weights cannot have: whole numbers, and those of results inside a computation.
+NOT_FOR_WEIGHTS = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
+
+
+def type_name(number: int) -> str:
+    """``Q4_K``, or ``45`` for a type that is not known here."""
+    return TYPES[number].name if number in TYPES else str(number)
