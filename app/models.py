@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from batching.errors import SpeculationError
-from speculation.console import print_anything
 from speculation.conversion import model_file
 from speculation.registry import ModelEntry, default_model, is_here, read_registry
+from speculation.system.console import print_anything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
