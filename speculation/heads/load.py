@@ -10,6 +10,7 @@ from batching.errors import HeadsError, ModelError
 from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
+from batching.llama.private_api import MTP_GRAPHS
 from speculation.heads import assistant, dflash, eagle3, mtp
 from speculation.heads.eagle import HeadInContext
 from speculation.heads.eagle_file import load_eagle

@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from app.messages import ModelSpec
-from batching.gguf_file import GGUFFile
 
+from app.worker.messages import ModelSpec
+from batching.gguf.reader import GGUFFile
 from speculation.bench.options import parse_options
 from speculation.conversion import model_file
 from speculation.engine import Engine
@@ -23,8 +23,8 @@ from speculation.registry import (
     parse_registry,
     resolve,
 )
-from tests.exact import EXACT
-from tests.tiny_gguf import write_tiny_gguf
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
 
 HASH = "a1" * 32
 

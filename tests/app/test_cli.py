@@ -12,7 +12,7 @@ import pytest
 from app import cli, models
 from speculation.registry import ModelEntry
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
