@@ -140,33 +140,28 @@ def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
                 if before is not None and before.tag in ("th", "td"):
                     token.meta["at"] = _cell(state, token, cell_at)
                 else:
-                    token.meta["at"] = _lines(state, token)
+                    hashes = before.markup if before is not None and before.markup else ""
+                    token.meta["at"] = _lines(state, token, len(hashes) if "#" in hashes else 0)
         return True
 
     return run
 
 
-def _lines(state: StateBlock, token: Token) -> list[int] | None:
+def _lines(state: StateBlock, token: Token, n_hashes: int) -> list[int] | None:
     """The offsets of a block's content, of which each line is one of the source, without what its
-    containers have before it."""
+    containers have before it, or without the ``n_hashes`` of a heading."""
     assert token.map is not None
     at: list[int] = []
     number = token.map[0] + (token.type == "fence")
-    for text in token.content.split("\n"):
-        if at:
+    for i, text in enumerate(token.content.split("\n")):
+        if i:
             at.append(state.eMarks[number - 1])  # the newline
-        elif number > token.map[0] + 1:
-            return None
+        if len(at) == len(token.content):
+            break
+        begin, start = state.bMarks[number], state.bMarks[number] + state.tShift[number]
+        if n_hashes:
+            start = state.skipSpaces(start + n_hashes)
         body = text.lstrip(" \t")
-        if not text and len(at) == len(token.content):
-            break  # after the last newline
-        start, begin = state.bMarks[number] + state.tShift[number], state.bMarks[number]
-        if token.type == "inline" and number == token.map[0] and token.markup == "":
-            found = state.src.find(body, start, state.eMarks[number])
-            skipped = state.src[start : max(start, found)]
-            if skipped.strip("# \t"):
-                return None
-            start += len(skipped)
         if not state.src.startswith(body, start):
             return None
         n_pad = len(text) - len(body)
@@ -228,7 +223,7 @@ def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
         end, text = token.meta.get("end"), token.content
         if token.type == "link_open":
             end = pos + 1
-        elif token.type == "text" and i and children[i - 1].markup == "autolink":
+        elif i and children[i - 1].type == "link_open" and children[i - 1].markup == "autolink":
             end = content.find(">", pos)
         elif end is None:
             text = text or token.markup
