@@ -53,6 +53,10 @@ class Marks:
             marks.runs += [run] * sum(map(len, texts))
         return marks
 
+    def run_at(self, offset: int) -> int:
+        """The run of a character; none for what was added behind the text."""
+        return self.runs[offset] if offset < len(self.runs) else 0
+
     @property
     def last_start(self) -> int:
         """Where the last run begins, if the text ends with it: more tokens may come to it."""
@@ -240,7 +244,7 @@ def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
             if content[first : first + len(token.content)].replace("\n", " ") != token.content:
                 return False
             token.meta["at"] = at[first : first + len(token.content)]
-        elif token.info == "escape":
+        elif token.info == "escape" and source == f"\\{token.content}":
             token.meta["at"] = at[pos + 1 : end]
         elif token.content and source != token.content:  # an entity, or a decoded address
             token.meta["all"] = at[pos:end]
@@ -280,9 +284,10 @@ def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
     marks: Marks | None = env.get("marks")
     if marks is None or at is None or len(at) != len(text):
         return escape(text)
-    runs, first = marks.runs, env["at"]
-    parts = []
-    for run, group in groupby(zip(at, text, strict=True), key=lambda pair: runs[first + pair[0]]):
+    first, parts = env["at"], []
+    for run, group in groupby(
+        zip(at, text, strict=True), key=lambda pair: marks.run_at(first + pair[0])
+    ):
         html = escape("".join(char for _, char in group))
         parts.append(_drafted(html, marks.sizes[run]) if run else html)
     return "".join(parts)
@@ -293,7 +298,7 @@ def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
     marks: Marks | None = env.get("marks")
     if marks is None or not at:
         return html
-    runs = [marks.runs[env["at"] + pos] for pos in at]
+    runs = [marks.run_at(env["at"] + pos) for pos in at]
     drafted = [run for run in runs if run]
     if 2 * len(drafted) <= len(runs):
         return html
