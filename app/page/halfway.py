@@ -16,14 +16,15 @@ _OPEN_LINK = re.compile(r"\[[^\[\]\n]*\]\([^()\s]*\Z")
 _MARKERS = "*_~` "
 
 
-def completed(text: str) -> str:
-    """The text with its last block made whole, as far as can be foreseen."""
+def completed(text: str) -> tuple[str, int]:
+    """The text with its last block made whole, as far as can be foreseen; where a table begins
+    that may not become one, or else the text's length."""
     table = _OPEN_TABLE.search(text)
     if table is not None:
         n_cells = len(re.findall(r"(?<!\\)\|", table[1])) - 1
-        return f"{text[: table.end(1)]}\n|{'---|' * n_cells}" if n_cells else text
+        return f"{text[: table.end(1)]}\n|{'---|' * n_cells}", table.start(1)
     open_line = _OPEN_LINE.search(text)
-    return text[: open_line.start()] if open_line is not None else text
+    return text[: open_line.start()] if open_line is not None else text, len(text)
 
 
 def completed_inline(markdown: MarkdownIt, text: str, env: MutableMapping[str, Any]) -> str:

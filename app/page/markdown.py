@@ -93,11 +93,12 @@ class Growing:
             "live": True,
             "references": dict(self._references),
         }
-        tokens = _markdown.parse(completed(tail), env)
+        source, guessed = completed(tail)
+        tokens = _markdown.parse(source, env)
         if begin and env["references"] != self._references:
             self.__init__()  # type: ignore[misc]  # links before it may have found their target
             return self.render(text, marks, at)
-        cut, end = self._cut(tokens, tail, marks.last_start - at - begin)
+        cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - at - begin))
         if cut:
             self._html += _markdown.renderer.render(tokens[:cut], _markdown.options, env)
             self._settled = text[: begin + end]
@@ -257,12 +258,18 @@ def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
 def _core(state: Any) -> None:
     """Parse the inline tokens as ever, and find where they stand."""
     marks = state.env.get("marks")
-    leaves = [token for token in state.tokens if token.content or token.type == "inline"]
-    for token in leaves:
+    written = None  # the token that is being written: the last one, within the last block
+    if state.env.get("live"):
+        for token in reversed(state.tokens):
+            if not token.nesting:
+                written = token
+            if written is not None or (token.level == 0 and token.nesting > 0):
+                break
+    for token in state.tokens:
         if token.type != "inline":
             continue
         content = token.content
-        if state.env.get("live") and token is leaves[-1]:
+        if token is written:
             content = completed_inline(state.md, content, state.env)
         token.children = []
         state.md.inline.parse(content, state.md, state.env, token.children)
