@@ -1,8 +1,11 @@
 """Formulas: where TeX stands in Markdown, and its MathML, which browsers draw by themselves.
 
-Inline: ``$x$``, ``\\(x\\)``; displayed: ``$$x$$``, ``\\[x\\]``, inside a line or as a block. TeX that
-cannot be converted shows as it is written. A block that is not closed ends at a blank line, so that
-text which is appended never changes a block before it.
+Inline: ``$x$``, ``\\(x\\)``; displayed: ``$$x$$``, ``\\[x\\]``, inside a line or as a block. TeX
+that cannot be converted shows as it is written. A block that is not closed ends at a blank line, so
+that text which is appended never changes a block before it.
+
+math-core is asked rather than latex2mathml, which leaves HTML inside ``\\text`` unescaped and takes
+``\\href`` to any address.
 """
 
 from __future__ import annotations
@@ -78,5 +81,5 @@ def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def add_formulas(markdown: MarkdownIt) -> None:
-    """Let it parse formulas; their tokens have the TeX as markup, and all of the text as content."""
+    """Let it parse formulas; their tokens have the TeX as markup, the text as content."""
     markdown.inline.ruler.before("escape", "math_inline", _inline)

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 
 # A last line that may yet become anything: a bullet, a heading's underline, a fence.
-_OPEN_LINE = re.compile(r"(?:^|\n)[ \t]*(?:[-=+*#>|`~]+|\d{1,9}[.)]?)[ \t]*\Z")
+_OPEN_LINE = re.compile(r"(?:^|(?<=\n))[ \t]*(?:[-=+*#>|`~]+|\d{1,9}[.)]?)[ \t]*\Z")
 _OPEN_TABLE = re.compile(r"(?:^|\n)(\|[^\n]*\|)[ \t]*\n[|:\- ]*\Z")
 _OPEN_LINK = re.compile(r"\[[^\[\]\n]*\]\([^()\s]*\Z")
 _MARKERS = "*_~` "

@@ -103,7 +103,7 @@ class Growing:
             self._html += _markdown.renderer.render(tokens[:cut], _markdown.options, env)
             self._settled = text[: begin + end]
             self._references = env["references"]
-        return self._html + _markdown.renderer.render(tokens[cut:], _markdown.options, env)
+        return self._html + str(_markdown.renderer.render(tokens[cut:], _markdown.options, env))
 
     @staticmethod
     def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:
@@ -139,7 +139,8 @@ def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
             return False
         if not silent:
             cell_at: dict[int, int] = {}
-            for before, token in zip([None, *state.tokens[first:]], state.tokens[first:]):
+            made = state.tokens[first:]
+            for before, token in zip([None, *made[:-1]], made, strict=True):
                 if not token.map or token.nesting:
                     continue
                 if before is not None and before.tag in ("th", "td"):

@@ -11,6 +11,7 @@ from app.page.conversation import Reply, Turn, stats_line
 from app.page.files import File, size_of
 from app.page.markdown import Growing, Marks, render
 
+
 def turn_html(
     turn: Turn,
     *,

@@ -5,16 +5,37 @@ from __future__ import annotations
 import random
 import re
 
-import pytest
-
 from app.page.markdown import Growing, Marks, render
 
 OPEN = re.compile(r'<span class="drafted" data-n="\d+">')
 TAG = re.compile(r"</?[a-z][^>]*>")
 SNIPPETS = (
-    *("**", "*", "_", "~~", "`", "``", "[", "](http://x.org)", "](x \"t\")", "<http://e.org>"),
-    *("\n", "\n\n", "\n- ", "\n  - ", "\n1. ", "\n> ", "\n> > ", "\n# ", "\n## ", " #\n", "\n---\n"),
-    *("\n===\n", "\n```python\n", "\n```\n", "\n    ", "\n\t", "  \n", "\\\n", "\\*", "\\", "&amp;"),
+    *("**", "*", "_", "~~", "`", "``", "[", "](http://x.org)", '](x "t")', "<http://e.org>"),
+    *(
+        "\n",
+        "\n\n",
+        "\n- ",
+        "\n  - ",
+        "\n1. ",
+        "\n> ",
+        "\n> > ",
+        "\n# ",
+        "\n## ",
+        " #\n",
+        "\n---\n",
+    ),
+    *(
+        "\n===\n",
+        "\n```python\n",
+        "\n```\n",
+        "\n    ",
+        "\n\t",
+        "  \n",
+        "\\\n",
+        "\\*",
+        "\\",
+        "&amp;",
+    ),
     *("\n| ", " | ", "\\|", "|\n", "\n|---|---|\n", "$", "$$", "\n$$\n", "\\(", "\\)", "\n\\[\n"),
     *("\\]", " ", " ", " ", "!", "<b>", "&", "def ", "# ", "'", "~", "~~~", "  ", "\r\n", "&#65;"),
 )
@@ -43,7 +64,11 @@ def random_pieces(chance: random.Random, text: str) -> list[tuple[str, bool]]:
 def in_and_out(html: str) -> tuple[str, str, str]:
     """The HTML without the spans of drafts; the characters in them, and those out of them."""
     html = re.sub(r"<math.*?</math>", "", html, flags=re.DOTALL) if "<math" in html else html
-    plain, inside, outside, depth, at = [], [], [], [], 0
+    plain: list[str] = []
+    inside: list[str] = []
+    outside: list[str] = []
+    depth: list[str] = []
+    at = 0
     for tag in TAG.finditer(html):
         (inside if "drafted" in depth else outside).append(html[at : tag.start()])
         plain.append(html[at : tag.start()])
@@ -87,3 +112,62 @@ def test_a_growing_text_ends_as_the_whole_does_whatever_it_was_before() -> None:
         pieces.append((end, False))
         marks = Marks.of(pieces)
         assert growing.render(text + end, marks) == render(text + end, marks), text
+
+
+def coloured(text: str) -> str:
+    """The text with what stands between « and » drafted, and the spans shown the same way."""
+    parts = re.split("[«»]", text)
+    html = render("".join(parts), Marks.of([(part, i % 2 == 1) for i, part in enumerate(parts)]))
+    return OPEN.sub("«", html).replace("</span>", "»")
+
+
+def test_what_was_drafted_is_marked_in_whatever_it_became() -> None:
+    for text, expected in {
+        "#  «a» #": "<h1>«a»</h1>\n",
+        "*a«b*c»": "<p><em>a«b»</em>«c»</p>\n",
+        "[a«b](http://x.org)»": '<a href="http://x.org" target="_blank" '
+        'rel="noopener noreferrer">a«b»</a>',
+        "`` a«`» ``": "<code>a«`»</code>",
+        "&a«mp;»\\«*»": "<p>«&amp;»«*»</p>\n",
+        "> - a\n«b»": "<br />\n«b»</li>",
+        "| a | b |\n|-|-|\n| «c» | d\\«|e» |": "<td>«c»</td>\n<td>d«|e»</td>",
+        "```\na«b\nc»\n```": "<pre><code>a«b\nc»\n</code></pre>",
+        "    «a»b": "<pre><code>«a»b\n</code></pre>",
+        "$«x»$ and $y$": "<p><math><mi>x</mi></math> and",
+        "«$x$» and": "<p>«<math><mi>x</mi></math>» and",
+        "$\\fo«o$»": "<p>$\\fo«o$»</p>\n",
+    }.items():
+        assert expected in coloured(text), text
+
+
+def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
+    assert coloured("```python\n«re»turn 1\n```").startswith(
+        '<div class="code"><pre><code><span class="keyword">«re»turn» <span class="number">1»\n'
+    )
+    assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
+
+
+def test_formulas_are_mathml_and_money_is_not() -> None:
+    block = '<p class="formula"><math display="block"><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
+    for text in ("$$\\frac12$$", "a\n$$\n\\frac12\n$$\nb", "\\[ \\frac12 \\]"):
+        assert block in render(text), text
+    assert "<math><mi>x</mi></math>" in render("so \\(x\\) is")
+    for text in ("$5 and $6", "US$5/$6", "$HOME:$PATH", "a $ b $"):
+        assert render(text) == f"<p>{text}</p>\n"
+    assert "<img" not in render("$\\text{<img src=x onerror=alert(1)>}$")
+    assert "<a" not in render("$\\href{javascript:alert(1)}{x}$")
+
+
+def test_half_written_markdown_shows_as_what_it_is_about_to_be() -> None:
+    for text, expected in {
+        "a **b": "<p>a <strong>b</strong></p>\n",
+        "a **b *c": "<p>a <strong>b <em>c</em></strong></p>\n",
+        "a **b*": "<p>a <strong>b</strong></p>\n",
+        "a `b *c": "<p>a <code>b *c</code></p>\n",
+        "a\n-": "<p>a</p>\n",
+        "```\na\n``": "<pre><code>a\n</code></pre>",
+        "[a](http://x.or": '<a href="http://x.or"',
+        "| a | b |\n|-": "<th>a</th>\n<th>b</th>",
+        "$$\nx": '<p class="formula">$$\nx</p>\n',
+    }.items():
+        assert expected in Growing().render(text, Marks.of([(text, False)])), text
