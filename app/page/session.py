@@ -7,12 +7,12 @@ from typing import Any
 
 from app.page.conversation import Conversation, Reply, Turn
 from app.page.keep import from_text, to_text
-from app.page.render import turn_html
+from app.page.render import GrowingReply, turn_html
 
 
 @dataclass
 class Session:
-    """What one tab has: its conversation, whether drafts are coloured, and what it waits for.
+    """What one tab has: its conversation, and what it waits for.
 
     knows     whether it is this side's to say what the conversation is, not the browser's
     busy      whether a reply is due
@@ -22,12 +22,12 @@ class Session:
     """
 
     conversation: Conversation = field(default_factory=Conversation)
-    coloured: bool = True
     knows: bool = False
     busy: bool = False
     stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
+    _growing: tuple[Reply | None, GrowingReply | None] = (None, None)
     _finished: list[tuple[Reply | None, tuple[Any, ...], str]] = field(default_factory=list)
 
     def html(self) -> list[str]:
@@ -68,12 +68,20 @@ class Session:
         last = index == len(self.conversation.turns) - 1
         if self.busy and last:
             del self._finished[index:]
-            return turn_html(turn, coloured=self.coloured, live=True, last=True)
-        key = (turn.user, turn.files, turn.n_ctx, self.coloured, last, with_model)
+            return turn_html(turn, live=True, last=True, growing=self._growing_of(turn.reply))
+        key = (turn.user, turn.files, turn.n_ctx, last, with_model)
         if index < len(self._finished):
             reply, known, html = self._finished[index]
             if reply is turn.reply and known == key:
                 return html
-        html = turn_html(turn, coloured=self.coloured, live=False, last=last, with_model=with_model)
+        html = turn_html(turn, live=False, last=last, with_model=with_model)
         self._finished[index : index + 1] = [(turn.reply, key, html)]
         return html
+
+    def _growing_of(self, reply: Reply | None) -> GrowingReply | None:
+        """What was rendered of a reply, unless it is whole."""
+        if reply is None or reply.done is not None or reply.error:
+            return None
+        if self._growing[0] is not reply:
+            self._growing = (reply, GrowingReply())
+        return self._growing[1]

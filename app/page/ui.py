@@ -131,7 +131,8 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         session = gr.State(Session())
         with gr.Sidebar(width=330, elem_id="settings"):
             method_fields(fields, backend.methods(), method)
-            colour = fields.keep(
+            # The style sheet looks whether it is checked.
+            fields.keep(
                 "colour", gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
             )
             fields.add(
@@ -317,13 +318,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     def restore(known: str, values: str, tab: Session) -> dict[Any, Any]:
         tab.revive(known)
         found = fields.updates(values, backend.methods())
-        tab.coloured = bool(found.get(colour, {}).get("value", True))
         return {transcript: tab.html(), kept: tab.kept()} | found
-
-    def set_colour(coloured: bool, known: str, tab: Session) -> list[str]:
-        tab.revive(known)
-        tab.coloured = coloured
-        return tab.html()
 
     def as_markdown(known: str, tab: Session) -> str:
         tab.revive(known)
@@ -357,7 +352,6 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         transcript.focus(models.status, None, [header, models.in_effect], **QUICK)
         box.stop(stop, [session], **QUICK)
         new.click(clear, [session, clicked], taken, **in_order)
-        colour.input(set_colour, [colour, kept, session], [transcript], **QUICK)
         export.click(as_markdown, [kept, session], [exported], **QUICK).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"
         )

@@ -89,3 +89,13 @@ element.addEventListener(
   (event) => event.target.classList.contains("turns") && noticeScroll(event.target),
   true, // scrolling does not bubble
 );
+
+// What a run of drafts is, told when it is pointed at, while drafts are coloured.
+element.addEventListener("mouseover", (event) => {
+  const run = event.target.closest("[data-n]");
+  if (!run) return;
+  const { n } = run.dataset;
+  const told = `${n} drafted token${n === "1" ? "" : "s"} accepted in one step`;
+  if (document.querySelector("#colour input")?.checked) run.title = told;
+  else run.removeAttribute("title");
+});

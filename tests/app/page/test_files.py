@@ -63,7 +63,7 @@ def test_what_the_browser_sends_is_read_and_given_back() -> None:
 def test_the_page_gets_names_and_sizes_of_files_and_not_their_text() -> None:
     conversation = Conversation()
     conversation.ask("Well?", (File("<b>.txt", "The fox."), HEN))
-    html = turn_html(conversation.turns[0], coloured=True, live=True, last=True)
+    html = turn_html(conversation.turns[0], live=True, last=True)
     assert "The fox." not in html
     assert "<b>" not in html
     order = ["&lt;b&gt;.txt</bdi> <span>8 B</span>", "Well?", "hen.md"]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.page.conversation import Reply, Settings, Turn
-from app.page.render import coloured_html, markdown_html, turn_html
+from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
 from app.worker.backend import Backend, LocalBackend
 from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Text
@@ -44,81 +44,69 @@ def said(text: str, opening: str = "") -> Reply:
 
 
 def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
-    pieces = [("<b>", False), (" a", True), (" &", True), (" b\n", False), ("c", True)]
-    assert coloured_html(Reply("x", pieces)) == (
-        "&lt;b&gt;"
-        '<span class="drafted" title="2 drafted tokens accepted in one step"> a &amp;</span>'
-        " b\n"
-        '<span class="drafted" title="1 drafted token accepted in one step">c</span>'
+    pieces = [("<b>", False), (" **a", True), (" &", True), (" b**\n", False), ("c", True)]
+    assert text_html(Reply("x", pieces)) == (
+        '<p>&lt;b&gt;<span class="drafted" data-n="2"> </span>'
+        '<strong><span class="drafted" data-n="2">a &amp;</span> b</strong><br />\n'
+        '<span class="drafted" data-n="1">c</span></p>\n'
     )
 
 
 def test_runs_of_two_steps_stay_apart_where_the_token_between_shows_nothing_yet() -> None:
-    html = coloured_html(Reply("x", [("a", True), ("", False), ("é", True)]))
+    html = text_html(Reply("x", [("a", True), ("", False), ("é", True)]))
     assert html.count('<span class="drafted"') == 2
 
 
-@pytest.mark.parametrize("coloured", [True, False])
-def test_html_of_a_model_or_a_user_shows_as_text(coloured: bool) -> None:
+def test_html_of_a_model_or_a_user_shows_as_text() -> None:
     text = '<script>alert(1)</script> <b>x</b> <img src="http://example.org/x.png">'
     turn = Turn(text, Reply("<i>", [(text, False)], error="<u>"))
-    html = turn_html(turn, coloured=coloured, live=False, last=True)
+    html = turn_html(turn, live=False, last=True)
     for tag in ("<script", "<b>", "<img", "<i>", "<u>"):
         assert tag not in html
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
 
 
 def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
-    assert (
-        markdown_html(said("**a** `<b>`")) == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
-    )
-    assert markdown_html(said("![x](http://example.org/x.png)")) == (
+    assert text_html(said("**a** `<b>`")) == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
+    assert text_html(said("![x](http://example.org/x.png)")) == (
         '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
         "x</a></p>\n"
     )
-    assert "<a" not in markdown_html(said("[x](javascript:alert(1))"))
+    assert "<a" not in text_html(said("[x](javascript:alert(1))"))
 
 
 def test_thoughts_are_folded_also_while_they_go_on() -> None:
-    assert markdown_html(said("<think>\nhm\n</think>\n\nyes")) == (
+    assert text_html(said("<think>\nhm\n</think>\n\nyes")) == (
         "<details><summary>Thoughts</summary><p>hm</p>\n</details><p>yes</p>\n"
     )
-    assert markdown_html(said("<think>hm")) == (
+    assert text_html(said("<think>hm")) == (
         "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
     )
 
 
-def test_thoughts_are_folded_where_drafts_are_coloured_too() -> None:
+def test_drafts_are_marked_in_thoughts_and_answer() -> None:
     pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
-    assert coloured_html(Reply("x", [*pieces, ("yes", True)])) == (
-        "<details><summary>Thoughts</summary>"
-        '<span class="drafted" title="3 drafted tokens accepted in one step">hm.</span>'
-        "</details>"
-        '<span class="drafted" title="1 drafted token accepted in one step">yes</span>'
+    whole = text_html(Reply("x", [*pieces, ("yes", True)]))
+    assert whole == (
+        '<details><summary>Thoughts</summary><p><span class="drafted" data-n="3">hm.</span></p>\n'
+        '</details><p><span class="drafted" data-n="1">yes</span></p>\n'
     )
-    assert coloured_html(Reply("x", pieces[:2])) == (
-        "<details><summary>Thoughts</summary>"
-        '<span class="drafted" title="1 drafted token accepted in one step">hm</span></details>'
+    assert text_html(Reply("x", pieces[:2]), GrowingReply()) == (
+        '<details><summary>Thoughts</summary><p><span class="drafted" data-n="1">hm</span></p>\n'
+        "</details>"
     )
 
 
 def test_thoughts_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
     folded = "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
-    assert markdown_html(said("hm", "<think>\n")) == folded
-    assert markdown_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
-    assert coloured_html(said("hm</think>\nyes", "<think>")) == (
-        "<details><summary>Thoughts</summary>hm</details>yes"
-    )
+    assert text_html(said("hm", "<think>\n")) == folded
+    assert text_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
 
 
-def test_code_can_be_copied_by_itself_and_tex_stays_as_it_is_written() -> None:
-    assert markdown_html(said("```py\na < b\n```")) == (
+def test_code_can_be_copied_by_itself() -> None:
+    assert text_html(said("```\na < b\n```")) == (
         '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
         '<button type="button" data-action="copy-code">Copy</button></span></div>'
-    )
-    text = r"so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, *not*"
-    assert markdown_html(said(text)) == (
-        r"<p>so \(a_1*b\) and \[x\,_y_\] and $$*z*$$, <em>not</em></p>" + "\n"
     )
 
 
@@ -143,21 +131,20 @@ def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
 
 
 def test_a_model_that_did_not_think_has_no_thoughts_to_unfold() -> None:
-    assert markdown_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
-    assert coloured_html(said("<|channel|>final<|message|>yes")) == "yes"
+    assert text_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
+    assert text_html(said("<|channel|>final<|message|>yes")) == "<p>yes</p>\n"
 
 
-@pytest.mark.parametrize("coloured", [True, False])
-def test_copy_takes_the_answer_without_the_thoughts(coloured: bool) -> None:
+def test_copy_takes_the_answer_without_the_thoughts() -> None:
     turn = Turn("a", said("<think>hm</think>\n**yes**"))
-    assert 'data-source="**yes**"' in turn_html(turn, coloured=coloured, live=False, last=True)
+    assert 'data-source="**yes**"' in turn_html(turn, live=False, last=True)
 
 
 def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
     turn = Turn("hi", Reply("ar", [("yes", False)]))
-    assert "data-action" not in turn_html(turn, coloured=True, live=True, last=True)
-    assert "Undo" not in turn_html(turn, coloured=True, live=False, last=False)
-    assert "Undo" in turn_html(turn, coloured=True, live=False, last=True)
+    assert "data-action" not in turn_html(turn, live=True, last=True)
+    assert "Undo" not in turn_html(turn, live=False, last=False)
+    assert "Undo" in turn_html(turn, live=False, last=True)
 
 
 # Settings
@@ -226,9 +213,6 @@ def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> 
     tab = Session(talk("one", "two"))
     first = tab.html()
     assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
-    tab.coloured = False
-    assert "markdown" in tab.html()[0]
-    tab.coloured = True
     tab.conversation.ask("three")
     tab.busy = True
     assert [("Undo" in html, "live" in html) for html in tab.html()] == [

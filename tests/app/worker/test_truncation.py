@@ -161,7 +161,7 @@ def test_turns_without_a_reply_count_for_nothing() -> None:
 
 def test_the_line_stands_above_the_first_turn_that_is_read_and_in_no_export() -> None:
     turn = Turn("hi", Reply("ar", [("yes", False)]), n_ctx=512)
-    html = turn_html(turn, coloured=True, live=False, last=True)
+    html = turn_html(turn, live=False, last=True)
     assert html.startswith(
         '<p class="left-out" role="note">Above this line: no longer read by the model; its context '
         "of 512 tokens is full</p><article"

@@ -1,0 +1,402 @@
+"""Markdown as HTML, with the drafted tokens marked inside whatever the Markdown became.
+
+Marks stand at offsets of the source. Each token of the parser is told where its characters stand
+there: blocks by the lines they were read from, inline tokens by a walk along the text of their
+block, in which every token consumes exactly the characters it was made from. The walk checks this;
+where it does not hold, the block has no colours. The parser itself never sees a mark, so colours
+cannot change what it finds.
+
+HTML stays text, images become links, and links open in a tab of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from markdown_it import MarkdownIt, rules_block, rules_inline
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+from app.page import formulas
+from app.page.halfway import completed, completed_inline
+from app.page.highlight import highlighted
+
+Env = MutableMapping[str, Any]
+_INTERRUPTS = ["paragraph", "reference", "blockquote", "list"]
+
+
+@dataclass
+class Marks:
+    """Which characters were drafted.
+
+    runs   for each character the number of its run of drafted tokens, or 0
+    sizes  how many tokens each run has; the first is of no run
+    """
+
+    runs: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=lambda: [0])
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[str, bool]]) -> Marks:
+        marks = cls()
+        for drafted, group in groupby(pieces, key=lambda piece: piece[1]):
+            texts = [text for text, _ in group]
+            run = len(marks.sizes) if drafted else 0
+            if drafted:
+                marks.sizes.append(len(texts))
+            marks.runs += [run] * sum(map(len, texts))
+        return marks
+
+    def run_at(self, offset: int) -> int:
+        """The run of a character; none for what was added behind the text."""
+        return self.runs[offset] if offset < len(self.runs) else 0
+
+    @property
+    def last_start(self) -> int:
+        """Where the last run begins, if the text ends with it: more tokens may come to it."""
+        at = len(self.runs)
+        while at and self.runs[at - 1] and self.runs[at - 1] == self.runs[-1]:
+            at -= 1
+        return at
+
+
+def render(text: str, marks: Marks | None = None, at: int = 0) -> str:
+    """A text as HTML; ``at`` is its offset in what the marks are of."""
+    env: Env = {"marks": marks, "at": at}
+    return str(_markdown.render(_with_newlines(text), env))
+
+
+class Growing:
+    """A text that is being written: blocks that can no longer change are rendered once."""
+
+    def __init__(self) -> None:
+        self._settled = ""  # the source of the blocks that can no longer change …
+        self._html = ""  # … and what they look like
+        self._references: dict[str, Any] = {}
+
+    def render(self, text: str, marks: Marks, at: int = 0) -> str:
+        """All of the text, of which there may be more than the last time."""
+        text = _with_newlines(text)
+        if not text.startswith(self._settled):
+            self.__init__()  # type: ignore[misc]
+        begin = len(self._settled)
+        tail = text[begin:]
+        env: Env = {
+            "marks": marks,
+            "at": at + begin,
+            "live": True,
+            "references": dict(self._references),
+        }
+        source, guessed = completed(tail)
+        tokens = _markdown.parse(source, env)
+        if begin and env["references"] != self._references:
+            self.__init__()  # type: ignore[misc]  # links before it may have found their target
+            return self.render(text, marks, at)
+        cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - at - begin))
+        if cut:
+            self._html += _markdown.renderer.render(tokens[:cut], _markdown.options, env)
+            self._settled = text[: begin + end]
+            self._references = env["references"]
+        return self._html + str(_markdown.renderer.render(tokens[cut:], _markdown.options, env))
+
+    @staticmethod
+    def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:
+        """The first token of the last block, and the offset of its first line.
+
+        Its first line has ended: until then it may yet belong to the block before. And it starts
+        at ``limit`` at the latest.
+        """
+        starts = [0, *(found.end() for found in re.finditer("\n", tail))]
+        for i in range(len(tokens) - 1, 0, -1):
+            token = tokens[i]
+            if token.level == 0 and token.nesting >= 0 and token.map:
+                line = token.map[0]
+                if line + 1 < len(starts) and starts[line] <= limit:
+                    return i, starts[line]
+        return 0, 0
+
+
+def _with_newlines(text: str) -> str:
+    """With newlines as the parser has them, and as many characters as before."""
+    return text.replace("\r\n", " \n").replace("\r", "\n")
+
+
+# Where the characters of a token stand in the source
+
+
+def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
+    """The rule, which also says where the content of its tokens comes from: ``meta["at"]``."""
+
+    def run(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+        first = len(state.tokens)
+        if not rule(state, start, end, silent):
+            return False
+        if not silent:
+            cell_at: dict[int, int] = {}
+            made = state.tokens[first:]
+            for before, token in zip([None, *made[:-1]], made, strict=True):
+                if not token.map or token.nesting:
+                    continue
+                if before is not None and before.tag in ("th", "td"):
+                    token.meta["at"] = _cell(state, token, cell_at)
+                else:
+                    hashes = before.markup if before is not None and before.markup else ""
+                    token.meta["at"] = _lines(state, token, len(hashes) if "#" in hashes else 0)
+        return True
+
+    return run
+
+
+def _lines(state: StateBlock, token: Token, n_hashes: int) -> list[int] | None:
+    """The offsets of a block's content, of which each line is one of the source, without what its
+    containers have before it, or without the ``n_hashes`` of a heading."""
+    assert token.map is not None
+    at: list[int] = []
+    number = token.map[0] + (token.type == "fence")
+    for i, text in enumerate(token.content.split("\n")):
+        if i:
+            at.append(state.eMarks[number - 1])  # the newline
+        if len(at) == len(token.content):
+            break
+        begin, start = state.bMarks[number], state.bMarks[number] + state.tShift[number]
+        if n_hashes:
+            start = state.skipSpaces(start + n_hashes)
+        body = text.lstrip(" \t")
+        if not state.src.startswith(body, start):
+            return None
+        n_pad = len(text) - len(body)
+        at += [max(begin, start - n_pad + i) for i in range(n_pad)]
+        at += range(start, start + len(body))
+        number += 1
+    return at if len(at) == len(token.content) else None
+
+
+def _cell(state: StateBlock, token: Token, ends: dict[int, int]) -> list[int] | None:
+    """The offsets of a cell's content; ``ends`` has where the cell before it in its line ended."""
+    assert token.map is not None
+    line = token.map[0]
+    pos = ends.get(line, state.bMarks[line] + state.tShift[line])
+    end, src, at = state.eMarks[line], state.src, []
+
+    def skip() -> None:
+        nonlocal pos
+        while pos < end and src[pos].isspace():
+            pos += 1
+
+    skip()
+    if pos < end and src[pos] == "|":
+        pos += 1
+        skip()
+    for char in token.content:
+        pos += char == "|"  # "\|" in the source
+        if pos >= end or src[pos] != char:
+            return None
+        at.append(pos)
+        pos += 1
+    ends[line] = pos
+    return at
+
+
+def _inline_rule(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """The rule, which also says where its tokens end: ``meta["end"]``, in the block's content."""
+
+    def run(state: StateInline, silent: bool) -> bool:
+        pos = state.pos
+        if not rule(state, silent):
+            return False
+        if not silent and state.tokens:
+            token = state.tokens[-1]
+            if token.type != "text" and "end" not in token.meta and state.pos > pos:
+                token.meta["end"] = state.pos
+        return True
+
+    return run
+
+
+def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
+    """Tell inline tokens where they stand: ``meta["at"]``, an offset for each of their characters.
+
+    False where one is not where it must be.
+    """
+    pos = 0
+    for i, token in enumerate(children):
+        end, text = token.meta.get("end"), token.content
+        if token.type == "link_open":
+            end = pos + 1
+        elif i and children[i - 1].type == "link_open" and children[i - 1].markup == "autolink":
+            end = content.find(">", pos)
+        elif end is None:
+            text = text or token.markup
+            if not content.startswith(text, pos):
+                return False
+            end = pos + len(text)
+        if not pos <= end <= len(content):
+            return False
+        source = content[pos:end]
+        if token.type == "code_inline":
+            n = len(token.markup)
+            inner = source[n : len(source) - n].replace("\n", " ")
+            first = pos + n + (inner != token.content)
+            if content[first : first + len(token.content)].replace("\n", " ") != token.content:
+                return False
+            token.meta["at"] = at[first : first + len(token.content)]
+        elif token.info == "escape" and source == f"\\{token.content}":
+            token.meta["at"] = at[pos + 1 : end]
+        elif token.content and source != token.content:  # an entity, or a decoded address
+            token.meta["all"] = at[pos:end]
+        else:
+            token.meta["at"] = at[pos:end]
+        pos = end
+    return True
+
+
+def _core(state: Any) -> None:
+    """Parse the inline tokens as ever, and find where they stand."""
+    marks = state.env.get("marks")
+    written = None  # the token that is being written: the last one, within the last block
+    if state.env.get("live"):
+        for token in reversed(state.tokens):
+            if not token.nesting:
+                written = token
+            if written is not None or (token.level == 0 and token.nesting > 0):
+                break
+    for token in state.tokens:
+        if token.type != "inline":
+            continue
+        content = token.content
+        if token is written:
+            content = completed_inline(state.md, content, state.env)
+        token.children = []
+        state.md.inline.parse(content, state.md, state.env, token.children)
+        at = token.meta.get("at")
+        if marks is None or at is None:
+            continue
+        at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # of what was completed
+        if not _locate(token.children, content, at):
+            for child in token.children:
+                child.meta.pop("at", None)
+                child.meta.pop("all", None)
+
+
+# How tokens look
+
+
+def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
+    """The text, with a span around each run of drafted tokens."""
+    marks: Marks | None = env.get("marks")
+    if marks is None or at is None or len(at) != len(text):
+        return escape(text)
+    first, parts = env["at"], []
+    for run, group in groupby(
+        zip(at, text, strict=True), key=lambda pair: marks.run_at(first + pair[0])
+    ):
+        html = escape("".join(char for _, char in group))
+        parts.append(_drafted(html, marks.sizes[run]) if run else html)
+    return "".join(parts)
+
+
+def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
+    """What stands for several characters of the source: drafted if most of them were."""
+    marks: Marks | None = env.get("marks")
+    if marks is None or not at:
+        return html
+    runs = [marks.run_at(env["at"] + pos) for pos in at]
+    drafted = [run for run in runs if run]
+    if 2 * len(drafted) <= len(runs):
+        return html
+    return _drafted(html, marks.sizes[max(drafted, key=drafted.count)])
+
+
+def _drafted(html: str, n_tokens: int) -> str:
+    return f'<span class="drafted" data-n="{n_tokens}">{html}</span>'
+
+
+def _text(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    token = tokens[index]
+    if "all" in token.meta:
+        return _unit(escape(token.content), token.meta["all"], env)
+    return _painted(token.content, token.meta.get("at"), env)
+
+
+def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    token = tokens[index]
+    return f"<code>{_painted(token.content, token.meta.get('at'), env)}</code>"
+
+
+def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    """A block of code, with a button that copies it."""
+    token, pos, parts = tokens[index], 0, []
+    at = token.meta.get("at")
+    language = (token.info.split() or [""])[0]
+    for kind, text in highlighted(token.content, language):
+        end = pos + len(text)
+        html = _painted(text, at and at[pos:end], env)
+        parts.append(f'<span class="{kind}">{html}</span>' if kind else html)
+        pos = end
+    button = '<button type="button" data-action="copy-code">Copy</button>'
+    code = f"<pre><code>{''.join(parts)}</code></pre>"
+    return f'<div class="code">{code}<span class="actions">{button}</span></div>'
+
+
+def _formula(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    token = tokens[index]
+    at = token.meta.get("at")
+    html = formulas.mathml(token.markup, bool(token.meta["displayed"]))
+    html = _unit(html, at, env) if html else _painted(token.content, at, env)
+    return f'<p class="formula">{html}</p>\n' if token.type == "math_block" else html
+
+
+def _link_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
+    """A link in a tab of its own: in this one it would end the reply that is being written."""
+    tokens[index].attrSet("target", "_blank")
+    tokens[index].attrSet("rel", "noopener noreferrer")
+    return str(self.renderToken(tokens, index, options, env))
+
+
+def _parser() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"html": False, "breaks": True})
+    made.enable(["table", "strikethrough"]).disable(["image", "text_join"])
+    formulas.add_formulas(made)
+    for name, inline_rule in (
+        ("newline", rules_inline.newline),
+        ("escape", rules_inline.escape),
+        ("backticks", rules_inline.backtick),
+        ("link", rules_inline.link),
+        ("autolink", rules_inline.autolink),
+        ("entity", rules_inline.entity),
+    ):
+        made.inline.ruler.at(name, _inline_rule(inline_rule))
+    for name, block_rule, interrupts in (
+        ("table", rules_block.table, _INTERRUPTS[:2]),
+        ("code", rules_block.code, []),
+        ("fence", rules_block.fence, _INTERRUPTS),
+        ("heading", rules_block.heading, _INTERRUPTS[:3]),
+        ("lheading", rules_block.lheading, []),
+        ("paragraph", rules_block.paragraph, []),
+    ):
+        made.block.ruler.at(name, _block_rule(block_rule), {"alt": interrupts})
+    made.block.ruler.before(
+        "fence", "math_block", _block_rule(formulas.block), {"alt": _INTERRUPTS}
+    )
+    made.core.ruler.at("inline", _core)
+    for name, render_rule in (
+        ("text", _text),
+        ("text_special", _text),
+        ("code_inline", _code_inline),
+        ("fence", _code),
+        ("code_block", _code),
+        ("math_inline", _formula),
+        ("math_block", _formula),
+        ("link_open", _link_open),
+    ):
+        made.add_render_rule(name, render_rule)
+    return made
+
+
+_markdown = _parser()

@@ -1,0 +1,173 @@
+"""Markdown with drafted tokens in it: colours change nothing else, and stand where they belong."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from app.page.markdown import Growing, Marks, render
+
+OPEN = re.compile(r'<span class="drafted" data-n="\d+">')
+TAG = re.compile(r"</?[a-z][^>]*>")
+SNIPPETS = (
+    *("**", "*", "_", "~~", "`", "``", "[", "](http://x.org)", '](x "t")', "<http://e.org>"),
+    *(
+        "\n",
+        "\n\n",
+        "\n- ",
+        "\n  - ",
+        "\n1. ",
+        "\n> ",
+        "\n> > ",
+        "\n# ",
+        "\n## ",
+        " #\n",
+        "\n---\n",
+    ),
+    *(
+        "\n===\n",
+        "\n```python\n",
+        "\n```\n",
+        "\n    ",
+        "\n\t",
+        "  \n",
+        "\\\n",
+        "\\*",
+        "\\",
+        "&amp;",
+    ),
+    *("\n| ", " | ", "\\|", "|\n", "\n|---|---|\n", "$", "$$", "\n$$\n", "\\(", "\\)", "\n\\[\n"),
+    *("\\]", " ", " ", " ", "!", "<b>", "&", "def ", "# ", "'", "~", "~~~", "  ", "\r\n", "&#65;"),
+)
+
+
+def random_text(chance: random.Random, n: int) -> str:
+    """Markdown in which each ideograph, which is a letter like any other, stands once."""
+    letters = iter(chance.sample(range(0x4E00, 0x9F00), 2 * n))
+    parts = []
+    for _ in range(n):
+        parts.append(chance.choice(SNIPPETS))
+        if chance.random() < 0.6:
+            parts.append("".join(chr(next(letters)) for _ in range(chance.randint(1, 2))))
+    return "".join(parts)
+
+
+def random_pieces(chance: random.Random, text: str) -> list[tuple[str, bool]]:
+    pieces, at = [], 0
+    while at < len(text):
+        end = at + chance.randint(1, 5)
+        pieces.append((text[at:end], chance.random() < 0.5))
+        at = end
+    return pieces
+
+
+def in_and_out(html: str) -> tuple[str, str, str]:
+    """The HTML without the spans of drafts; the characters in them, and those out of them."""
+    html = re.sub(r"<math.*?</math>", "", html, flags=re.DOTALL) if "<math" in html else html
+    plain: list[str] = []
+    inside: list[str] = []
+    outside: list[str] = []
+    depth: list[str] = []
+    at = 0
+    for tag in TAG.finditer(html):
+        (inside if "drafted" in depth else outside).append(html[at : tag.start()])
+        plain.append(html[at : tag.start()])
+        at = tag.end()
+        if tag[0].startswith("<span"):
+            depth.append("drafted" if OPEN.fullmatch(tag[0]) else "")
+        if tag[0] == "</span>" and depth.pop() == "drafted":
+            continue
+        if not OPEN.fullmatch(tag[0]):
+            plain.append(tag[0])
+    return "".join([*plain, html[at:]]), "".join(inside), "".join([*outside, html[at:]])
+
+
+def test_colours_change_nothing_else_and_are_on_the_drafted_characters_alone() -> None:
+    chance = random.Random(1)
+    n_coloured = 0
+    for _ in range(400):
+        text = random_text(chance, chance.randint(3, 30))
+        pieces = random_pieces(chance, text)
+        drafted = {char for part, is_drafted in pieces for char in part if is_drafted}
+        plain, inside, outside = in_and_out(render(text, Marks.of(pieces)))
+        assert plain == in_and_out(render(text))[0], text
+        n_coloured += len(inside)
+        for char in inside:
+            assert char < "一" or char in drafted, (text, char)
+        for char in outside:
+            assert char < "一" or char not in drafted, (text, char)
+    assert n_coloured > 3000
+
+
+def test_a_growing_text_ends_as_the_whole_does_whatever_it_was_before() -> None:
+    chance = random.Random(2)
+    for _ in range(150):
+        text = random_text(chance, chance.randint(3, 40))
+        pieces, growing, shown = random_pieces(chance, text), Growing(), 0
+        while shown < len(pieces):
+            shown = min(len(pieces), shown + chance.randint(1, 6))
+            part = "".join(text for text, _ in pieces[:shown])
+            growing.render(part, Marks.of(pieces[:shown]))
+        end = "\n\n一\n"  # what is whole is shown as it is
+        pieces.append((end, False))
+        marks = Marks.of(pieces)
+        assert growing.render(text + end, marks) == render(text + end, marks), text
+
+
+def coloured(text: str) -> str:
+    """The text with what stands between « and » drafted, and the spans shown the same way."""
+    parts = re.split("[«»]", text)
+    html = render("".join(parts), Marks.of([(part, i % 2 == 1) for i, part in enumerate(parts)]))
+    return OPEN.sub("«", html).replace("</span>", "»")
+
+
+def test_what_was_drafted_is_marked_in_whatever_it_became() -> None:
+    for text, expected in {
+        "#  «a» #": "<h1>«a»</h1>\n",
+        "*a«b*c»": "<p><em>a«b»</em>«c»</p>\n",
+        "[a«b](http://x.org)»": '<a href="http://x.org" target="_blank" '
+        'rel="noopener noreferrer">a«b»</a>',
+        "`` a«`» ``": "<code>a«`»</code>",
+        "&a«mp;»\\«*»": "<p>«&amp;»«*»</p>\n",
+        "> - a\n«b»": "<br />\n«b»</li>",
+        "| a | b |\n|-|-|\n| «c» | d\\«|e» |": "<td>«c»</td>\n<td>d«|e»</td>",
+        "```\na«b\nc»\n```": "<pre><code>a«b\nc»\n</code></pre>",
+        "    «a»b": "<pre><code>«a»b\n</code></pre>",
+        "$«x»$ and $y$": "<p><math><mi>x</mi></math> and",
+        "«$x$» and": "<p>«<math><mi>x</mi></math>» and",
+        "$\\fo«o$»": "<p>$\\fo«o$»</p>\n",
+    }.items():
+        assert expected in coloured(text), text
+
+
+def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
+    assert coloured("```python\n«re»turn 1\n```").startswith(
+        '<div class="code"><pre><code><span class="keyword">«re»turn» <span class="number">1»\n'
+    )
+    assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
+
+
+def test_formulas_are_mathml_and_money_is_not() -> None:
+    block = '<p class="formula"><math display="block"><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
+    for text in ("$$\\frac12$$", "a\n$$\n\\frac12\n$$\nb", "\\[ \\frac12 \\]"):
+        assert block in render(text), text
+    assert "<math><mi>x</mi></math>" in render("so \\(x\\) is")
+    for text in ("$5 and $6", "US$5/$6", "$HOME:$PATH", "a $ b $"):
+        assert render(text) == f"<p>{text}</p>\n"
+    assert "<img" not in render("$\\text{<img src=x onerror=alert(1)>}$")
+    assert "<a" not in render("$\\href{javascript:alert(1)}{x}$")
+
+
+def test_half_written_markdown_shows_as_what_it_is_about_to_be() -> None:
+    for text, expected in {
+        "a **b": "<p>a <strong>b</strong></p>\n",
+        "a **b *c": "<p>a <strong>b <em>c</em></strong></p>\n",
+        "a **b*": "<p>a <strong>b</strong></p>\n",
+        "a `b *c": "<p>a <code>b *c</code></p>\n",
+        "a\n-": "<p>a</p>\n",
+        "```\na\n``": "<pre><code>a\n</code></pre>",
+        "[a](http://x.or": '<a href="http://x.or"',
+        "| a | b |\n|-": "<th>a</th>\n<th>b</th>",
+        "$$\nx": '<p class="formula">$$\nx</p>\n',
+    }.items():
+        assert expected in Growing().render(text, Marks.of([(text, False)])), text
