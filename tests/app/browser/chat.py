@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
-SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the pages' scripts, to try tests with
+SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the page's scripts
 ENDLESS = "root ::= [a-z] root"
 
 
@@ -56,7 +56,7 @@ class Chat:
 
     @classmethod
     def within(cls, context: Any, address: str) -> Chat:
-        """In a context that has loaded the page before, so that its scripts need not be compiled."""
+        """In a context that has loaded the page before and has its scripts."""
         chat = cls.__new__(cls)
         chat.context = context
         chat.open(address)
@@ -97,8 +97,9 @@ class Chat:
     def settle(self) -> None:
         """Until all quick calls are answered, and what came of them is drawn."""
         self._wait_for_none("/run/predict")
-        frame = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
-        self.page.evaluate(frame)
+        self.page.evaluate(
+            "new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))"
+        )
 
     def wait_for_streams(self) -> None:
         """Until all are closed. A page that sees one break off soon loads itself again."""
