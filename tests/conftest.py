@@ -20,7 +20,8 @@ MARKED = {"app/browser": "browser", "speculation/train": "train"}  # folders
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Use all cores for whole folders, where pytest-xdist is installed."""
     option = config.option
-    if getattr(option, "numprocesses", 0) is not None or option.usepdb:
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # which starts no workers of its own
+    if is_worker or option.usepdb or getattr(option, "numprocesses", 0) is not None:
         return
     if not config.args or any(Path(arg.split("::")[0]).is_dir() for arg in config.args):
         option.numprocesses = "auto"
