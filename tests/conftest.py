@@ -13,6 +13,29 @@ from speculation.engine import Engine
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
+MARKED = {"app/browser": "browser", "speculation/train": "train"}  # folders
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Use all cores for whole folders, where pytest-xdist is installed."""
+    option = config.option
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # which starts no workers of its own
+    if is_worker or option.usepdb or getattr(option, "numprocesses", 0) is not None:
+        return
+    if not config.args or any(Path(arg.split("::")[0]).is_dir() for arg in config.args):
+        option.numprocesses = "auto"
+        option.dist = "loadfile"
+        option.loadscopereorder = False  # the tests in the browser, which take longest, come first
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
+        if folder in MARKED:
+            item.add_marker(MARKED[folder])
+
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c() -> None:

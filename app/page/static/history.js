@@ -141,7 +141,8 @@ document.addEventListener("click", ({ target }) => {
 document.addEventListener("kept", ({ detail }) => {
   keepChat(detail);
   showChats(); // which of them is in the window may have changed
-  if (next !== null) openChat(next);
+  const isMaking = detail && JSON.parse(detail).some(({ reply }) => reply && !reply.done && !reply.error);
+  if (next !== null && !isMaking) openChat(next); // else Stop has not come through yet
 });
 
 // What was kept is forgotten, but for what this tab shows.

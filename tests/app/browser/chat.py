@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import socket
 import subprocess
@@ -14,14 +16,15 @@ from typing import Any
 from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
+SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the page's scripts
 ENDLESS = "root ::= [a-z] root"
 
 
 @contextmanager
 def served(model: Path, *flags: str) -> Iterator[str]:
-    """Where the app is served, in a process of its own."""
+    """The address of the app, in a process of its own."""
     command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
-    command += ["--ctx", "32768", "--threads", "1", *flags]
+    command += ["--ctx", "32768", "--threads", "1", "--port", free_port(), *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -34,48 +37,83 @@ def served(model: Path, *flags: str) -> Iterator[str]:
 
 
 def free_port() -> str:
-    """One that no other app looks for, so that a server that ended can be started anew there."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return str(asked.getsockname()[1])
+    """A port that no outgoing connection is given, so that a server can be started there again."""
+    for port in random.Random().sample(range(20_000, 32_000), 100):
+        with socket.socket() as asked, suppress(OSError):
+            asked.bind(("127.0.0.1", port))
+            return str(port)
+    raise AssertionError("no port is free")
 
 
 class Chat:
     """A tab with the chat in it, and what its page asked for."""
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        """In a context of its own, as a new user has it."""
         options.setdefault("viewport", {"width": 1280, "height": 800})
         self.context = browser.new_context(**options)
+        self.open(address)
+
+    @classmethod
+    def within(cls, context: Any, address: str) -> Chat:
+        """In a context that has loaded the page before and has its scripts."""
+        chat = cls.__new__(cls)
+        chat.context = context
+        chat.open(address)
+        return chat
+
+    def open(self, address: str) -> None:
         self.page = self.context.new_page()
         self.page.set_default_timeout(TIMEOUT)
         self.asked: list[str] = []
         self.errors: list[str] = []
-        self.n_streams = 0
+        self.n_open = {"/queue/data": 0, "/run/predict": 0}  # streams, and calls without a queue
+        self.n_answered = 0
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("request", lambda request: self.count_streams(request, 1))
-        self.page.on("requestfinished", lambda request: self.count_streams(request, -1))
-        self.page.on("requestfailed", lambda request: self.count_streams(request, -1))
+        self.page.on("request", lambda request: self._count(request, 1))
+        self.page.on("requestfinished", lambda request: self._count(request, -1))
+        self.page.on("requestfailed", lambda request: self._count(request, -1))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        if SLOWDOWN > 1:
+            session = self.context.new_cdp_session(self.page)
+            session.send("Emulation.setCPUThrottlingRate", {"rate": SLOWDOWN})
         self.page.goto(address)
         self.wait_for_page()
 
     def wait_for_page(self) -> None:
+        """Until it has the fields that were kept."""
         self.page.wait_for_selector("#transcript .welcome", state="attached")
         self.page.wait_for_selector("#header b")
+        while not self.n_answered:
+            self.page.wait_for_timeout(20)
+        self.settle()
 
-    def count_streams(self, request: Any, change: int) -> None:
-        if "/queue/data" in request.url:
-            self.n_streams += change
+    def _count(self, request: Any, change: int) -> None:
+        for part in self.n_open:
+            if part in request.url:
+                self.n_open[part] += change
+                self.n_answered += part == "/run/predict" and change < 0
+
+    def settle(self) -> None:
+        """Until all quick calls are answered, and what came of them is drawn."""
+        self._wait_for_none("/run/predict")
+        self.page.evaluate(
+            "new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))"
+        )
 
     def wait_for_streams(self) -> None:
         """Until all are closed. A page that sees one break off soon loads itself again."""
-        for _ in range(TIMEOUT // 50):
-            self.page.wait_for_timeout(50)
-            if not self.n_streams:
+        self._wait_for_none("/queue/data")
+
+    def _wait_for_none(self, part: str) -> None:
+        for _ in range(TIMEOUT // 20):
+            if not self.n_open[part]:
                 return
-        raise AssertionError(f"{self.n_streams} streams are still open")
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"{self.n_open[part]} requests for {part} are still open")
 
     def reload(self) -> None:
+        self.n_answered = 0
         self.page.reload()
         self.wait_for_page()
 
@@ -99,6 +137,42 @@ class Chat:
         self.say(text)
         return self.wait_for_reply(n_turns)
 
+    def retry(self) -> str:
+        """Have the only reply made again; its stats line."""
+        self.page.hover(".turns .reply")
+        with self.page.expect_request("**/queue/join*"):  # for the reply: the old one is gone
+            self.page.click("[data-action=retry]")
+        self.settle()
+        return self.wait_for_reply()
+
+    def kept(self) -> list[str]:
+        """The texts of the chats that the browser keeps, once this tab's reply is dealt with."""
+        self.page.wait_for_function(
+            "JSON.parse(sessionStorage.getItem('conversation'))?.every(({reply}) => reply?.done)"
+        )
+        self.page.evaluate("store.rename('', '')")  # comes after all that is being written
+        texts = "store.list().then((list) => Promise.all(list.map(({name}) => store.text(name))))"
+        return list(self.page.evaluate(texts))
+
+    def wait_for_stillness(self, selector: str) -> dict[str, float]:
+        """Where an element is, once it is in the same place in several frames."""
+        box: dict[str, float] = self.page.evaluate(
+            """(selector) => new Promise((resolve) => {
+              let before = "";
+              let n = 0;
+              const look = () => {
+                const box = document.querySelector(selector).getBoundingClientRect();
+                n = JSON.stringify(box) === before ? n + 1 : 0;
+                before = JSON.stringify(box);
+                if (n === 5) resolve(box.toJSON());
+                else requestAnimationFrame(look);
+              };
+              look();
+            })""",
+            selector,
+        )
+        return box
+
     def last(self, part: str) -> str:
         return str(self.page.inner_text(f".turns > :last-child {part}"))
 
@@ -110,7 +184,7 @@ class Chat:
         for _ in range(20):  # the page may just be putting in the value that it was sent
             field.first.fill(value)
             field.first.blur()
-            self.page.wait_for_timeout(100)
+            self.settle()
             if field.first.input_value() == value:
                 return
         raise AssertionError(f"{label} does not take {value}")

@@ -48,12 +48,29 @@ def address(model: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="package")
+def context(browser: Any) -> Iterator[Any]:
+    made = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def chat(browser: Any, address: str) -> Iterator[Chat]:
-    made = Chat(browser, address)
+def chat(context: Any, address: str) -> Iterator[Chat]:
+    """A tab of a browser that knows the page's scripts, and keeps nothing of earlier tests."""
+    made = Chat.within(context, address)
     made.unfold("Sampling")
     made.set("Max tokens", "60")
     made.unfold("Sampling")
     yield made
-    made.close()
-    assert made.errors == []
+    errors = list(made.errors)  # scripts that a test adds may not bear an empty page
+    for page in context.pages:
+        if page != made.page:
+            page.close()
+    made.page.goto("about:blank")  # what it still keeps is kept by now
+    session = context.new_cdp_session(made.page)
+    session.send("Storage.clearDataForOrigin", {"origin": address[:-1], "storageTypes": "all"})
+    session.send("Storage.overrideQuotaForOrigin", {"origin": address[:-1]})
+    made.page.close()
+    context.clear_permissions()
+    assert errors == []

@@ -132,11 +132,11 @@ def test_load_is_pressed_where_it_is_also_when_what_was_typed_above_moves_it(cha
     chat.page.click("#heads input")
     chat.page.keyboard.type("/nowhere/with/a/long/path/that/becomes/a/chip/heads.gguf")
     chat.page.locator("#load").scroll_into_view_if_needed()
-    chat.page.wait_for_timeout(300)
-    box = chat.page.locator("#load").bounding_box()
+    box = chat.wait_for_stillness("#load")
     chat.page.mouse.move(box["x"] + 20, box["y"] + 8)
     chat.page.mouse.down()
-    chat.page.wait_for_timeout(100)
+    chat.page.wait_for_selector("#heads .token:has-text('/nowhere')")
+    chat.settle()
     chat.page.mouse.up()
     chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/with')")
 
@@ -144,8 +144,10 @@ def test_load_is_pressed_where_it_is_also_when_what_was_typed_above_moves_it(cha
 def test_the_focus_stays_at_hand_when_a_button_makes_way(chat: Chat) -> None:
     chat.unfold("Model")
     chat.page.focus("#load")
-    chat.page.keyboard.press("Enter")
-    chat.page.wait_for_timeout(1500)  # Cancel comes and goes
+    chat.wait_for_streams()
+    with chat.page.expect_request("**/queue/data*"):
+        chat.page.keyboard.press("Enter")  # Cancel comes and goes
+    chat.wait_for_streams()
     chat.page.wait_for_function("document.activeElement?.id === 'load'")
     chat.page.click("#new")
     assert chat.page.evaluate("document.activeElement.closest('#box') !== null")

@@ -64,7 +64,8 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.click("#chats [data-open]:has-text('Of cats')")
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
-    chat.page.wait_for_timeout(300)
+    chat.settle()
+    chat.kept()
     dates = "store.list().then((list) => list.map(({ at }) => at))"
     assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
 

@@ -55,10 +55,7 @@ def test_retry_undo_and_edit(chat: Chat) -> None:
     chat.page.click("text=Undo")
     chat.page.wait_for_selector(".turns > :only-child .stats")
     assert chat.page.input_value("#box textarea") == "two"
-    chat.page.hover(".turns .reply")
-    chat.page.click("text=Retry")
-    chat.page.wait_for_selector(".live", state="detached")
-    chat.wait_for_reply()
+    chat.retry()
     assert chat.last(".text") == first
     chat.page.click("text=Edit")
     assert chat.page.input_value(".turn form textarea") == "one"
@@ -71,16 +68,13 @@ def test_retry_undo_and_edit(chat: Chat) -> None:
 def test_what_is_being_written_outlives_retry_undo_and_an_edit_during_a_reply(chat: Chat) -> None:
     chat.ask("one")
     chat.page.fill("#box textarea", "half")
-    chat.page.hover(".turns .reply")
-    chat.page.click("[data-action=retry]")
-    chat.wait_for_reply()
+    chat.retry()
     chat.page.click("[data-action=edit]")
     chat.page.fill(".turn form textarea", "other")
     chat.never_end()
     chat.page.press("#box textarea", "Enter")
     chat.page.wait_for_selector(".live .text")
     chat.page.press(".turn form textarea", "Enter")
-    chat.page.wait_for_timeout(200)
     assert chat.page.input_value(".turn form textarea") == "other"
     chat.page.click("#box .stop-button")
     chat.page.wait_for_selector(".live", state="detached")
@@ -98,7 +92,7 @@ def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
         chat.ask(text, n)
     chat.page.hover(".turns > :first-child .reply")
     chat.page.click(".turns > :first-child [data-action=retry]")
-    chat.page.wait_for_timeout(300)
+    chat.settle()
     assert asked == ["The 2 turns after go."]
     assert chat.page.locator(".turn").count() == 3
 

@@ -115,9 +115,7 @@ def test_a_message_may_be_of_files_alone_and_goes_on_with_them(chat: Chat) -> No
     chat.page.press("#box textarea", "Enter")
     chat.wait_for_reply()
     chat.page.wait_for_selector("#chats [data-open]:text-is('fox.txt')")
-    chat.page.hover(".turns .reply")
-    chat.page.click("[data-action=retry]")
-    chat.page.wait_for_selector(".live", state="detached")
+    chat.retry()
     chat.reload()
     chat.wait_for_reply()
     assert exported(chat).startswith(f"## You\n\n{READ}\n\n## Model")
@@ -152,7 +150,7 @@ def test_a_file_of_a_turn_is_unfolded_stays_so_while_the_reply_grows_and_is_copi
     chat.say("a cat")
     chat.page.wait_for_selector(".live .text")
     assert chat.page.locator(".file pre").count() == 0
-    chat.page.click(".file summary")
+    chat.page.press(".file summary", "Enter")  # which moves, as the reply grows
     text = chat.page.locator(".file pre")
     assert text.text_content() == "The fox.\nThe hen."
     chat.page.evaluate("document.querySelector('.file pre').isOld = true")

@@ -164,10 +164,9 @@ def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
     chat.page.get_by_label("Keep chats in this browser").uncheck()
     assert asked == ["Forget the chat kept so far?"]
     chat.ask("a dog", 2)
-    chat.page.wait_for_timeout(500)
-    assert titles(chat) == []
+    assert chat.kept() == []
+    wait_for_titles(chat)
     assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
-    assert chat.page.evaluate(KEPT) == []
     chat.reload()  # the tab has its conversation nevertheless
     assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
 
@@ -218,7 +217,10 @@ def test_a_reply_in_the_making_is_kept_when_another_chat_is_opened_and_goes_with
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".live .text")
     chat.page.focus("#chats li:nth-child(2) [data-open]")
-    chat.page.wait_for_timeout(3500)  # until it is kept
+    size = "store.list().then(([chat]) => chat.size)"
+    before = chat.page.evaluate(size)
+    chat.page.wait_for_function(f"{size}.then((size) => size > {before})")
+    chat.settle()
     focused = "document.activeElement.textContent"
     assert chat.page.evaluate(focused) == "a cat"
     chat.page.get_by_role("button", name="Delete a dog").click()

@@ -46,9 +46,7 @@ def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     assert "this reply was not finished" in chat.last(".error")
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
-    chat.page.hover(".turns .reply")
-    chat.page.click("[data-action=retry]")
-    chat.page.wait_for_selector(".stats:has-text('length limit')")
+    assert chat.retry().endswith(" · length limit")
 
 
 def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with(
@@ -122,9 +120,9 @@ def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, mod
         chat.say("a cat")
         chat.page.wait_for_selector(".live .text")
         chat.page.fill("#box textarea", "half")
-        chat.page.wait_for_timeout(300)
+        chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half')")
     chat.page.fill("#box textarea", "half a sentence")
-    chat.page.wait_for_timeout(300)
+    chat.page.wait_for_function("sessionStorage.getItem('typed') === 'half a sentence'")
     with served(model, "--port", port):
         chat.go_to(address)
         chat.page.wait_for_function(

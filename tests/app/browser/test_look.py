@@ -114,20 +114,22 @@ def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat
     chat.say("a cat")
     below = "(() => { const box = document.querySelector('.turns');"
     below += " return box.scrollHeight - box.scrollTop - box.clientHeight; })()"
-    chat.page.wait_for_function(
-        "(box => box.scrollHeight > 3 * box.clientHeight)(document.querySelector('.turns'))"
-    )
+    height = "document.querySelector('.turns').scrollHeight"
+    top = "document.querySelector('.turns').scrollTop"
+    chat.page.wait_for_function(f"{height} > 3 * document.querySelector('.turns').clientHeight")
     assert chat.page.evaluate(below) < 60
-    chat.page.hover(".live .text")
-    for _ in range(4):
-        chat.page.mouse.wheel(0, -8)
-        chat.page.wait_for_timeout(30)
-    top = chat.page.evaluate("document.querySelector('.turns').scrollTop")
+    box = chat.page.locator(".turns").bounding_box()  # what is in it moves
+    chat.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    chat.page.mouse.wheel(0, -8)
     chat.page.wait_for_function(f"{below} > 200")  # it goes on below
-    assert chat.page.evaluate("document.querySelector('.turns').scrollTop") == top
-    chat.page.mouse.wheel(0, 100_000)
+    stays = chat.page.evaluate(top)
+    grown = chat.page.evaluate(height)
+    chat.page.wait_for_function(f"{height} > {grown + 100}")
+    assert chat.page.evaluate(top) == stays
+    chat.page.mouse.wheel(0, 1_000_000)
     chat.page.wait_for_function(f"{below} < 60")
-    chat.page.wait_for_timeout(300)
+    grown = chat.page.evaluate(height)
+    chat.page.wait_for_function(f"{height} > {grown + 100}")
     assert chat.page.evaluate(below) < 60
 
 
@@ -156,9 +158,9 @@ def test_what_is_selected_in_a_turn_stays_so_while_its_reply_grows(chat: Chat) -
 
 def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
     chat = Chat(browser, address, viewport={"width": 390, "height": 844}, color_scheme="dark")
-    chat.page.wait_for_timeout(1000)  # the settings open, and close again
-    assert chat.page.locator("#settings.open").count() == 0
+    chat.page.wait_for_selector("#settings.open", state="detached")
     chat.ask("a cat")
+    chat.page.wait_for_selector("#settings:not(.open) .toggle-button[aria-expanded=false]")
     assert chat.page.evaluate("document.documentElement.scrollWidth") == 390
     box = chat.page.locator("#box").bounding_box()
     assert box["x"] >= 0
@@ -177,7 +179,7 @@ def test_a_long_message_scrolls_and_is_whole_on_paper(chat: Chat) -> None:
 
 def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
     chat.unfold("Sampling")
-    chat.page.wait_for_timeout(500)  # the panel grows
+    chat.wait_for_stillness("#method input")  # the panel grows
     chat.page.click("#method input")
     chat.page.wait_for_selector("#settings [role=option]:visible")
     covered = chat.page.evaluate(

@@ -10,9 +10,11 @@ from tests.app.browser.chat import Chat
 def test_an_empty_message_changes_nothing(chat: Chat) -> None:
     chat.ask("a cat")
     for text in ("", "  "):
-        with chat.page.expect_response("**/queue/join*"):
-            chat.say(text)
-        chat.page.wait_for_timeout(300)  # what comes of it comes on the stream
+        chat.wait_for_streams()
+        with chat.page.expect_request("**/queue/data*"):
+            chat.say(text)  # what comes of it comes on the stream
+        chat.wait_for_streams()
+        chat.settle()
         assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
         assert chat.page.inner_text("#header b")
     assert chat.page.input_value("#box textarea") == "  "
@@ -20,15 +22,12 @@ def test_an_empty_message_changes_nothing(chat: Chat) -> None:
 
 
 def test_what_is_typed_right_behind_a_message_stays_in_the_box(chat: Chat) -> None:
-    def slow(route: Any) -> None:
-        chat.page.wait_for_timeout(300)
-        route.continue_()
-
-    chat.page.route("**/run/predict", slow)
+    held: list[Any] = []
+    chat.page.route("**/run/predict", lambda route: held.append(route), times=1)
     chat.say("a cat")
     chat.page.keyboard.type("and a dog")
+    held[0].continue_()
     chat.wait_for_reply()
-    chat.page.unroute("**/run/predict")
     assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
     assert chat.page.input_value("#box textarea") == "and a dog"
 

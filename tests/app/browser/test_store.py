@@ -240,8 +240,7 @@ def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
     wait_for_titles(chat)
     chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
     chat.ask("a dog", 2)
-    chat.page.wait_for_timeout(300)
-    assert chat.page.evaluate(KEPT) == []
+    assert chat.kept() == []
     other.get_by_label("Keep chats in this browser").check()
     chat.page.wait_for_selector("#chats [type=checkbox]:checked")
     chat.ask("a fox", 3)
@@ -293,8 +292,9 @@ def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
     chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
     asked: list[str] = []
     chat.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
-    chat.page.click("#chats [data-open]")
-    chat.page.wait_for_timeout(300)
+    with chat.page.expect_event("dialog"):
+        chat.page.click("#chats [data-open]")
+    chat.settle()
     assert asked == [
         "The conversation in the window is not kept; opening another chat discards it."
     ]
