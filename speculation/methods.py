@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import inspect
 import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from batching.errors import InvalidParameter
@@ -137,20 +139,27 @@ def load_method_file(text: str) -> str:
     match = re.fullmatch(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", text)
     if match is None:
         return text
-    path = Path(match["file"]).expanduser()
-    module_name = f"{__name__}.file.{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(module_name, path)
-    if not path.is_file() or module_spec is None or module_spec.loader is None:
+    path = Path(match["file"]).expanduser().resolve()
+    found = getattr(_module(path), match["name"], None)
+    spec = _require_spec(found, f"{path}:{match['name']}")
+    METHODS.add(spec)
+    return spec.name + (match["rest"] or "")
+
+
+@cache
+def _module(path: Path) -> ModuleType:
+    """The module in a file, run once."""
+    if not path.is_file():
         raise InvalidParameter(f"there is no file {path}; give FILE.py:SPEC")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_name] = module  # dataclasses look their module up
+    loader = SourceFileLoader(f"{__name__}.file.{path.stem}", str(path))
+    module = ModuleType(loader.name)
+    module.__file__ = str(path)
+    sys.modules[loader.name] = module  # dataclasses look their module up
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:
         raise InvalidParameter(f"{path} cannot be run: {type(error).__name__}: {error}") from error
-    found = _require_spec(getattr(module, match["name"], None), f"{path}:{match['name']}")
-    METHODS.add(found)
-    return found.name + (match["rest"] or "")
+    return module
 
 
 def _require_spec(found: object, where: str) -> MethodSpec:

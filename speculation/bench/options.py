@@ -14,7 +14,7 @@ from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
 from speculation.bench.suites.suite import Suite
-from speculation.methods import Method, parse_method
+from speculation.methods import Method, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
 from speculation.sampling import SamplingParams
 
@@ -46,6 +46,7 @@ examples
 
 methods
   A name, or name:parameter=value,parameter=value. What is left out has its default.
+  FILE.py:SPEC, or FILE.py:SPEC:parameter=value, is a method of your own (examples/README.md).
   --list-methods shows the names, the parameters and what they do. A method may be given several
   times with different parameters.
 
@@ -409,7 +410,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 def _method(text: str) -> Method:
     try:
-        return parse_method(text)
+        return parse_method(load_method_file(text))
     except InvalidParameter as error:  # a ValueError too, whose text argparse would hide
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -18,7 +18,7 @@ from speculation.auto.cost_curve import CostCurve, CostModel
 from speculation.continuation import Continuation
 from speculation.decode import decode
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
-from speculation.methods import parse_method
+from speculation.methods import load_method_file, parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.verify import Match
@@ -33,6 +33,7 @@ from tests.support.fake_target import (
     plain_text,
     prompt_of,
 )
+from tests.support.paths import ROOT
 
 
 class RandomTrees(Drafter):
@@ -100,6 +101,7 @@ METHODS = (
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
     "prompt-lookup:order=first,adaptive=off",
     "prompt-lookup:order=recent,max_ngram=2",
+    f"{ROOT / 'examples' / 'bigrams.py'}:spec",
     "jacobi:guesses=5",
     "lookahead:window=5,ngram=4,guesses=2",
     "lookahead:window=3,ngram=3,guesses=4,merge=on",
@@ -137,7 +139,7 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
             *parse_method("prompt-lookup:branches=3").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
-    return parse_method(method).drafters(resources(n_rewind))
+    return parse_method(load_method_file(method)).drafters(resources(n_rewind))
 
 
 def run(

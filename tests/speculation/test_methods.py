@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
-from speculation.drafter import DraftBudget, Step
+from speculation.drafter import DraftBudget, MethodSpec, Step
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.drafting.ngram_index import ContextIndex
-from speculation.methods import parse_method
+from speculation.methods import MethodTable, load_method_file, parse_method
 from speculation.verify import Match
+from tests.support.paths import ROOT
 
 
 class Argmax:
@@ -312,3 +316,40 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
 def test_a_method_written_wrongly_is_refused_with_the_way_out(text: str, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
         parse_method(text)
+
+
+def test_a_method_in_a_file_of_its_own_is_added_by_its_path(tmp_path: Path) -> None:
+    name = load_method_file(f"{ROOT / 'examples' / 'bigrams.py'}:spec:length=2")
+    assert name == "bigrams:length=2"
+    method = parse_method(name)
+    assert str(method) == "bigrams:length=2"
+    (drafter,) = method.drafters()
+    tree = TokenTree(1)
+    drafter.draft([1, 2, 3, 1], tree, DraftBudget())
+    assert tree.tokens == [1, 2, 3]
+    assert load_method_file("prompt-lookup:branches=2") == "prompt-lookup:branches=2"
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("spec = 1")
+    with pytest.raises(InvalidParameter, match=r"wrong.py:spec is no MethodSpec"):
+        load_method_file(f"{wrong}:spec")
+    failing = tmp_path / "failing.py"
+    failing.write_text("1 / 0")
+    with pytest.raises(InvalidParameter, match="cannot be run: ZeroDivisionError"):
+        load_method_file(f"{failing}:spec")
+    with pytest.raises(InvalidParameter, match="there is no file"):
+        load_method_file("nowhere.py:spec")
+
+
+def test_packages_add_methods_by_entry_points_and_a_broken_one_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outside = MethodSpec("outside", "Outside", lambda params, resources: None)
+    points = [
+        SimpleNamespace(name="outside", value="a:spec", load=lambda: outside),
+        SimpleNamespace(name="broken", value="b:spec", load=lambda: 1 / 0),
+        SimpleNamespace(name="again", value="c:spec", load=lambda: replace(outside)),
+    ]
+    monkeypatch.setattr("speculation.methods.entry_points", lambda group: points)
+    table = MethodTable([])
+    assert list(table) == ["outside"]
+    assert [record.args[0] for record in caplog.records] == ["broken", "again"]
