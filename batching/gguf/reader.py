@@ -27,7 +27,7 @@ VERSIONS = (2, 3)  # of the format; they differ in nothing that is read here
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 _MAX_AXES = 4
-_MAX_VALUES = 2**63  # of a tensor
+_MAX_VALUES = 2**60  # of a tensor; NumPy counts bytes in 63 bits
 _MIB = 2**20
 
 

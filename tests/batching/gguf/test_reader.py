@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from batching.errors import ModelError, UnsupportedModel
+from batching.errors import ModelError, NotGGUF, UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.types import BF16, REMOVED, TYPES
 from batching.llama.library import exported
@@ -122,3 +122,11 @@ def test_a_damaged_header_raises_nothing_but_model_errors(tmp_path: Path) -> Non
         except ModelError:
             refused += 1
     assert 100 < refused < 600
+
+
+def test_a_tensor_of_an_impossible_size_is_refused_though_it_is_empty(tmp_path: Path) -> None:
+    header = struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1s", 1, b"x")
+    axes = struct.pack("<IQQIQ", 2, 0, 2**62, 0, 0)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + header + axes + bytes(64))
+    with pytest.raises(NotGGUF, match="tensor 'x' has the size"):
+        GGUFFile(tmp_path / "x.gguf")
