@@ -1,11 +1,10 @@
 """Writes GGUF files, version 3 (ggml's docs/gguf.md), with one tensor in memory at a time.
 
-ggml itself turns float32 into the types it stores, so this needs no further package.
+``batching.llama.weights`` turns numbers into the types that are stored.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import struct
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import SpeculationError
-from batching.llama.library import exported
+from batching.gguf.types import TYPES
 
 ALIGNMENT = 32  # bytes: where the data of a tensor may start
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # gguf_metadata_value_type
@@ -50,13 +49,6 @@ class TensorType(IntEnum):
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q5_0": 8, "bf16": 32}
 QUANTIZATION_VERSION = 2  # of ggml's block formats
 
-_NUMPY_TYPES: dict[int, type[np.generic]] = {
-    TensorType.F32: np.float32,
-    TensorType.F16: np.float16,
-    TensorType.I32: np.int32,
-    TensorType.I64: np.int64,
-}
-
 
 class NewTensor(NamedTuple):
     """A tensor to write.
@@ -70,44 +62,18 @@ class NewTensor(NamedTuple):
     type: int
     data: Callable[[], Array]
 
-    @classmethod
-    def of(cls, values: Array, kind: int) -> NewTensor:
-        """A tensor of these numbers in the type ``kind``."""
-        return cls(values.shape, kind, lambda: encode(values, kind))
-
-
-def encode(values: Array, kind: int) -> Array:
-    """Numbers as ggml stores them in the type ``kind``: F32, F16, I32, I64 or a quantised one.
-
-    Raises ValueError where rows are no whole blocks of a quantised type.
-    """
-    if kind in _NUMPY_TYPES:
-        return np.ascontiguousarray(values, _NUMPY_TYPES[kind])
-    floats = np.ascontiguousarray(values, np.float32)
-    width = floats.shape[-1]
-    encoded = np.empty(n_bytes(floats.shape, kind), np.uint8)
-    _ggml("ggml_quantize_chunk", ctypes.c_size_t)(
-        ctypes.c_int(kind),
-        ctypes.c_void_p(floats.ctypes.data),
-        ctypes.c_void_p(encoded.ctypes.data),
-        ctypes.c_int64(0),
-        ctypes.c_int64(floats.size // width),
-        ctypes.c_int64(width),
-        None,  # importance of each column: all alike
-    )
-    return encoded
-
 
 def n_bytes(shape: Sequence[int], kind: int) -> int:
     """What a tensor takes in the file, without padding.
 
     Raises ValueError where rows are no whole blocks of a quantised type.
     """
-    block = int(_ggml("ggml_blck_size", ctypes.c_int64)(ctypes.c_int(kind)))
-    if shape[-1] % block:  # ggml ends the process for these
-        raise ValueError(f"rows of {shape[-1]} are no whole blocks of {block}; write F16 or F32")
-    row_size = _ggml("ggml_row_size", ctypes.c_size_t)
-    return math.prod(shape[:-1]) * int(row_size(ctypes.c_int(kind), ctypes.c_int64(shape[-1])))
+    block = TYPES[kind]
+    if shape[-1] % block.n_values:
+        raise ValueError(
+            f"rows of {shape[-1]} are no whole blocks of {block.n_values}; write F16 or F32"
+        )
+    return math.prod(shape) // block.n_values * block.n_bytes
 
 
 def write_gguf(
@@ -193,9 +159,3 @@ def _text(text: str) -> bytes:
 
 def _padding(n: int) -> bytes:
     return bytes(-n % ALIGNMENT)
-
-
-def _ggml(name: str, result: Any) -> Any:
-    function = exported(name)
-    function.restype = result
-    return function

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF as numbers, of every type that the loaded ggml can turn into float32."""
+"""Tensors of a GGUF turned into numbers, and numbers into tensors, by the loaded ggml."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import numpy.typing as npt
 from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.types import type_name
+from batching.gguf.writer import Array, NewTensor, TensorType, n_bytes
 from batching.llama.library import exported
 from batching.tree import Floats
+
+_NUMPY_TYPES: dict[int, type[np.generic]] = {
+    TensorType.F32: np.float32,
+    TensorType.F16: np.float16,
+    TensorType.I32: np.int32,
+    TensorType.I64: np.int64,
+}
 
 
 class Weights(GGUFFile):
@@ -56,3 +64,32 @@ def traits(kind: int) -> Any:
     get = exported("ggml_get_type_traits")
     get.restype, get.argtypes = ctypes.POINTER(Traits), [ctypes.c_int]
     return get(kind).contents
+
+
+def encoded_tensor(values: Array, kind: int) -> NewTensor:
+    """A tensor of these numbers in the type ``kind``, to write."""
+    return NewTensor(values.shape, kind, lambda: encode(values, kind))
+
+
+def encode(values: Array, kind: int) -> Array:
+    """Numbers as ggml stores them in the type ``kind``: F32, F16, I32, I64 or a quantised one.
+
+    Raises ValueError where rows are no whole blocks of a quantised type.
+    """
+    if kind in _NUMPY_TYPES:
+        return np.ascontiguousarray(values, _NUMPY_TYPES[kind])
+    floats = np.ascontiguousarray(values, np.float32)
+    width = floats.shape[-1]
+    encoded = np.empty(n_bytes(floats.shape, kind), np.uint8)
+    quantize = exported("ggml_quantize_chunk")
+    quantize.restype = ctypes.c_size_t
+    quantize(
+        ctypes.c_int(kind),
+        ctypes.c_void_p(floats.ctypes.data),
+        ctypes.c_void_p(encoded.ctypes.data),
+        ctypes.c_int64(0),
+        ctypes.c_int64(floats.size // width),
+        ctypes.c_int64(width),
+        None,  # importance of each column: all alike
+    )
+    return encoded

@@ -18,7 +18,7 @@ from batching.gguf.reader import fingerprint
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.hardware import available_memory
 from batching.llama.model import Model
-from batching.llama.weights import Weights
+from batching.llama.weights import Weights, encoded_tensor
 from batching.tree import Floats
 
 ARCHITECTURE = "speculation-heads"
@@ -187,13 +187,13 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
     A matrix whose rows do not divide into Q8_0's blocks of 32 becomes F16.
     """
     if values.dtype == np.int64:
-        return NewTensor.of(values, TensorType.I64)
+        return encoded_tensor(values, TensorType.I64)
     if values.dtype == np.int32:
-        return NewTensor.of(values, TensorType.I32)
+        return encoded_tensor(values, TensorType.I32)
     if values.ndim < 2 or kind == "f32":
-        return NewTensor.of(values, TensorType.F32)
+        return encoded_tensor(values, TensorType.F32)
     whole_blocks = values.shape[-1] % 32 == 0
-    return NewTensor.of(
+    return encoded_tensor(
         values, TensorType.Q8_0 if kind == "q8_0" and whole_blocks else TensorType.F16
     )
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from batching.gguf.reader import GGUFFile
-from batching.gguf.writer import NewTensor, TensorType, write_gguf
+from batching.gguf.writer import TensorType, write_gguf
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.llama.weights import encoded_tensor
 from batching.rows import Rows
 from speculation.engine import Engine
 from speculation.registry import resolve
@@ -79,7 +80,7 @@ def share_keys(path: Path, out: Path) -> None:
     for name in source.tensors:
         values = source.tensor(name)
         halve = ".attn_k." in name or ".attn_v." in name
-        tensors[name] = NewTensor.of(
+        tensors[name] = encoded_tensor(
             values[: len(values) // 2] if halve else values, TensorType.F32
         )
     write_gguf(out, {**source.encoded_metadata(), key: 2}, tensors)

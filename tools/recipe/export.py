@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import (
     FILE_TYPES,
     QUANTIZATION_VERSION,
-    NewTensor,
     TensorType,
     Value,
 )
 from batching.gguf.writer import write_gguf as write
+from batching.llama.weights import Weights, encoded_tensor
 from tools.recipe.model import Decoder, Shape
 from tools.recipe.tokenizer import BOS, CHAT_TEMPLATE, END, UNKNOWN, Tokenizer
 
@@ -44,7 +43,7 @@ def load_decoder(checkpoint: Path) -> Decoder:
 
 def read_gguf(path: Path) -> Decoder:
     """The decoder in a GGUF that `write_gguf` wrote, its weights rounded as they are there."""
-    file = GGUFFile(path)
+    file = Weights(path)
 
     def number(name: str) -> Any:
         return file.metadata[f"llama.{name}"]
@@ -138,7 +137,7 @@ def write_gguf(
     }
     matrices = TensorType[kind.upper()]
     stored = {
-        tensor: NewTensor.of(values, TensorType.F32 if values.ndim == 1 else matrices)
+        tensor: encoded_tensor(values, TensorType.F32 if values.ndim == 1 else matrices)
         for tensor, values in tensors(decoder)
     }
     write(out, metadata, stored)

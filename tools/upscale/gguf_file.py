@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import (
     FILE_TYPES,
     QUANTIZATION_VERSION,
@@ -19,10 +18,10 @@ from batching.gguf.writer import (
     NewTensor,
     TensorType,
     Value,
-    encode,
     n_bytes,
     write_gguf,
 )
+from batching.llama.weights import Weights, encode
 from tools.upscale.shape import EnlargeError, Shape
 from tools.upscale.tensors import VOCAB, Plan, grown, new_shape, plans
 
@@ -41,7 +40,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.gguf = GGUFFile(path)
+        self.gguf = Weights(path)
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise EnlargeError(

@@ -15,6 +15,7 @@ import pytest
 
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import DiskFull, NewTensor, TensorType, Value, write_gguf
+from batching.llama.weights import encoded_tensor
 
 METADATA: dict[str, Value] = {
     "general.architecture": "some",
@@ -33,10 +34,10 @@ def test_files_equal_those_of_the_package_gguf_byte_for_byte(tmp_path: Path) -> 
     matrix = rng.standard_normal((3, 64), np.float32)
     numbers = np.array([1, -2, 3])
     kinds = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
-    tensors = {kind: NewTensor.of(matrix, TensorType[kind]) for kind in kinds}
-    tensors["vector"] = NewTensor.of(matrix[0, :5], TensorType.F32)
-    tensors["i32"] = NewTensor.of(numbers, TensorType.I32)
-    tensors["i64"] = NewTensor.of(numbers, TensorType.I64)
+    tensors = {kind: encoded_tensor(matrix, TensorType[kind]) for kind in kinds}
+    tensors["vector"] = encoded_tensor(matrix[0, :5], TensorType.F32)
+    tensors["i32"] = encoded_tensor(numbers, TensorType.I32)
+    tensors["i64"] = encoded_tensor(numbers, TensorType.I64)
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     write_gguf(ours, METADATA, tensors)
 
@@ -115,7 +116,7 @@ def test_a_file_that_was_begun_is_removed_when_it_fails(
 
 
 def test_what_does_not_make_whole_blocks_is_refused(tmp_path: Path) -> None:
-    odd = NewTensor.of(np.ones((2, 33), np.float32), TensorType.Q8_0)
+    odd = encoded_tensor(np.ones((2, 33), np.float32), TensorType.Q8_0)
     with pytest.raises(ValueError, match="rows of 33 are no whole blocks of 32"):
         write_gguf(tmp_path / "x.gguf", {}, {"a": odd})
     short = NewTensor((4,), TensorType.F32, lambda: np.ones(3, np.float32))
