@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, String
@@ -41,10 +43,15 @@ def highlighted(code: str, language: str) -> list[tuple[str, str]]:
 def _parts(code: str, language: str) -> Iterator[tuple[str, str]]:
     kind, text = "", ""
     for _, type_, value in get_lexer_by_name(language).get_tokens_unprocessed(code):
-        found = next((name for parent, name in _CLASSES if type_ in parent), "")
+        found = _class_of(type_)
         if found != kind and text:
             yield kind, text
             text = ""
         kind, text = found, text + value
     if text:
         yield kind, text
+
+
+@cache
+def _class_of(type_: Any) -> str:
+    return next((name for parent, name in _CLASSES if type_ in parent), "")
