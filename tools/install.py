@@ -68,13 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 done[step] = wanted[step]
                 STAMP.write_text(json.dumps(done, indent=1), encoding="utf-8")
     except InstallFailed as error:
-        print(f"tools/run: {error}", file=sys.stderr)
+        say(f"tools/run: {error}")
         return 1
     except KeyboardInterrupt:
-        print("tools/run: interrupted; run it again to go on", file=sys.stderr)
+        say("tools/run: interrupted; run it again to go on")
         return 130
-    print(f"Installed in {duration(time.monotonic() - started)}", flush=True)
+    say(f"Installed in {duration(time.monotonic() - started)}")
     return 0
+
+
+def say(text: str, end: str = "\n") -> None:
+    """To stderr: stdout belongs to the command that is started."""
+    print(text, end=end, file=sys.stderr, flush=True)
 
 
 # What there is to do
@@ -202,7 +207,7 @@ def pip(
         lines = file.read().splitlines()
     end = end_of_build(lines)
     if end:
-        print("\n".join(end), file=sys.stderr)
+        say("\n".join(end))
         raise InstallFailed(f"{what} failed, as shown above; the whole log is {LOG}")
     hint = "check the network and pip's settings, then run this again"
     raise InstallFailed(f"{what} failed: {reason_of(lines)}; {hint} (log: {LOG})")
@@ -234,6 +239,8 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
         raise
     finally:
         progress.end()
+        if process.stdout is not None:
+            process.stdout.close()
     return process.wait()
 
 
@@ -281,7 +288,7 @@ class Progress:
         self._started = self._compiling = time.monotonic()
         self._shown_at = 0.0
         self._shown = ""
-        self._terminal = sys.stdout.isatty()
+        self._terminal = sys.stderr.isatty()
 
     def see(self, line: str) -> None:
         """A line of the output."""
@@ -304,18 +311,17 @@ class Progress:
         if self._terminal:
             text = self._text()
             if text != self._shown:
-                print(f"\r\033[K{text}", end="", flush=True)
+                say(f"\r\033[K{text}", end="")
                 self._shown = text
         elif now - self._shown_at >= UPDATE_SECONDS or not self._shown:
             self._shown_at = now
             self._shown = self._text()
-            print(self._shown, flush=True)
+            say(self._shown)
 
     def end(self) -> None:
         took = duration(time.monotonic() - self._started)
-        print(
-            f"{chr(13) + chr(27) + '[K' if self._terminal else ''}{self._what}: {took}", flush=True
-        )
+        clear = "\r\033[K" if self._terminal else ""
+        say(f"{clear}{self._what}: {took}")
 
     def _text(self) -> str:
         took = duration(time.monotonic() - self._started)

@@ -1,0 +1,279 @@
+"""``tools/run`` on machines made of stubs, and what ``tools/install.py`` decides and says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import install
+
+ROOT = Path(__file__).parents[2]
+SH = shutil.which("sh")
+TOOLS = ("dirname", "mktemp", "grep", "tail", "rm", "env", "mkdir", "cp", "chmod")
+
+pytestmark = pytest.mark.skipif(SH is None or os.name == "nt", reason="tools/run is a sh script")
+
+# A Python that has venv once apt-get has installed it. Its environments are copies of themselves.
+PYTHON = """\
+case "$*" in
+  *"import ensurepip"*) [ -e "$STATE/venv" ] ;;
+  *"import pip"*) [ -e "$STATE/env" ] ;;
+  *"%d.%d-venv"*) echo python3.11-venv ;;
+  *"-m venv"*) echo "venv" >> "$STATE/calls"; mkdir -p "$4/bin"; touch="$STATE/env"; : > "$touch"
+    cp "$0" "$4/bin/python"; cp "$SPECULATION" "$4/bin/speculation" ;;
+  *--check*) [ -e "$STATE/installed" ] ;;
+  *install.py*) shift; echo "install.py $*" >> "$STATE/calls"; : > "$STATE/installed" ;;
+  *--version*) echo "Python 3.11.2" ;;
+esac
+"""
+APT_GET = """\
+while [ "$1" != install ] && [ "$1" != update ]; do shift; done
+[ "$1" = update ] && { echo "apt-get update" >> "$STATE/calls"; : > "$STATE/lists"; exit; }
+[ -e "$STATE/lists" ] || { echo "E: Unable to locate package g++" >&2; exit 100; }
+shift 3
+echo "apt-get install $*" >> "$STATE/calls"
+: > "$STATE/venv"
+cp "$0" "$BIN/g++"
+"""
+SUDO = """\
+[ "$1" = -n ] && exit "$SUDO_ALLOWED"
+echo "sudo" >> "$STATE/calls"
+exec "$@"
+"""
+
+
+class Machine:
+    """A folder of programs that is the whole PATH, and a checkout with nothing but tools/."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.state, self.root = folder / "bin", folder / "state", folder / "checkout"
+        for made in (self.bin, self.state, self.root / "tools"):
+            made.mkdir(parents=True)
+        shutil.copy(ROOT / "tools" / "run", self.root / "tools")
+        for name in TOOLS:
+            found = shutil.which(name)
+            assert found is not None
+            (self.bin / name).symlink_to(found)
+        self.add("python3", PYTHON)
+        self.add("speculation", 'echo "speculation $*" >> "$STATE/calls"')
+
+    def add(self, name: str, script: str) -> None:
+        file = self.bin / name
+        file.write_text(f"#!{SH}\n{script}")
+        file.chmod(0o755)
+
+    def has_lists(self) -> None:
+        (self.state / "lists").touch()
+
+    def run(self, *arguments: str, user: str = "0", **env: str) -> tuple[int, list[str], str]:
+        """The exit status, the programs that were called, and what was written to stderr."""
+        self.add("id", f"echo {user}")
+        calls = self.state / "calls"
+        calls.unlink(missing_ok=True)
+        done = subprocess.run(
+            [str(SH), str(self.root / "tools" / "run"), *arguments],
+            env={
+                "PATH": str(self.bin),
+                "BIN": str(self.bin),
+                "STATE": str(self.state),
+                "SPECULATION": str(self.bin / "speculation"),
+                "SUDO_ALLOWED": "0",
+                **env,
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        return done.returncode, lines, done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_root_without_sudo_installs_what_is_missing_and_a_second_run_only_starts(
+    machine: Machine,
+) -> None:
+    machine.add("apt-get", APT_GET)
+    code, calls, errors = machine.run("chat", "--model", "a b")
+    assert (code, errors) == (
+        0,
+        "Installing python3.11-venv g++ with apt-get (a minute or two)\n"
+        "Creating .venv with Python 3.11.2\n",
+    )
+    assert calls == [
+        "apt-get update",
+        "apt-get install python3.11-venv g++",
+        "venv",
+        "install.py --model",
+        "speculation chat --model a b",
+    ]
+    assert machine.run("bench", "--limit", "1")[1] == ["speculation bench --limit 1"]
+
+
+def test_a_user_installs_with_sudo_and_without_fetching_lists_that_are_there(
+    machine: Machine,
+) -> None:
+    machine.add("apt-get", APT_GET)
+    machine.add("sudo", SUDO)
+    machine.has_lists()
+    code, calls, _ = machine.run("models", user="1000")
+    assert code == 0
+    assert calls == [
+        "sudo",
+        "apt-get install python3.11-venv g++",
+        "venv",
+        "install.py --model",
+        "speculation models",
+    ]
+
+
+@pytest.mark.parametrize("sudo", [True, False])
+def test_a_user_who_may_not_install_gets_one_line_that_says_what_is_missing(
+    machine: Machine, sudo: bool
+) -> None:
+    machine.add("apt-get", APT_GET)
+    if sudo:
+        machine.add("sudo", SUDO)
+    code, calls, errors = machine.run("chat", user="1000", SUDO_ALLOWED="1")
+    assert (code, calls) == (1, [])
+    assert errors == (
+        "tools/run: install python3.11-venv g++ (Debian's names), then run this again; "
+        "you are not root and may not use sudo\n"
+    )
+
+
+def test_with_the_packages_there_nothing_is_installed_as_root(machine: Machine) -> None:
+    machine.add("c++", "")
+    (machine.state / "venv").touch()
+    assert machine.run("chat", user="1000") == (
+        0,
+        ["venv", "install.py --model", "speculation chat"],
+        "Creating .venv with Python 3.11.2\n",
+    )
+
+
+def test_without_a_compiler_a_wheel_is_tried(machine: Machine) -> None:
+    (machine.state / "venv").touch()
+    _, calls, _ = machine.run("chat")
+    assert calls[1] == "install.py --model --no-compiler there is no apt-get"
+
+
+def test_an_unusable_python_and_an_unknown_command_are_one_line_each(machine: Machine) -> None:
+    machine.add("python2", "exit 1")
+    assert machine.run("chat", PYTHON="python2") == (
+        1,
+        [],
+        "tools/run: PYTHON=python2 is not a Python from 3.10 to 3.14\n",
+    )
+    assert machine.run("dance")[2] == ("tools/run: give one of: chat, bench, train, models, test\n")
+
+
+# tools/install.py
+
+
+def missing(done: dict[str, object], wanted: dict[str, object]) -> list[str]:
+    return [step for step, key in wanted.items() if done.get(step) != key]
+
+
+def test_only_what_changed_is_installed_again() -> None:
+    first = install.wanted_steps({}, [], True, None)
+    assert list(first) == ["llama", "project", "model"]
+    assert missing(first, install.wanted_steps(first, [], False, None)) == []
+    with_dev = install.wanted_steps(first, ["dev"], False, None)
+    assert missing(first, with_dev) == ["project"]
+    done = {**first, **with_dev}
+    assert missing(done, install.wanted_steps(done, [], True, None)) == []
+
+
+def test_cmake_args_are_kept_until_they_are_set_to_something_else() -> None:
+    done = install.wanted_steps({}, [], False, "-DGGML_CUDA=on")
+    assert missing(done, install.wanted_steps(done, [], False, None)) == []
+    for other in ("-DGGML_VULKAN=on", ""):
+        assert missing(done, install.wanted_steps(done, [], False, other)) == ["llama"]
+
+
+def test_the_users_flags_follow_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SKBUILD_BUILD_TARGETS", raising=False)
+    environment = install.build_environment("-DGGML_CUDA=on -DLLAVA_BUILD=ON")
+    ours, _, users = environment["CMAKE_ARGS"].partition(" -DGGML_CUDA=on")
+    assert ours.startswith("-DLLAVA_BUILD=OFF ")
+    assert ours.endswith("llama_only.cmake")
+    assert users == " -DLLAVA_BUILD=ON"
+    assert environment["SKBUILD_BUILD_TARGETS"] == "llama;ggml"
+
+
+def test_the_requirement_is_that_of_pyproject() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert install.requirement(project).startswith("llama-cpp-python>=")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("  [12/78] /usr/bin/g++ -c a.cpp", "compiling llama.cpp, 12 of 78 files, about "),
+        ("  [2/78] /usr/bin/g++", "compiling llama.cpp, 2 of 78 files, usually "),
+        ("  [ 45%] Building CXX object a.o", "compiling llama.cpp, 45%, about "),
+        ("  Downloading llama.tar.gz (76.6 MB)", "downloading llama.tar.gz (76.6 MB), "),
+        ("  *** Configuring CMake...", "configuring llama.cpp, "),
+    ],
+)
+def test_progress_is_read_from_pips_output(
+    line: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = install.Progress("Installing llama.cpp")
+    progress.see(line)
+    progress.show()
+    assert f"Installing llama.cpp: {shown}" in capsys.readouterr().err
+
+
+def test_the_rest_of_a_build_is_told_from_what_was_built() -> None:
+    assert install.compiling(26, 78, 60.0, files=True) == (
+        "compiling llama.cpp, 26 of 78 files, about 2 min 00 s left"
+    )
+
+
+def test_a_failed_build_shows_the_first_failure_and_not_what_pip_says_of_it() -> None:
+    log = [
+        "  [1/2] g++ a.cpp",
+        "  FAILED: b.o",
+        "  b.cpp:3: error: no such type",
+        "  error: subprocess-exited-with-error",
+        "  note: This error originates from a subprocess",
+    ]
+    assert install.end_of_build(log) == ["FAILED: b.o", "b.cpp:3: error: no such type"]
+
+
+def test_an_index_that_cannot_be_reached_is_no_failed_build() -> None:
+    retry = (
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("
+        "'<pip._vendor>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/x/"
+    )
+    error = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
+    log = [f"  {retry}", f"  {error}", "  error: subprocess-exited-with-error"]
+    assert install.end_of_build(log) == []
+    assert install.reason_of(log) == (
+        "no connection to the package index ([Errno -3] Temporary failure in name resolution)"
+    )
+    assert install.reason_of(log[1:]) == error.removeprefix("ERROR: ")
+
+
+def test_a_step_that_fails_ends_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "LOG", tmp_path / "log")
+    with (
+        install.LOG.open("w", encoding="utf-8") as log,
+        pytest.raises(install.InstallFailed, match=r"^Trying failed: .*no-such-package"),
+    ):
+        install.pip(["install", "--no-index", "no-such-package"], "Trying", log)
+    assert (
+        f"$ {sys.executable} -m pip install --no-index no-such-package" in install.LOG.read_text()
+    )
