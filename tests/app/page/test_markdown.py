@@ -114,6 +114,13 @@ def test_a_growing_text_ends_as_the_whole_does_whatever_it_was_before() -> None:
         assert growing.render(text + end, marks) == render(text + end, marks), text
 
 
+def test_a_block_is_not_settled_by_a_line_that_has_not_ended() -> None:
+    growing, text = Growing(), "a\n```x``` b\n"  # until its third last tick a block of code
+    for n in range(len(text) + 1):
+        html = growing.render(text[:n], Marks.of([(text[:n], False)]))
+    assert html == "<p>a<br />\n<code>x</code> b</p>\n"
+
+
 def coloured(text: str) -> str:
     """The text with what stands between « and » drafted, and the spans shown the same way."""
     parts = re.split("[«»]", text)
