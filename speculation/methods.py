@@ -81,24 +81,23 @@ class MethodTable(Mapping[str, MethodSpec]):
 
 
 # In the order in which ``auto`` asks its sources: those that cost little first.
-METHODS: MethodTable = MethodTable(
-    (
-        auto_spec(lambda: METHODS.values()),
-        autoregressive.spec,
-        prompt_lookup.spec,
-        recycling.spec,
-        draft_model.spec,
-        eagle.eagle_1,
-        eagle.eagle_2,
-        eagle.eagle_3,
-        mtp.spec,
-        dflash.spec,
-        medusa.spec,
-        redrafter.spec,
-        lookahead.spec,
-        jacobi.spec,
-    )
+BUILT_IN: tuple[MethodSpec, ...] = (
+    auto_spec(lambda: METHODS.values()),
+    autoregressive.spec,
+    prompt_lookup.spec,
+    recycling.spec,
+    draft_model.spec,
+    eagle.eagle_1,
+    eagle.eagle_2,
+    eagle.eagle_3,
+    mtp.spec,
+    dflash.spec,
+    medusa.spec,
+    redrafter.spec,
+    lookahead.spec,
+    jacobi.spec,
 )
+METHODS = MethodTable(BUILT_IN)
 
 
 @dataclass(frozen=True)
