@@ -1,21 +1,16 @@
-"""Messages -> tokens by the GGUF's own chat template, rendered in Jinja's sandbox."""
+"""Messages -> tokens by the GGUF's own chat template, rendered by ``chat.render_process``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
 from speculation.chat.reasoning import answer_of, find_thoughts, opened_by
+from speculation.chat.render_process import RENDERER
 
 Message = Mapping[str, str]
 
@@ -41,21 +36,6 @@ class ChatPrompt(NamedTuple):
     opening: str
 
 
-class _Generation(Extension):
-    """``{% generation %}`` around what the assistant says, for those who train: shown as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_environment = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-)
-
-
 def render_messages(
     template: str,
     messages: Sequence[Message],
@@ -70,7 +50,8 @@ def render_messages(
     None leaves that to the template.
     Raises InvalidParameter for an empty conversation, an unknown role, messages that the template
     refuses (some accept no system message, or want user and assistant in turn), or a ``thinking``
-    that it does not ask for.
+    that it does not ask for. Raises UnsupportedModel for a template that takes too long, or makes
+    too much text.
     """
     _check(messages)
     variables: dict[str, Any] = {
@@ -78,9 +59,6 @@ def render_messages(
         "add_generation_prompt": True,
         "bos_token": bos_token,
         "eos_token": eos_token,
-        "raise_exception": _refuse,
-        "strftime_now": _strftime_now,
-        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1 would say it is July 2024
     }
     if thinking is not None:
         if not asks_for_thinking(template):
@@ -89,9 +67,10 @@ def render_messages(
                 "leave thinking out"
             )
         variables.update(dict.fromkeys(THINKING, thinking))
+    n_given = sum(len(message["content"]) for message in messages)
     try:
-        return _compiled(template).render(variables)
-    except Exception as error:  # a template computes, and what it adds up need not fit
+        return RENDERER.render(template, variables, n_given)
+    except InvalidParameter as error:
         raise InvalidParameter(
             f"the model's chat template refuses this conversation: {error}; "
             f"check the order of roles, or leave the system prompt out"
@@ -99,18 +78,17 @@ def render_messages(
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> Template:
-    return _environment.from_string(template)
-
-
-@lru_cache(maxsize=8)
 def asks_for_thinking(template: str | None) -> bool:
-    """Whether a chat template can be told whether the model is to think."""
-    try:
-        asked = meta.find_undeclared_variables(_environment.parse(template or ""))
-    except TemplateError:
+    """Whether a chat template can be told whether the model is to think.
+
+    False for a template that is broken, or that exceeds a limit: rendering it says so.
+    """
+    if not template or not any(name in template for name in THINKING):
         return False
-    return not asked.isdisjoint(THINKING)
+    try:
+        return not RENDERER.names(template).isdisjoint(THINKING)
+    except (InvalidParameter, UnsupportedModel):
+        return False
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -226,11 +204,3 @@ def _holds_control_tokens(model: Model, text: str) -> bool:
 def _piece(model: Model, name: str) -> str:
     token = model.special_token(name)
     return "" if token is None else model.piece(token).decode("utf-8", "replace")
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)

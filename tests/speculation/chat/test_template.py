@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
+from speculation.chat import render_process
 from speculation.chat.reasoning import answer_of, find_thoughts, opened_by
+from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
 from speculation.engine import Engine
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -178,3 +181,68 @@ def test_a_template_that_fails_is_quoted(template: str, reason: str) -> None:
 def test_a_broken_template_asks_for_nothing() -> None:
     assert not asks_for_thinking("{% if enable_thinking %}")
     assert not asks_for_thinking(None)
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLES = (
+    "{% set made = namespace(text='ab') %}"
+    "{% for i in range(40) %}{% set made.text = made.text ~ made.text %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "limit", "value", "reason"),
+    [
+        (LOOPS, "SECONDS", 0.2, "took longer than 0.2 s"),
+        ("{{ 10 ** (10 ** 9) }}", "SECONDS", 0.2, "took longer than 0.2 s"),  # while it is compiled
+        (DOUBLES, "MEMORY", 1 << 28, "needed more than 256 MiB of memory"),
+        ("{% for i in range(999) %}ab{% endfor %}", "CHARACTERS", 999, "made more than 1,009 char"),
+    ],
+)
+def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
+    monkeypatch: pytest.MonkeyPatch, template: str, limit: str, value: float, reason: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(render_process, limit, value)
+        with pytest.raises(UnsupportedModel, match=f"chat template {reason}.* choose another"):
+            render_messages(template, SAID[:1])
+    assert render_messages("{{ messages[0].content }}", SAID) == "a"
+
+
+def test_a_template_that_exceeds_a_limit_is_not_tried_without_the_system_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = "{% if messages[0].role == 'system' %}" + LOOPS + "{% endif %}a"
+    monkeypatch.setattr(render_process, "SECONDS", 0.2)
+    with (
+        engine_with(loops, tmp_path / "loops.gguf") as engine,
+        pytest.raises(UnsupportedModel, match="took longer than 0.2 s"),
+    ):
+        chat_prompt(engine.model, [{"role": "system", "content": "s"}, *SAID])
+
+
+def test_a_template_that_cannot_be_compiled_in_time_asks_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(render_process, "SECONDS", 0.2)
+    assert not asks_for_thinking("{{ thinking }}{{ 10 ** (10 ** 9) }}")
+
+
+def test_threads_that_render_at_once_get_their_own_texts() -> None:
+    def render(i: int) -> str:
+        return render_messages("{{ messages[0].content }}", [{"role": "user", "content": str(i)}])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(render, range(40))) == [str(i) for i in range(40)]
+
+
+def test_the_process_that_renders_ends_with_its_parent_and_is_started_again() -> None:
+    renderer = RenderProcess()
+    assert renderer.render("{{ a }}", {"a": "\ud800ä"}, 0) == "\ud800ä"
+    process = renderer._process
+    assert process is not None and process.stdin is not None
+    process.stdin.close()  # as when the parent ends
+    assert process.wait(60) == 0
+    assert renderer.render("{{ a }}", {"a": "b"}, 0) == "b"
+    renderer.close()
+    assert renderer._process is None

@@ -1,0 +1,169 @@
+"""Runs a model's chat template in a child process, under limits of time, memory and length.
+
+A template is a program that comes with a model. One that loops, or that doubles a string, cannot
+be stopped inside this process: a single operation such as ``10**10**10`` holds Python's
+interpreter lock, and Jinja computes constants while it compiles. So everything that compiles or
+renders a template happens in ``chat.renderer``, a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from batching.errors import InvalidParameter, SpeculationError, UnsupportedModel
+
+SECONDS = 5.0
+MEMORY = 1 << 30  # bytes, of all that the process has mapped
+CHARACTERS = 1_000_000  # besides ten times those of the messages
+
+_START_SECONDS = 60.0
+_RENDERER = Path(__file__).with_name("renderer.py")
+
+
+class RenderProcess:
+    """The process that renders. It starts with the first request, and anew after a failure.
+
+    Any thread may ask. One request runs at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def render(self, template: str, variables: Mapping[str, Any], n_given: int) -> str:
+        """The text that a template makes of its variables.
+
+        ``n_given`` is the number of characters in the messages, which limits those of the text.
+        Raises InvalidParameter where the template fails, UnsupportedModel where it exceeds a limit.
+        """
+        request = {"template": template, "variables": variables}
+        text: str = self._ask(request, CHARACTERS + 10 * n_given)["text"]
+        return text
+
+    def names(self, template: str) -> frozenset[str]:
+        """The names of the variables that a template reads. Raises as ``render`` does."""
+        return frozenset(self._ask({"template": template}, CHARACTERS)["names"])
+
+    def close(self) -> None:
+        """End the process, and what it renders. A later request starts another."""
+        process = self._process
+        if process is not None and self._owner == os.getpid():
+            process.kill()  # before the lock, which a request holds until its answer
+        with self._lock:
+            self._stop()
+
+    def _ask(self, request: Mapping[str, Any], characters: int) -> dict[str, Any]:
+        limits = {"seconds": SECONDS, "memory": MEMORY, "characters": characters}
+        try:
+            line = json.dumps({**request, **limits}).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise InvalidParameter(str(error)) from error
+        with self._lock:
+            process = self._running()
+            answer: dict[str, Any] | None = self._exchange(process, line, SECONDS)
+            if answer is None or "exceeded" in answer:
+                self._stop()
+        if answer is None:
+            raise _exceeded(f"took longer than {SECONDS:g} s")
+        if answer.get("exceeded") == "characters":
+            raise _exceeded(f"made more than {characters:,} characters")
+        if answer.get("exceeded") == "memory":
+            raise _exceeded(f"needed more than {MEMORY >> 20:,} MiB of memory")
+        if answer.get("exceeded") == "process":
+            raise _exceeded("ended the process that renders it")
+        if "error" in answer:
+            raise InvalidParameter(answer["error"])
+        return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._owner != os.getpid():  # a fork shares its parent's pipes, and would mix up answers
+            self._process = None
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._stop()
+        self._owner = os.getpid()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_RENDERER), *map(str, sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise _not_started(str(error)) from error
+        if self._exchange(self._process, b"", _START_SECONDS) != "ready":
+            self._stop()
+            raise _not_started(f"{sys.executable} could not run {_RENDERER}")
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> Any:
+        """The answer to a line; None after ``seconds``, "exceeded" where it has ended."""
+        assert process.stdin is not None and process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            answer = _written_and_read(process.stdin, process.stdout, line)
+        except BaseException:  # as Ctrl-C: the answer would be taken for that to the next request
+            self._stop()
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+        return None if late.is_set() else json.loads(answer or b'{"exceeded": "process"}')
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not written can no longer be
+                pipe.close()
+
+
+def _written_and_read(stdin: IO[bytes], stdout: IO[bytes], line: bytes) -> bytes:
+    """The next line out; b"" where the process has ended."""
+    try:
+        stdin.write(line)
+        stdin.flush()
+    except BrokenPipeError:
+        return b""
+    answer = stdout.readline()
+    return answer if answer.endswith(b"\n") else b""
+
+
+def _exceeded(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the model's chat template {what}; choose another model, or generate from plain text, "
+        f"which does without the template"
+    )
+
+
+def _not_started(reason: str) -> SpeculationError:
+    return SpeculationError(
+        f"the process that renders chat templates did not start: {reason}; check that Python "
+        f"can run and that Jinja is installed"
+    )
+
+
+RENDERER = RenderProcess()
+atexit.register(RENDERER.close)

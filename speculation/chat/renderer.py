@@ -1,0 +1,136 @@
+"""A program that renders chat templates: one JSON request a line in, one JSON answer a line out.
+
+``chat.render_process`` runs this file in a process of its own, with the import path as arguments.
+It imports nothing of this project, so that it starts quickly, and it exits when its input ends.
+
+A request holds ``template`` and the limits ``seconds``, ``memory`` (bytes) and ``characters``.
+With ``variables``, the answer is the ``text`` that the template makes of them, otherwise the
+``names`` of the variables that it reads. Instead of these, an answer may hold ``error``, why the
+template failed, or ``exceeded``, the limit that it ran into. The first line out says "ready".
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path[:] = sys.argv[1:]
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+_ERROR_LENGTH = 500
+_GRACE = 5.0  # seconds in which the parent ends a template that takes too long
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's text for training. Here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too; the parent decides
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        _write("ready")
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            # Without a parent that ends it, a template in an endless loop would outlive it.
+            limit = request["seconds"] + _GRACE
+            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            with _limited_memory(request["memory"]):
+                answer = _answer(request)
+            faulthandler.cancel_dump_traceback_later()
+            _write(answer)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if "variables" in request:
+            return _render(request["template"], request["variables"], request["characters"])
+        syntax = _environment.parse(request["template"])
+        return {"names": sorted(meta.find_undeclared_variables(syntax))}
+    except MemoryError:
+        return {"exceeded": "memory"}
+    except Exception as error:  # a template computes, and anything may go wrong
+        return {"error": str(error)[:_ERROR_LENGTH]}
+
+
+def _render(template: str, variables: dict[str, Any], characters: int) -> dict[str, Any]:
+    variables |= {
+        "raise_exception": _refuse,
+        "strftime_now": _strftime_now,
+        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1 would say it is July 2024
+    }
+    pieces = []
+    for piece in _compiled(template).generate(variables):
+        pieces.append(piece)
+        characters -= len(piece)
+        if characters < 0:
+            return {"exceeded": "characters"}
+    return {"text": "".join(pieces)}
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return _environment.from_string(template)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.now().strftime(format_)
+
+
+@contextlib.contextmanager
+def _limited_memory(n_bytes: int) -> Iterator[None]:
+    """Make larger allocations fail with MemoryError, where the system can do that."""
+    if resource is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses; an administrator's may be lower
+        resource.setrlimit(resource.RLIMIT_AS, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _write(answer: object) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()
