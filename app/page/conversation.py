@@ -33,6 +33,9 @@ INTERVAL = 0.06  # seconds between two updates of the display
 PLAIN = "ar"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 LEAST_TIMED = 8  # tokens; the speed of fewer is chance
+# The ratio of two speeds takes more: with half a second a pause of 20 ms shifts a speed by 4 %.
+LEAST_COMPARED = 64  # tokens
+LEAST_COMPARED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class PlainRun:
-    """Plain decoding of the same request: what a reply's speed is compared with."""
+    """Plain decoding of the same request: what a reply's speed is compared with.
+
+    n_tokens and seconds are what was timed; 0 where an older version kept the run without them.
+    """
 
     tokens_per_second: float
     text: str
+    n_tokens: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, done: Done, text: str) -> PlainRun:
+        return cls(tokens_per_second(done), text, _n_timed(done), done.decode_seconds)
 
 
 @dataclass
@@ -270,7 +282,7 @@ class Conversation:
         request = replace(request, messages=tuple(read), leave_out=False, left_out=LeftOut())
         key = _key(request, done)
         if done.method == PLAIN:
-            self.plain_runs[key] = PlainRun(tokens_per_second(done), reply.text)
+            self.plain_runs[key] = PlainRun.of(done, reply.text)
             return
         if settings.compare:
             plain = Reply(PLAIN, list(begun))
@@ -286,7 +298,7 @@ class Conversation:
             yield from follow(backend.reply(again), apply, clock)
             reply.notice = ""
             if plain.done is not None and plain.done.finish_reason != "cancelled":
-                self.plain_runs[key] = PlainRun(tokens_per_second(plain.done), plain.text)
+                self.plain_runs[key] = PlainRun.of(plain.done, plain.text)
         reply.plain = self.plain_runs.get(key)
 
 
@@ -337,9 +349,8 @@ def stats_line(reply: Reply) -> str:
         speed = tokens_per_second(done)
         if speed:
             parts.append(f"{speed:.0f} tok/s" if speed >= 10 else f"{speed:.1f} tok/s")
-            if reply.plain is not None and reply.plain.tokens_per_second:
-                same = "same text" if reply.plain.text == reply.text else "other text"
-                parts.append(f"{speed / reply.plain.tokens_per_second:.1f}× plain, {same}")
+            if reply.plain is not None and reply.plain.seconds:
+                parts.append(_comparison(done, reply.plain, reply.text))
         if done.n_steps:
             parts.append(f"{done.n_tokens / done.n_steps:.1f} tokens per step")
         if done.n_drafted:
@@ -355,6 +366,17 @@ def stats_line(reply: Reply) -> str:
     if done.finish_reason in end:
         parts.append(end[done.finish_reason])
     return " · ".join(parts)
+
+
+def _comparison(done: Done, plain: PlainRun, text: str) -> str:
+    """How many times as fast as plain decoding a reply was, where both were timed for long."""
+    n, seconds = _n_timed(done), done.decode_seconds
+    least_n, least_seconds = min(n, plain.n_tokens), min(seconds, plain.seconds)
+    if least_n < LEAST_COMPARED or least_seconds < LEAST_COMPARED_SECONDS:
+        timed = f"{n} tokens in {seconds:.2f} s, plain {plain.n_tokens} in {plain.seconds:.2f} s"
+        return f"{timed}: too short to compare"
+    same = "same text" if plain.text == text else "other text"
+    return f"{tokens_per_second(done) / plain.tokens_per_second:.1f}× plain, {same}"
 
 
 def markdown(conversation: Conversation) -> str:

@@ -125,7 +125,7 @@ def test_comparing_runs_the_same_request_by_plain_decoding() -> None:
     assert [request.method for request in backend.requests] == ["prompt-lookup", "ar"]
     assert backend.requests[1].sampling == {"seed": 7}
     assert backend.requests[1].max_tokens == 84
-    assert reply.plain == PlainRun(40.0, "yes")
+    assert reply.plain == PlainRun(40.0, "yes", 80, 2.0)
     assert stats_line(reply).startswith("80 tok/s · 2.0× plain, same text · ")
 
 
@@ -159,6 +159,22 @@ def test_the_speed_of_a_few_tokens_is_not_compared() -> None:
     backend = FakeBackend([few])
     assert "plain" not in stats_line(run(conversation, backend, compare=True))
     assert len(backend.requests) == 1
+
+
+def test_a_ratio_is_shown_only_where_both_runs_were_timed_for_long() -> None:
+    long = dataclasses.replace(DONE, n_tokens=65, n_first=1, decode_seconds=0.5)
+    reply = Reply("x", done=long, plain=PlainRun(64.0, "", 64, 1.0))
+    assert "2.0× plain, same text" in stats_line(reply)
+    for n_tokens, seconds, plain, told in (
+        (35, 0.09, (34, 0.21), "34 tokens in 0.09 s, plain 34 in 0.21 s: too short to compare"),
+        (64, 0.60, (64, 2.00), "63 tokens in 0.60 s, plain 64 in 2.00 s: too short to compare"),
+        (65, 0.49, (64, 2.00), "64 tokens in 0.49 s, plain 64 in 2.00 s: too short to compare"),
+        (65, 0.60, (63, 2.00), "64 tokens in 0.60 s, plain 63 in 2.00 s: too short to compare"),
+        (65, 0.60, (64, 0.49), "64 tokens in 0.60 s, plain 64 in 0.49 s: too short to compare"),
+    ):
+        reply.done = dataclasses.replace(long, n_tokens=n_tokens, decode_seconds=seconds)
+        reply.plain = PlainRun(plain[0] / plain[1], "", *plain)
+        assert f" · {told} · " in stats_line(reply)
 
 
 def test_nothing_is_compared_that_was_not_measured() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from app.page.conversation import Conversation, PlainRun
+from app.page.conversation import Conversation, PlainRun, stats_line
 from app.page.keep import LEFT, from_text, to_text
 from app.worker.messages import Failed, ModelSpec, Text
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -21,7 +21,7 @@ def test_a_conversation_comes_back_as_it_was() -> None:
     model = dataclasses.replace(MODEL, spec=spec)
     turns[0].reply.done = dataclasses.replace(DONE, model=model)
     turns[0].reply.pieces = [("a", True), ("", False), ("é", True)]
-    turns[1].reply.plain = PlainRun(80.5, "re")
+    turns[1].reply.plain = PlainRun(80.5, "re", 161, 2.0)
     run(conversation, FakeBackend([Failed("the context is full")]))
     assert from_text(to_text(conversation)).turns == turns
 
@@ -41,6 +41,18 @@ def test_a_reply_that_was_not_finished_says_so() -> None:
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
     assert (reply.text, reply.error) == ("ha", LEFT)
+
+
+def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
+    conversation = talk("one")
+    assert conversation.turns[0].reply is not None
+    conversation.turns[0].reply.plain = PlainRun(12.5, "re", 80, 6.4)
+    text = to_text(conversation)
+    assert "× plain" in stats_line(conversation.turns[0].reply)
+    reply = from_text(text.replace(', "n_tokens": 80, "seconds": 6.4', "")).turns[0].reply
+    assert reply is not None
+    assert reply.plain == PlainRun(12.5, "re", 0, 0.0)
+    assert "plain" not in stats_line(reply)
 
 
 @pytest.mark.parametrize(

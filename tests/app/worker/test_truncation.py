@@ -141,7 +141,7 @@ def test_a_comparison_reads_what_the_reply_read() -> None:
     reply = run(conversation, backend, compare=True)
     assert backend.requests[1].messages == backend.requests[0].messages[2:]
     assert not backend.requests[1].leave_out
-    assert reply.plain == PlainRun(40.0, "")
+    assert reply.plain == PlainRun(40.0, "", 80, 2.0)
 
 
 def test_turns_without_a_reply_count_for_nothing() -> None:
