@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,15 @@ N_VOCAB = 12
 N_AHEAD = 5  # tokens that a hidden state tells: the next one, and what four heads look for
 
 
+@cache  # methods that are compared ask for the same prefixes, and a generator is slow to make
 def fake_logits(prefix: tuple[int, ...]) -> Floats:
     """Logits after ``prefix``: mostly a matter of its last two tokens, so that texts repeat, with
     a part that every token of the prefix has a say in, so that no error goes unnoticed."""
     local = np.random.default_rng(hash(prefix[-2:]) & 0xFFFFFFFF).standard_normal(N_VOCAB)
     whole = np.random.default_rng(hash(prefix) & 0xFFFFFFFF).standard_normal(N_VOCAB)
-    return (2.0 * local + 0.7 * whole).astype(np.float32)
+    logits: Floats = (2.0 * local + 0.7 * whole).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
 
 
 def fake_hidden(
