@@ -97,7 +97,7 @@ BUILT_IN: tuple[MethodSpec, ...] = (
     lookahead.spec,
     jacobi.spec,
 )
-METHODS = MethodTable(BUILT_IN)
+METHODS: MethodTable = MethodTable(BUILT_IN)
 
 
 @dataclass(frozen=True)
