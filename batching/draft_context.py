@@ -1,4 +1,4 @@
-"""LevelDecoder: a tree grown in a context of its own, one decode a level.
+"""DraftContext: a tree grown in a context of its own, one decode a level.
 
 What draft models and autoregressive draft heads need: the tokens of a level come from the output
 of the level before. Every node that may get children lives in a sequence of its own, which holds
@@ -19,7 +19,7 @@ from batching.target import Output, Target
 from batching.tree import NO_LIMIT, Floats
 
 
-class LevelDecoder:
+class DraftContext:
     """The committed text in a draft context, and the tree below its last token.
 
     n_leaves  nodes that can be decoded in one level: the sequences in use

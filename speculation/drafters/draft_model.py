@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from batching.draft_context import LevelDecoder
+from batching.draft_context import DraftContext
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
@@ -22,10 +22,10 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
+    add_to_tree,
     best_nodes,
     depths_of,
     grow,
-    hang,
     likeliest,
 )
 from speculation.ranges import check_ranges
@@ -96,7 +96,7 @@ class DraftModel(Drafter):
     def __init__(
         self,
         params: DraftModelParams,
-        levels: LevelDecoder,
+        levels: DraftContext,
         *,
         estimates: Estimates | None = None,
         sampler: DraftSampler | None = None,
@@ -147,7 +147,7 @@ class DraftModel(Drafter):
     def observe(self, step: Step) -> None:
         became = step.tokens
         for (token, q), actual in zip(self._first, became, strict=False):
-            self._estimates.learn(min(9, int(10 * q)), held=token == actual)
+            self._estimates.learn(min(9, int(10 * q)), accepted=token == actual)
             if token != actual:
                 break
         self._first = []
@@ -201,7 +201,7 @@ class DraftModel(Drafter):
             chosen = best_nodes(nodes, most)
         else:  # siblings all or none: which are kept must not depend on what was drawn
             chosen = list(range(min(len(nodes), most - most % self.params.width)))
-        placed = hang(nodes, chosen, tree, budget)
+        placed = add_to_tree(nodes, chosen, tree, budget)
         follow = -1
         for c in chosen:
             if c in placed and nodes[c].parent == follow:
@@ -214,7 +214,7 @@ def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     make_sampler = resources.draft_sampler if _rejects(params, resources) else None
     return DraftModel(
         params,
-        resources.keep("draft context", lambda: LevelDecoder(target)),
+        resources.keep("draft context", lambda: DraftContext(target)),
         estimates=resources.keep(("estimates", "draft"), lambda: Estimates(PRIORS)),
         sampler=make_sampler() if make_sampler is not None else None,
         target_seconds=resources.step_seconds,

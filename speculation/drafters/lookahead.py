@@ -159,7 +159,7 @@ class Lookahead(Drafter):
         left = 1.0  # probability that the n-grams so far are all wrong
         for ngram in reversed(self._pool.starting_with(token)):
             most = min(len(ngram), budget.room(tree))
-            probs = self._estimates.run(range(most), left, budget.min_path_prob)
+            probs = self._estimates.chain_probs(range(most), left, budget.min_path_prob)
             if not probs:
                 return
             p = probs[0]
@@ -174,7 +174,7 @@ class Lookahead(Drafter):
         became = step.tokens
         for ngram in self._proposed:
             for depth, (token, actual) in enumerate(zip(ngram, became, strict=False)):
-                self._estimates.learn(depth, held=token == actual)
+                self._estimates.learn(depth, accepted=token == actual)
                 if token != actual:
                     break
         self._proposed = []

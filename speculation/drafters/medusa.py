@@ -135,7 +135,7 @@ class Medusa(Drafter):
         became = step.tokens
         for guesses, token in zip(self._guesses, became, strict=False):
             for guess, kind, _ in guesses[:_N_LEARNT]:
-                self._estimates.learn(kind, held=guess == token)
+                self._estimates.learn(kind, accepted=guess == token)
         self._guesses = []
         self._state.see(step)
 

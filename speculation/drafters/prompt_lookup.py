@@ -29,7 +29,7 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafting.estimates import Estimates
-from speculation.drafting.ngram_index import LONGEST_CONTEXT, ContextIndex
+from speculation.drafting.ngram_index import LONGEST_CONTEXT, NgramIndex
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
@@ -163,7 +163,7 @@ class PromptLookup(Drafter):
         """``estimates`` of PRIORS, to have what earlier texts taught."""
         self.params = params
         self.requires = Requirements(branches=params.branches if params.branches > 1 else 0)
-        self._index = ContextIndex(params.min_ngram, params.max_ngram)
+        self._index = NgramIndex(params.min_ngram, params.max_ngram)
         self._estimates = estimates or Estimates(PRIORS)
         self._found: Lookup | None = None  # in this step
         self._outcomes: list[tuple[Lookup, list[int]]] = []  # and what the text became: not learnt
@@ -171,7 +171,7 @@ class PromptLookup(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._learn()
-        self._index = ContextIndex(self.params.min_ngram, self.params.max_ngram)
+        self._index = NgramIndex(self.params.min_ngram, self.params.max_ngram)
         self._index.extend(prompt)
         self._estimates.new_text()
         self._is_first = True
@@ -208,7 +208,7 @@ class PromptLookup(Drafter):
         self._found = found = Lookup(best.context, copied, others, agreed, self._is_first)
         most = min(params.draft_max, budget.room(tree), budget.max_depth)
         floor = budget.min_path_prob or params.p_min
-        probs = self._estimates.run(found.kinds(most), 1.0, floor)
+        probs = self._estimates.chain_probs(found.kinds(most), 1.0, floor)
         if not budget.min_path_prob:
             del probs[_even_length(len(probs)) :]
         if probs:
@@ -230,10 +230,12 @@ class PromptLookup(Drafter):
         estimates = self._estimates
         for found, became in self._outcomes:
             copied, n = found.copied, min(len(became), len(found.copied))
-            n_held = n if copied[:n] == became[:n] else common_prefix(became, copied)
-            estimates.learn_run(found.kinds(n), n_held, failed=n_held < n)
-            if found.others is not None and n_held == found.agreed < n:
-                estimates.learn(_RIVAL_KIND, held=found.others[n_held] == became[n_held])
+            n_accepted = n if copied[:n] == became[:n] else common_prefix(became, copied)
+            estimates.learn_chain(found.kinds(n), n_accepted, failed=n_accepted < n)
+            if found.others is not None and n_accepted == found.agreed < n:
+                estimates.learn(
+                    _RIVAL_KIND, accepted=found.others[n_accepted] == became[n_accepted]
+                )
         self._outcomes.clear()
 
     def _branch(self, match: Match, tree: TokenTree, budget: DraftBudget, floor: float) -> None:
@@ -252,7 +254,7 @@ class PromptLookup(Drafter):
         left = max(0.0, 1.0 - sum(tree.probs[n] for n in siblings))
         further = match.context + depth
         kinds = [_RIVAL_KIND, *_ALONE_KINDS[further + 1 : match.context + most]]
-        probs = self._estimates.run(kinds, reached * left, floor)
+        probs = self._estimates.chain_probs(kinds, reached * left, floor)
         if probs:
             probs[0] *= left
             added = copied[depth : depth + len(probs)]

@@ -104,7 +104,7 @@ class Recycling(Drafter):
         became = step.tokens
         for node, token in zip(step.path, became, strict=True):
             for successor, p in table.of(tree.tokens[node])[:2]:
-                self._estimates.learn(min(9, int(10 * p)), held=successor == token)
+                self._estimates.learn(min(9, int(10 * p)), accepted=successor == token)
         if self.params.rows == "all":
             for node, output in enumerate(tree.outputs):
                 if output:

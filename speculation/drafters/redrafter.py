@@ -19,13 +19,13 @@ from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
+    add_to_tree,
     below,
-    best_ends,
     best_nodes,
     grow,
-    hang,
     likeliest,
     named,
+    top_beams,
 )
 from speculation.heads.redrafter import RecurrentHead
 from speculation.ranges import check_ranges
@@ -104,8 +104,8 @@ class ReDrafter(Drafter):
         if budget.min_path_prob:
             chosen = best_nodes(nodes, budget.room(tree))
         else:
-            chosen = best_ends(nodes, params.beams)
-        hang(nodes, chosen, tree, budget, self._confidence.holds)
+            chosen = top_beams(nodes, params.beams)
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
         self._confidence.note(nodes)
         self._time.took(perf_counter() - start, nodes)
 

@@ -1,4 +1,4 @@
-"""BlockLevels: a text in the context of a head that drafts a block at once, and trees.
+"""BlockContext: a text in the context of a head that drafts a block at once, and trees.
 
 The head has a row for each token of the text, made of the target's state at that token as soon as
 it is known. A block is decoded behind them, and goes with the next decode. Its places are the
@@ -17,12 +17,12 @@ from batching.cache import END
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
-from speculation.drafting.head_context import HeldText
+from speculation.drafting.head_context import HeadKVState
 from speculation.drafting.tree_growth import Scores
 from speculation.heads.dflash import DFlashHead, named_candidates
 
 
-class BlockLevels(HeldText[DFlashHead]):
+class BlockContext(HeadKVState[DFlashHead]):
     """The text in the head's context, and the block behind it."""
 
     ahead = 0  # a row is made of the state at its own token

@@ -42,7 +42,7 @@ class Confidence:
             if at not in below:
                 break
             first = self._nodes[below[at][0]]
-            self.estimates.learn(_tenth(first.prob), held=first.token == token)
+            self.estimates.learn(_tenth(first.prob), accepted=first.token == token)
             same = [c for c in below[at] if self._nodes[c].token == token]
             if not same:
                 break

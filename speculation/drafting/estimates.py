@@ -28,7 +28,7 @@ class Estimates:
         log_odds = self._log_odds[min(kind, self._last)] + self._shared
         return 1.0 / (1.0 + math.exp(-log_odds))
 
-    def run(self, kinds: Iterable[int], probability: float, floor: float) -> list[float]:
+    def chain_probs(self, kinds: Iterable[int], probability: float, floor: float) -> list[float]:
         """The probabilities of tokens in a row, of these kinds.
 
         As many as hold all together with at least ``floor``, given ``probability`` that the first
@@ -46,16 +46,16 @@ class Estimates:
             found.append(p)
         return found
 
-    def learn(self, kind: int, *, held: bool) -> None:
+    def learn(self, kind: int, *, accepted: bool) -> None:
         """Take in whether a draft of this kind was right."""
-        self.learn_run((kind,), int(held), failed=not held)
+        self.learn_chain((kind,), int(accepted), failed=not accepted)
 
-    def learn_run(self, kinds: Sequence[int], n_held: int, *, failed: bool) -> None:
-        """Take in tokens in a row, of these kinds: ``n_held`` were right, and the one after them
+    def learn_chain(self, kinds: Sequence[int], n_accepted: int, *, failed: bool) -> None:
+        """Take in tokens in a row, of these kinds: ``n_accepted`` were right, and the one after them
         was not, if ``failed``."""
         self._probs.clear()
         log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
-        for kind in kinds[:n_held]:
+        for kind in kinds[:n_accepted]:
             i = kind if kind < last else last
             change = _RATE / (1.0 + exp(log_odds[i] + shared))  # by how likely it was not to hold
             log_odds[i] += change
@@ -63,7 +63,7 @@ class Estimates:
             if shared > _SHARED_LIMIT:
                 shared = _SHARED_LIMIT
         if failed:
-            i = min(kinds[n_held], last)
+            i = min(kinds[n_accepted], last)
             change = _RATE / (1.0 + exp(-log_odds[i] - shared))
             log_odds[i] -= change
             shared = max(-_SHARED_LIMIT, shared - change)

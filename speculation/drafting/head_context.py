@@ -1,4 +1,4 @@
-"""HeadLevels: a text in the context of a head that is fed with the target's states, and trees.
+"""HeadContext: a text in the context of a head that is fed with the target's states, and trees.
 
 A row of such a head takes a token and the state before it. States come in as the target reads the
 prompt and decodes the steps; each waits until the text has the token after it. Below the text's
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from batching.cache import common_prefix
-from batching.draft_context import LevelDecoder
+from batching.draft_context import DraftContext
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
@@ -49,7 +49,7 @@ class _OfHead(Generic[H]):
         return self.head.layers
 
 
-class HeldText(_OfHead[H]):
+class HeadKVState(_OfHead[H]):
     """What a head's context holds of the text; reads prompts (``batching.cache.StateReader``).
 
     ahead   how far behind a state in the text the token is that its row stands for
@@ -110,7 +110,7 @@ class HeldText(_OfHead[H]):
         return [place + self.ahead for place in known], states
 
 
-class HeadLevels(HeldText[DraftHead]):
+class HeadContext(HeadKVState[DraftHead]):
     """The text in the context of a head that goes on from its own states.
 
     n_leaves nodes that can be decoded in one level
@@ -120,7 +120,7 @@ class HeadLevels(HeldText[DraftHead]):
         super().__init__(head, named(likeliest, head.tokens))
         self.n_leaves = 1
         self._n_below = 0  # rows of a tree below the text's last token, at most
-        self._levels = LevelDecoder(head.context)
+        self._levels = DraftContext(head.context)
         self._row = 0  # of the last level's first node in its output
         self._output: Output | None = None
 
@@ -168,7 +168,7 @@ class HeadLevels(HeldText[DraftHead]):
         return self._output, self._row
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
-        """Decode ``tokens`` below nodes of the level before; see ``LevelDecoder.level``."""
+        """Decode ``tokens`` below nodes of the level before; see ``DraftContext.level``."""
         assert self._output is not None, "a tree begins with its root"
         states = np.stack([self._output.hidden(self._row + parent) for parent in parents])
         self._row = 0
@@ -176,7 +176,7 @@ class HeadLevels(HeldText[DraftHead]):
         return self._output
 
 
-class AttachedLevels(_OfHead[DraftHead]):
+class AttachedHeadContext(_OfHead[DraftHead]):
     """The same for a head that attends to the target's KV cache, and so holds nothing of a text.
 
     A tree needs the state before the text's last token and no other; all of its rows have that

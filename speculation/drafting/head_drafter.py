@@ -16,18 +16,25 @@ from typing import Any, Protocol
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
-from speculation.drafting.block_context import BlockLevels
+from speculation.drafting.block_context import BlockContext
 from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
 from speculation.drafting.estimates import Estimates
-from speculation.drafting.head_context import AttachedLevels, HeadLevels
-from speculation.drafting.tree_growth import Candidate, Scores, below, best_nodes, grow, hang
+from speculation.drafting.head_context import AttachedHeadContext, HeadContext
+from speculation.drafting.tree_growth import (
+    Candidate,
+    Scores,
+    add_to_tree,
+    below,
+    best_nodes,
+    grow,
+)
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
 
-Levels = HeadLevels | AttachedLevels | BlockLevels
+Levels = HeadContext | AttachedHeadContext | BlockContext
 
 
 class HeadParams(Protocol):
@@ -156,7 +163,7 @@ class HeadDrafter(Drafter):
         if root is None:
             return  # the first states of a text are still to come, or there is no room
         nodes, chosen = self._look(*root, tree, budget)
-        hang(nodes, chosen, tree, budget, self._confidence.holds)
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
         self._confidence.note(nodes)
         self._time.took(perf_counter() - start, nodes)
 
@@ -187,5 +194,5 @@ class HeadDrafter(Drafter):
 def _context_of(head: Any) -> Levels:
     """The kind of context that drafts with a head."""
     if head.drafts_blocks:
-        return BlockLevels(head)
-    return AttachedLevels(head) if head.attends_to_target else HeadLevels(head)
+        return BlockContext(head)
+    return AttachedHeadContext(head) if head.attends_to_target else HeadContext(head)

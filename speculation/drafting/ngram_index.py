@@ -1,4 +1,4 @@
-"""ContextIndex: where every n-gram of a growing text occurs."""
+"""NgramIndex: where every n-gram of a growing text occurs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LONGEST_CONTEXT = 32  # common context is told apart up to this length
 _TOKENS = 1 << 20  # tokens that a key tells apart; keys of three have two of Python's digits
 
 
-class ContextIndex:
+class NgramIndex:
     """Where every n-gram of a growing text occurs.
 
     An n-gram's positions are linked, each to the one before: a dictionary has the latest. Appending

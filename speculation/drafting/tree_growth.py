@@ -128,7 +128,7 @@ def depths_of(nodes: Candidates) -> list[int]:
     return depths
 
 
-def best_ends(nodes: Candidates, most: int) -> list[int]:
+def top_beams(nodes: Candidates, most: int) -> list[int]:
     """Indexes of the ``most`` likeliest of the deepest candidates and all above them, ascending.
 
     What beam search of that width ends with, paths that begin alike being one.
@@ -143,7 +143,7 @@ def best_ends(nodes: Candidates, most: int) -> list[int]:
     return sorted(kept)
 
 
-def hang(
+def add_to_tree(
     nodes: Candidates,
     chosen: Sequence[int],
     tree: TokenTree,

@@ -15,7 +15,7 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, MethodSpec, Step
 from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
-from speculation.drafting.ngram_index import ContextIndex
+from speculation.drafting.ngram_index import NgramIndex
 from speculation.methods import MethodTable, load_method_file, parse_method
 from speculation.verify import Match
 from tests.support.paths import ROOT
@@ -103,7 +103,7 @@ def test_a_match_shorter_than_min_ngram_does_not_count() -> None:
 def test_an_index_that_grew_finds_what_a_scan_finds() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        index = ContextIndex(1, 3)
+        index = NgramIndex(1, 3)
         text = [rng.randrange(4) for _ in range(60)]
         at = 0
         while at < len(text):
@@ -125,7 +125,7 @@ def test_an_index_that_grew_finds_what_a_scan_finds() -> None:
 def test_a_common_context_is_counted_up_to_32_tokens() -> None:
     rng = random.Random(2)
     for _ in range(300):
-        index = ContextIndex(1, 3)
+        index = NgramIndex(1, 3)
         period = [rng.randrange(3) for _ in range(rng.randrange(1, 25))]
         text = period * 4 + [rng.randrange(3)] + period * rng.randrange(1, 4)
         index.extend(text)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from batching.draft_context import LevelDecoder
+from batching.draft_context import DraftContext
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.tree import Floats
@@ -71,7 +71,7 @@ def check_a_tree(
     and the logits there.
     """
     states = head.encode(features)
-    levels = LevelDecoder(head.context)
+    levels = DraftContext(head.context)
     levels.keep(0, 3)
     output = levels.extend(TEXT, head.inputs(TEXT, states))
     root = output.hidden(levels.root_row).copy()

@@ -20,7 +20,7 @@ from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_recurrent_gguf
 from tools.upscale.__main__ import main
 from tools.upscale.gguf_file import Source, write_enlarged
-from tools.upscale.shape import EnlargeError, Shape
+from tools.upscale.shape import Shape, UpscaleError
 from tools.upscale.tensors import Kind, grown, new_shape, plans
 
 PROMPT = "the cat saw a dog, a cat and the dog in an inn."
@@ -171,13 +171,13 @@ def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
     ],
 )
 def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], reason: str) -> None:
-    with pytest.raises(EnlargeError) as caught:
+    with pytest.raises(UpscaleError) as caught:
         GROUPED.enlarged(**sizes)
     assert str(caught.value) == reason
 
 
 def test_quantised_types_want_whole_blocks() -> None:
-    with pytest.raises(EnlargeError, match="q8_0 packs 32 weights .* hidden is 170"):
+    with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* hidden is 170"):
         GROUPED.enlarged(hidden=170).check_blocks("q8_0")
     GROUPED.check_blocks("q8_0")
 
@@ -243,7 +243,7 @@ def test_another_architecture_is_refused(
 
 
 def test_an_unknown_tensor_is_refused() -> None:
-    with pytest.raises(EnlargeError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight"):
+    with pytest.raises(UpscaleError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight"):
         list(plans(["blk.0.ffn_gate_exps.weight"], 1, 2))
 
 

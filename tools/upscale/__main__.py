@@ -14,7 +14,7 @@ from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything
 from speculation.system.files import require_writable
 from tools.upscale.gguf_file import TYPES, Source, write_enlarged
-from tools.upscale.shape import EnlargeError
+from tools.upscale.shape import UpscaleError
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -61,10 +61,10 @@ def _enlarge(args: argparse.Namespace) -> None:
     out = Path(args.out)
     require_writable(out)
     if args.seed < 0:
-        raise EnlargeError(f"--seed is {args.seed}; give 0 or more")
+        raise UpscaleError(f"--seed is {args.seed}; give 0 or more")
     path = resolve(args.model)
     if out.exists() and out.samefile(path):
-        raise EnlargeError(f"--out {out} is the model itself; give another path")
+        raise UpscaleError(f"--out {out} is the model itself; give another path")
     source = Source(path)
     to = source.shape.enlarged(args.width, args.layers, args.hidden)
     with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:

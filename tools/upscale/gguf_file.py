@@ -22,7 +22,7 @@ from batching.gguf.writer import (
     write_gguf,
 )
 from batching.llama.weights import Weights, encode
-from tools.upscale.shape import EnlargeError, Shape
+from tools.upscale.shape import Shape, UpscaleError
 from tools.upscale.tensors import VOCAB, Plan, grown, new_shape, plans
 
 ARCHITECTURE = "llama"
@@ -34,7 +34,7 @@ SIZE_LABEL = "general.size_label"  # left out: it would claim a size class
 class Source:
     """A Llama-architecture GGUF, mapped into memory: its shape, metadata and tensors.
 
-    Raises ModelError for a file that is no whole GGUF, EnlargeError for one of another
+    Raises ModelError for a file that is no whole GGUF, UpscaleError for one of another
     architecture or without its sizes.
     """
 
@@ -43,7 +43,7 @@ class Source:
         self.gguf = Weights(path)
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
-            raise EnlargeError(
+            raise UpscaleError(
                 f"{path} has the architecture {architecture!r}; only {ARCHITECTURE!r} can be "
                 f"enlarged with its function kept"
             )
@@ -58,7 +58,7 @@ class Source:
     def _n_vocab(self) -> int:
         embedding = self.gguf.tensors.get("token_embd.weight")
         if embedding is None:
-            raise EnlargeError(
+            raise UpscaleError(
                 f"{self.path} has no token_embd.weight: it holds no whole model; give one that does"
             )
         return embedding.shape[0]
@@ -69,7 +69,7 @@ class Source:
         head_dim = int(self.value("attention.key_length") or width // heads)
         value_dim = int(self.value("attention.value_length") or head_dim)
         if value_dim != head_dim:
-            raise EnlargeError(
+            raise UpscaleError(
                 f"{self.path}: keys have {head_dim} values a head and values {value_dim}; "
                 f"only models where they are alike can be enlarged"
             )
@@ -87,7 +87,7 @@ class Source:
     def _whole(self, key: str) -> int:
         value = self.value(key)
         if not isinstance(value, int):
-            raise EnlargeError(
+            raise UpscaleError(
                 f"{self.path}: {ARCHITECTURE}.{key} is {value!r}, not one whole number; "
                 f"only models whose layers are all alike can be enlarged"
             )
@@ -106,7 +106,7 @@ def write_enlarged(
     """Write ``source`` enlarged to ``to``, matrices in the type ``kind``, vectors in F32.
 
     One tensor is in memory at a time. ``progress(bytes_done, bytes_total)`` is called after each.
-    Raises EnlargeError when the type does not suit the shape, DiskFull when the disk has no room; a
+    Raises UpscaleError when the type does not suit the shape, DiskFull when the disk has no room; a
     file that was begun is removed.
     """
     if kind not in UNBLOCKED:
@@ -162,7 +162,7 @@ def _check_size(source: Source, plan: Plan) -> None:
         source.n_vocab if axis == VOCAB else source.shape.size(axis) for axis in plan.kind.axes
     )
     if found != expected:
-        raise EnlargeError(
+        raise UpscaleError(
             f"{source.path}: {plan.name} is {found} and its metadata say {expected}; "
             f"this is no plain Llama model"
         )
@@ -171,7 +171,7 @@ def _check_size(source: Source, plan: Plan) -> None:
 def _check_room(out: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(out.absolute().parent).free
     if free < n_bytes:
-        raise EnlargeError(
+        raise UpscaleError(
             f"{out} takes {n_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free there; "
             f"choose smaller sizes, a smaller --type or another disk"
         )

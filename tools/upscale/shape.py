@@ -10,7 +10,7 @@ BLOCK = 32  # weights that share a scale in the quantised types
 MAX_LAYERS = 512  # of llama.cpp, which ends the process for more
 
 
-class EnlargeError(SpeculationError):
+class UpscaleError(SpeculationError):
     """The model cannot be enlarged, or not to that size."""
 
 
@@ -49,7 +49,7 @@ class Shape:
         """The shape that holds this one; None keeps a size, but ``hidden`` grows with the width.
 
         Head size and the number of query heads a key head serves stay as they are.
-        Raises EnlargeError for sizes below this one's, or a width that no whole heads make up.
+        Raises UpscaleError for sizes below this one's, or a width that no whole heads make up.
         """
         width = self.width if width is None else width
         layers = self.layers if layers is None else layers
@@ -61,22 +61,22 @@ class Shape:
             ("hidden", hidden, self.hidden),
         ):
             if new < old:
-                raise EnlargeError(f"--{name} is {new} and the model has {old}; give {old} or more")
+                raise UpscaleError(f"--{name} is {new} and the model has {old}; give {old} or more")
         if layers > MAX_LAYERS:
-            raise EnlargeError(
+            raise UpscaleError(
                 f"--layers is {layers} and llama.cpp runs {MAX_LAYERS} at most; give fewer"
             )
         group = self.heads // self.kv_heads
         step = self.head_dim * group
         if width % step:
             shared = f" x {group} that share keys" if group > 1 else ""
-            raise EnlargeError(
+            raise UpscaleError(
                 f"--width {width} is no multiple of {step} (head size {self.head_dim}{shared}); "
                 f"give {width // step * step} or {width // step * step + step}"
             )
         heads = width // self.head_dim
         if heads < self.heads:
-            raise EnlargeError(
+            raise UpscaleError(
                 f"--width {width} makes {heads} heads of {self.head_dim} and the model has "
                 f"{self.heads}; give {self.heads * self.head_dim} or more"
             )
@@ -91,10 +91,10 @@ class Shape:
         )
 
     def check_blocks(self, quantization: str) -> None:
-        """Raise EnlargeError unless rows of matrices are whole blocks of 32 weights."""
+        """Raise UpscaleError unless rows of matrices are whole blocks of 32 weights."""
         for axis in ("width", "hidden", "heads"):
             if self.size(axis) % BLOCK:
-                raise EnlargeError(
+                raise UpscaleError(
                     f"{quantization} packs {BLOCK} weights of a row at a time and {axis} is "
                     f"{self.size(axis)}, here or in the source; give a multiple of {BLOCK}, "
                     f"or --type f16"

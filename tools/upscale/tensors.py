@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tools.upscale.shape import EnlargeError, Shape
+from tools.upscale.shape import Shape, UpscaleError
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ def plans(names: Sequence[str], layers: int, new_layers: int) -> Iterator[Plan]:
     """The tensors of a model of ``new_layers`` made from one with ``layers`` and these ``names``.
 
     New layers follow the old ones and have what the first has, without biases.
-    Raises EnlargeError for a tensor that is not known.
+    Raises UpscaleError for a tensor that is not known.
     """
     for name in names:
         if name in UNCHANGED:
@@ -83,11 +83,11 @@ def plans(names: Sequence[str], layers: int, new_layers: int) -> Iterator[Plan]:
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of a tensor by its name, with or without ``blk.N.``. Raises EnlargeError."""
+    """The kind of a tensor by its name, with or without ``blk.N.``. Raises UpscaleError."""
     block = _BLOCK.fullmatch(name)
     kind = KINDS.get(block[2] if block else name)
     if kind is None:
-        raise EnlargeError(
+        raise UpscaleError(
             f"the model has a tensor {name}, which plain Llama models have not; only those can be "
             f"enlarged (no experts, no adapters)"
         )

@@ -181,9 +181,9 @@ def test_between_measured_regions_the_cost_rises_with_the_text_before() -> None:
 
 def test_estimates_follow_what_holds_and_what_does_not() -> None:
     estimates = Estimates((0.5, 0.7))
-    assert estimates.run(range(10), 1.0, 0.2) == pytest.approx([0.5, 0.7, 0.7])
+    assert estimates.chain_probs(range(10), 1.0, 0.2) == pytest.approx([0.5, 0.7, 0.7])
     for _ in range(200):
-        estimates.learn(1, held=False)
+        estimates.learn(1, accepted=False)
     assert estimates.of(1) < 0.2
     assert estimates.of(0) < 0.5  # a text that fails here is likelier to fail there
 

@@ -19,7 +19,7 @@ from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.tree import Floats
 from speculation.auto.cost_curve import CostCurve, CostModel
-from speculation.drafting.block_context import BlockLevels
+from speculation.drafting.block_context import BlockContext
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
@@ -141,7 +141,7 @@ def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
         output = context.decode(text_rows(text, 0, [True] * len(text)))
         inputs = np.stack([output.layer_inputs(row, (1, 2, 3)) for row in range(len(text))])
         context.want_layers(())
-        levels = BlockLevels(head)
+        levels = BlockContext(head)
         cache = SequenceCache(context)
         for n in (5, 7, 4):  # on, and back
             assert levels.prepare(64, 1, 6) == 6
@@ -253,7 +253,7 @@ def test_the_heads_context_follows_the_text_from_turn_to_turn(
 ) -> None:
     engine.generate([1], method="dflash", max_tokens=1).run()
     levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
-    assert isinstance(levels, BlockLevels)
+    assert isinstance(levels, BlockContext)
     order, sampling = counted(), endless(engine)
     text: list[int] = [1, *order[:30]]
     for cut, new in ((None, [60, 61, 62]), (40, [9, 10]), (None, order[70:110]), (1, order[50:60])):
@@ -280,7 +280,7 @@ def test_what_other_methods_wrote_is_missing_in_the_heads_context_and_nothing_el
         reply = engine.generate(text, method=method, sampling=sampling, max_tokens=100).run()
         text = [*text, *reply.token_ids, 60]
     levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
-    assert isinstance(levels, BlockLevels)
+    assert isinstance(levels, BlockContext)
     missing = set(range(len(text) - 6)) - {*levels._places}
     assert 100 < len(missing) < 240  # of 202; up to 64 are decoded once more
     assert max(missing) < 31 + 303
@@ -343,7 +343,7 @@ def test_drafts_of_the_variants_hold_and_none_is_drafted_below_p_min(
 
 
 def places(head: DFlashHead, context: Context, text: list[int]) -> Scores:
-    levels = BlockLevels(head)
+    levels = BlockContext(head)
     levels.prepare(64, 4, 5)
     SequenceCache(context).prefill(text[:-1], reader=levels)
     root = levels.root(text)

@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 
-from batching.draft_context import LevelDecoder
+from batching.draft_context import DraftContext
 from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.llama.context import Context
 from batching.llama.model import Model
@@ -98,7 +98,7 @@ def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> N
 
 def lengths(**params: float) -> list[int]:
     """Of the first drafts of 40 texts, with a draft model that is not always sure."""
-    drafter = DraftModel(DraftModelParams(**params), LevelDecoder(FakeTarget()))  # type: ignore[arg-type]
+    drafter = DraftModel(DraftModelParams(**params), DraftContext(FakeTarget()))  # type: ignore[arg-type]
     found = []
     for seed in range(40):
         prompt = prompt_of(seed)
@@ -189,7 +189,7 @@ def test_probabilities_are_those_that_the_chain_draws_from(engine: Engine) -> No
     np.testing.assert_allclose(p[top], expected, atol=1e-5)
 
 
-def chain(levels: LevelDecoder, text: Sequence[int], n: int) -> list[int]:
+def chain(levels: DraftContext, text: Sequence[int], n: int) -> list[int]:
     """The likeliest continuation, n tokens, decoded level by level."""
     output = levels.root(text)
     token = output.argmax(levels.root_row)
@@ -202,7 +202,7 @@ def chain(levels: LevelDecoder, text: Sequence[int], n: int) -> list[int]:
 
 def test_of_an_accepted_chain_nothing_is_decoded_again() -> None:
     target = FakeTarget()
-    levels = LevelDecoder(target)
+    levels = DraftContext(target)
     text = [1, 2, 3, 4]
     levels.begin(text)
     drafted = chain(levels, text, 4)
@@ -214,7 +214,7 @@ def test_of_an_accepted_chain_nothing_is_decoded_again() -> None:
 
 def test_a_tree_grown_by_levels_sees_each_path_alone() -> None:
     target = FakeTarget()
-    levels = LevelDecoder(target)
+    levels = DraftContext(target)
     text = [1, 2, 3]
     for n_leaves in (3, 4):
         levels.begin(text, n_leaves)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from batching.cache import SequenceCache
-from batching.draft_context import LevelDecoder
+from batching.draft_context import DraftContext
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
@@ -21,14 +21,14 @@ from batching.target import Cancelled
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
-from speculation.drafting.head_context import HeadLevels
+from speculation.drafting.head_context import HeadContext
 from speculation.drafting.head_drafter import HeadDrafter
 from speculation.drafting.tree_growth import (
     Candidate,
+    add_to_tree,
     best_nodes,
     grow,
     grow_static,
-    hang,
     likeliest,
 )
 from speculation.engine import Engine
@@ -101,7 +101,7 @@ def test_the_layer_in_llama_cpp_is_the_reference_on_every_path_of_a_tree(
 def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
     """What EAGLE-2 looks at when the draft is the fake target itself."""
     output_of = FakeTarget()
-    levels = LevelDecoder(output_of)
+    levels = DraftContext(output_of)
     levels.begin(prefix, width)
 
     def children(nodes, parent, logits):  # type: ignore[no-untyped-def]
@@ -153,7 +153,7 @@ def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
 
 
 def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
-    levels = LevelDecoder(FakeTarget())
+    levels = DraftContext(FakeTarget())
     text = (1, 2, 3)
     levels.begin(text, 2)
     output = levels.root(text)
@@ -166,7 +166,14 @@ def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
     assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
 
     tree = TokenTree(3)
-    assert hang(nodes, range(5), tree, DraftBudget()) == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert add_to_tree(nodes, range(5), tree, DraftBudget()) == {
+        -1: 0,
+        0: 1,
+        1: 2,
+        2: 3,
+        3: 4,
+        4: 5,
+    }
     rows = tree_rows(tree, 2, 3)
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (2,), (1,), (2,), (1,), (2,)]
@@ -193,7 +200,7 @@ def state(*prefix: int) -> list[float]:
 
 def test_every_row_has_its_token_and_the_state_before_it() -> None:
     target, head = FakeTarget(), Recorder()
-    levels = HeadLevels(head)
+    levels = HeadContext(head)
     eagle = HeadDrafter(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
     cache = SequenceCache(target)
     prompt = [1, 2, 3, 4, 5, 6]
@@ -222,7 +229,7 @@ def test_every_row_has_its_token_and_the_state_before_it() -> None:
 
 def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
     target, head = FakeTarget(), Recorder()
-    levels = HeadLevels(head)
+    levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     cache = SequenceCache(target)
     for prompt, reused, expected in (
@@ -242,7 +249,7 @@ def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
 def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> None:
     target, head = FakeTarget(), Recorder()
     target.want_hidden(True)
-    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadLevels(head))
+    eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
     eagle.begin([1, 2])
     tree = TokenTree(2)
     eagle.draft([1, 2], tree, DraftBudget())
@@ -262,7 +269,7 @@ def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> N
 
 def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> None:
     head = Recorder()
-    levels = HeadLevels(head)
+    levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     cache = SequenceCache(FakeTarget(n_batch=2))
     prompt = [1, 2, 3, 4, 5, 6]
@@ -278,7 +285,7 @@ def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> No
 def test_a_target_does_not_go_back_far_for_states() -> None:
     held = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
-        levels = HeadLevels(Recorder())
+        levels = HeadContext(Recorder())
         levels.prepare(1024, 1, 5)
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
         cache.prefill(held)
@@ -289,7 +296,7 @@ def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:
     head = FakeEagleHead(fake_logits)
     head.context = FakeTarget(n_ctx=12)
     head.context.want_hidden(True)
-    levels = HeadLevels(head)
+    levels = HeadContext(head)
     eagle = HeadDrafter(Eagle2Params(depth=2, top_k=2, nodes=4), levels)
     for n, drafted in ((6, True), (12, False)):
         prompt = list(range(n))

@@ -16,7 +16,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.llama.private_api import MTP_GRAPHS
-from speculation.drafting.head_context import HeadLevels
+from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
 from speculation.heads.load import load_heads
 from speculation.sampling import SamplingParams
@@ -89,7 +89,7 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
     with Model(path, mtp=True) as model, Context(model, EXACT) as context:
         (head,) = load_heads([], model).values()
         head.start(EXACT, context)
-        levels = HeadLevels(head)
+        levels = HeadContext(head)
         levels.prepare(64, 1, 4)
         cache = SequenceCache(context)
         cache.prefill(text[:-1], reader=levels)

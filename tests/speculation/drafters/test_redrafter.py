@@ -19,7 +19,7 @@ from batching.llama.model import Model
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
-from speculation.drafting.tree_growth import Candidate, best_ends
+from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.load import load_heads
@@ -225,9 +225,9 @@ def test_the_best_ends_bring_their_whole_paths() -> None:
         Candidate(1, 4, 0.9, 0.36),
         Candidate(0, 5, 0.2, 0.12),
     ]
-    assert best_ends(nodes, 1) == [1, 3]
-    assert best_ends(nodes, 2) == [0, 1, 2, 3]
-    assert best_ends([], 2) == []
+    assert top_beams(nodes, 1) == [1, 3]
+    assert top_beams(nodes, 2) == [0, 1, 2, 3]
+    assert top_beams([], 2) == []
 
 
 def test_a_tree_with_a_floor_has_no_path_below_it_and_every_one_above() -> None:
