@@ -18,6 +18,7 @@ from app.worker.backend import Backend
 from app.worker.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
 from speculation.registry import PAIRED
 
+LONGEST_ERROR = 160  # characters, in the header beside a model; all of it is below Load
 UPDATE_SECONDS = 0.3  # between two updates of what a load has come to
 
 
@@ -184,7 +185,7 @@ def _typed(name: str | None) -> str:
 
 
 def status_html(status: Status) -> str:
-    """What is loaded or on its way, or why nothing is."""
+    """What is loaded or on its way, and why the last load failed."""
     parts = []
     if status.model is not None:
         name = Path(status.model.spec.model).name
@@ -192,9 +193,15 @@ def status_html(status: Status) -> str:
         parts.append(f"<b{thinks}>{escape(name)}</b> <span>{escape(_details(status.model))}</span>")
     if status.loading is not None:
         parts.append(notice_html(loading_notice(status.loading)))
-    elif status.error is not None and status.model is None:
-        parts.append(error_html(status.error))
+    elif status.error is not None:
+        parts.append(error_html(status.error if status.model is None else _short(status.error)))
     return "".join(parts) or notice_html("No model is loaded")
+
+
+def _short(error: str) -> str:
+    """The first line, up to LONGEST_ERROR characters; the old model, which stays, is seen."""
+    line = error.partition("\n")[0]
+    return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1].rstrip()}…"
 
 
 def in_effect_html(status: Status) -> str:

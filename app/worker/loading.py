@@ -74,6 +74,11 @@ class ModelSlot:
             self.status = Status(loaded)
             job.emit(Loaded(loaded))
 
+    def forget_error(self) -> None:
+        """Say no more of a load that failed and left the old model in place."""
+        if self.status.error is not None and self.status.model is not None:
+            self.status = Status(self.status.model)
+
     def _fetch(self, job: Job, name: str) -> Path:
         """The file of a name or path, downloaded if need be."""
         if job.cancelled.is_set():

@@ -14,7 +14,7 @@ from app.page.conversation import Reply, Settings, Turn
 from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
 from app.worker.backend import Backend, LocalBackend
-from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Text
+from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Text
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -259,6 +259,18 @@ def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> N
     assert (draft["value"], heads["value"]) == ("", [])
     _, draft, heads = panel.follow("/a/path.gguf", "other", ["x"])
     assert (draft["value"], heads["value"]) == ("", [])
+
+
+def test_the_header_says_in_short_why_a_load_failed_beside_the_model_that_stays() -> None:
+    html = model_panel.status_html(
+        Status(MODEL, error="no file x.gguf\nm.gguf is loaded as before.")
+    )
+    assert "<b>m.gguf</b>" in html
+    assert html.endswith('<div class="error" role="alert">no file x.gguf</div>')
+    html = model_panel.status_html(Status(MODEL, error="y" * 161))
+    assert html.endswith(f'<div class="error" role="alert">{"y" * 159}…</div>')
+    html = model_panel.status_html(Status(error="y" * 161))
+    assert html == f'<div class="error" role="alert">{"y" * 161}</div>'
 
 
 def test_quotes_around_a_path_that_was_pasted_are_no_part_of_it() -> None:
