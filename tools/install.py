@@ -188,9 +188,7 @@ def install_model(log: TextIO) -> None:
         if run(command, f"Preparing the model {MODEL}", log, {}):
             raise InstallFailed(last_line(LOG, ""))
     except InstallFailed as error:
-        print(
-            f"tools/run: warning: no {MODEL}, the bundled model is used: {error}", file=sys.stderr
-        )
+        say(f"tools/run: warning: no {MODEL}, the bundled model is used: {error}")
 
 
 def pip(
