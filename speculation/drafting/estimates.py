@@ -51,8 +51,8 @@ class Estimates:
         self.learn_chain((kind,), int(accepted), failed=not accepted)
 
     def learn_chain(self, kinds: Sequence[int], n_accepted: int, *, failed: bool) -> None:
-        """Take in tokens in a row, of these kinds: ``n_accepted`` were right, and the one after them
-        was not, if ``failed``."""
+        """Take in the outcome of a chain of these kinds: ``n_accepted`` tokens were accepted, and
+        the one after them was rejected, if ``failed``."""
         self._probs.clear()
         log_odds, shared, last, exp = self._log_odds, self._shared, self._last, math.exp
         for kind in kinds[:n_accepted]:
