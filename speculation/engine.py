@@ -203,9 +203,10 @@ class Engine:
         """
         with self.exclusive:
             self._end_running()
-            self._reserve(n_seq)
+            self.widen(n_seq)
 
-    def _reserve(self, n_seq: int) -> None:
+    def widen(self, n_seq: int) -> None:
+        """``reserve`` from within a text, which goes on."""
         context = self.context
         if n_seq > context.n_seq_max:
             wider = replace(

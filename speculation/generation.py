@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, TypedDict
+from typing import Protocol, TypedDict
 
 from batching.cache import SequenceCache
 from batching.errors import CannotRewind, InvalidParameter
 from batching.llama.context import Context
+from batching.llama.model import Model
 from batching.llama.sampler import SamplerChain
 from batching.target import Cancelled
 from batching.tree import NO_LIMIT
@@ -18,16 +19,32 @@ from speculation.chat.detokenizer import ReplyText, Token
 from speculation.chat.reasoning import answer_of
 from speculation.continuation import Continuation, Emitted
 from speculation.decode import decode
-from speculation.drafter import Requirements
-from speculation.exclusive import in_use
+from speculation.drafter import Drafter, Requirements
+from speculation.exclusive import Exclusive, in_use
 from speculation.methods import Method, parse_method
+from speculation.resources import Resources
 from speculation.sampling import SamplingParams, make_sampler
 from speculation.stats import Stats
 
-if TYPE_CHECKING:
-    from speculation.engine import Engine
-
 DEFAULT_METHOD = "auto"
+
+
+class Host(Protocol):
+    """What a text needs of the engine that makes it."""
+
+    model: Model
+    context: Context
+    cache: SequenceCache
+    resources: Resources
+    exclusive: Exclusive
+
+    def method_drafters(self, method: Method) -> list[Drafter]:
+        """The drafters of a method, for one text."""
+        ...
+
+    def widen(self, n_seq: int) -> None:
+        """Have room for ``n_seq`` sequences, of which one is in use."""
+        ...
 
 
 class Settings(TypedDict, total=False):
@@ -86,7 +103,7 @@ class Generation:
                    or a stop string), ``length`` (max_tokens), ``context`` (full) or ``cancelled``
     """
 
-    def __init__(self, engine: Engine, request: GenerationRequest) -> None:
+    def __init__(self, engine: Host, request: GenerationRequest) -> None:
         assert isinstance(request.method, Method) and request.sampling is not None
         self.request = request
         self.prompt = list(request.prompt)
@@ -193,7 +210,7 @@ class Generation:
             start = perf_counter()
             _check_rows(engine.context, self.method, needed)
             if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
-                engine._reserve(1 + needed.branches)
+                engine.widen(1 + needed.branches)
             cache: SequenceCache = engine.cache
             stats.n_reused = cache.prefill(
                 self.prompt[:-1],

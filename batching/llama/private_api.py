@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import llama_cpp.llama_cpp as C
 
@@ -19,9 +20,6 @@ from batching.errors import UnsupportedModel
 from batching.gguf.mtp import MtpGraphs
 from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
-
-if TYPE_CHECKING:
-    from batching.llama.model import Model
 
 # The version of llama-cpp-python that everything in this file was checked with.
 CHECKED_WITH = "0.3.36"
@@ -145,7 +143,19 @@ def internal(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def check_taps(model: Model, layers: Sequence[int]) -> None:
+class TappedModel(Protocol):
+    """What ``check_taps`` asks of a model."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def gives_mtp_state(self) -> bool: ...
+    def metadata(self, key: str) -> str | None: ...
+
+
+def check_taps(model: TappedModel, layers: Sequence[int]) -> None:
     """Raise UnsupportedModel where the inputs of these layers cannot be had."""
     if model.gives_mtp_state and model.n_layer in layers:
         internal("llama_set_embeddings_nextn")
