@@ -112,7 +112,7 @@ class Reply:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it was stopped, at whatever limit, and may be gone on with."""
+        """Whether it was stopped, at whatever limit, and may be continued."""
         ends = self.done.finish_reason if self.done is not None else "cancelled"
         return bool(self.pieces) and ends in ("cancelled", "length", "context")
 
@@ -184,11 +184,11 @@ class Conversation:
         self.turns[index].reply = self.turns[index].before = None
 
     def go_on(self) -> None:
-        """Let the last reply, which was cut short, be gone on with."""
+        """Let the last reply, which was cut short, be continued."""
         turn = self.turns[-1]
         turn.before, turn.reply = turn.reply, None
         if turn.before is not None and turn.before.pieces:
-            # Half of a character cannot be gone on with.
+            # Half of a character cannot be continued.
             text, drafted = turn.before.pieces[-1]
             turn.before.pieces[-1] = (text.rstrip("\ufffd"), drafted)
 

@@ -251,7 +251,7 @@ class Model:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of ``text``, which is to be gone on with.
+        """Token ids of ``text``, which is to be continued.
 
         ``add_special`` adds BOS where the model wants it, and no EOS even if it wants that;
         ``parse_special`` reads the text of control tokens as those tokens, which is right for a

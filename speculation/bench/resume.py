@@ -17,7 +17,7 @@ NOT_SETTINGS = ("n_seq_max",)
 
 
 def read_earlier(path: Path, *, resume: bool) -> Results | None:
-    """What was measured before, to be gone on with; None to begin anew.
+    """What was measured before, to continue from; None to begin anew.
 
     Raises InvalidParameter where a file would be lost that is unfinished, since hours may be in it,
     or that no benchmark wrote.

@@ -108,7 +108,7 @@ def chat_prompt(
 ) -> ChatPrompt:
     """A conversation in the model's own format, up to where the assistant speaks.
 
-    A last message of the assistant is the beginning of what it says, to be gone on with. What it
+    A last message of the assistant is the beginning of what it says, which it continues. What it
     thought before earlier answers is left out, as most templates do it.
     A template without room for a system message gets it at the head of the first user message.
     Control tokens written out in a message stay plain text: nobody ends a turn by quoting one.

@@ -173,7 +173,7 @@ def measure(
 ) -> None:
     """Fill the comparisons with pairs; ``on_pair`` is called after each, failed ones included.
 
-    A comparison that has failed three times and never succeeded is not gone on with.
+    A comparison that has failed three times and never succeeded is not continued.
     """
     with tempfile.TemporaryDirectory() as folder:
         prompt_file = Path(folder) / "prompt.txt"

@@ -1,4 +1,4 @@
-"""Conversations that outgrow a small context: what is left out, said, kept and gone on with."""
+"""Conversations that outgrow a small context: what is left out, said, kept and continued."""
 
 from __future__ import annotations
 

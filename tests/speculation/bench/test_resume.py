@@ -1,4 +1,4 @@
-"""The benchmark's file: kept up to date, gone on with, and refused where it does not fit."""
+"""The benchmark's file: kept up to date, continued, and refused where it does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training collects of a target: kept on disk, gone on with, and never taken for another's."""
+"""What training collects of a target: kept on disk, continued, and never taken for another's."""
 
 from __future__ import annotations
 
