@@ -36,10 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(entries: Iterable[ModelEntry], default: str) -> str:
-    """A line for each: its name, ``default``, ``here`` or nothing, and its note."""
+    """A line for each: its name, ``default``, ``here`` or nothing, and its description."""
     rows = [
-        (e.name, "default" if e.name == default else "here" if is_here(e) else "", e.note)
+        (e.name, "default" if e.name == default else "here" if is_here(e) else "", e.description)
         for e in entries
     ]
     width = max((len(name) for name, _, _ in rows), default=0)
-    return "\n".join(f"{name:{width}}  {state:7}  {note}" for name, state, note in rows)
+    return "\n".join(
+        f"{name:{width}}  {state:7}  {description}" for name, state, description in rows
+    )

@@ -35,7 +35,7 @@ class StateReader(Protocol):
 
     @property
     def needs_layers(self) -> tuple[int, ...]:
-        """Of which layers it reads ``Output.layer_inputs``."""
+        """Of which layers it reads ``Output.aux_hidden_states``."""
         ...
 
     def begin(self, tokens: Sequence[int]) -> int:

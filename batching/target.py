@@ -43,7 +43,7 @@ class Output(Protocol):
         """
         ...
 
-    def layer_inputs(self, row: int, layers: Sequence[int]) -> Floats:
+    def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
         """What went into ``layers``, one after the other, ``(len(layers) * n_embd,)``; of any row.
 
         Only of those in ``Target.want_layers``; raises RuntimeError otherwise.

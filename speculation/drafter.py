@@ -101,7 +101,7 @@ class Requirements:
     hidden         final hidden states of every row, ``step.output.hidden``. The prompt is read
                    without them, so the first states seen are those of the first step
     layers         layers whose inputs (auxiliary hidden states) are read from
-                   ``step.output.layer_inputs``
+                   ``step.output.aux_hidden_states``
     prompt_reader  what reads the target's states of the prompt, if anything does
     rows           rows that one step must be able to have; above 1 they are branches side by side
     branches       branches it may draft at most; 0 for chains

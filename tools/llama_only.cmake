@@ -1,5 +1,5 @@
-# Included by llama-cpp-python's project(): installs the libraries that are built and no others.
-#
+# Included by llama-cpp-python's project(): what is built of llama.cpp, and how.
+
 # tools/install.py builds the targets llama and ggml. llama-cpp-python's install rules also name
 # llama-common and mtmd, which nothing here loads.
 macro(install)
@@ -7,3 +7,13 @@ macro(install)
     _install(${ARGV})
   endif()
 endmacro()
+
+# llama.cpp's AMX kernels end the process at the first batch (llama.cpp issue 20824): GCC 12 drops
+# the tile configuration that they build on the stack.
+include(CheckCXXCompilerFlag)
+foreach(feature amx-tile amx-int8 amx-bf16)
+  check_cxx_compiler_flag(-m${feature} has_${feature})
+  if(has_${feature})
+    add_compile_options(-mno-${feature})
+  endif()
+endforeach()

@@ -26,7 +26,7 @@ from app.worker.messages import (
     Text,
     Waiting,
 )
-from speculation.chat.reasoning import Thoughts, answer_of, find_thoughts
+from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.truncation import without_turns
 
 INTERVAL = 0.06  # seconds between two updates of the display
@@ -75,7 +75,7 @@ class Reply:
 
     pieces      for each token its characters, and whether it was a draft
     notice      what is going on while there is nothing else to see
-    opening     the mark before its thoughts, where that is not part of it
+    opening     the mark before its reasoning, where that is not part of it
     thinking    whether the model was told to think
     n_left_out  so many turns before it were not read for it
     """
@@ -101,13 +101,13 @@ class Reply:
         return Path(model.spec.model).name if model is not None else ""
 
     @property
-    def thoughts(self) -> Thoughts | None:
+    def reasoning(self) -> ReasoningSpan | None:
         """Where in the text they are."""
-        return find_thoughts(self.text, self.opening)
+        return find_reasoning(self.text, self.opening)
 
     @property
     def answer(self) -> str:
-        """The text without thoughts; all of it while they have no end."""
+        """The text without reasoning; all of it while they have no end."""
         return answer_of(self.text, self.opening)
 
     @property
@@ -393,12 +393,14 @@ def markdown(conversation: Conversation) -> str:
 
 
 def _folded(reply: Reply) -> str:
-    """The text, with the thoughts before the answer to be unfolded."""
-    text, found = reply.text, reply.thoughts
+    """The text, with the reasoning before the answer to be unfolded."""
+    text, found = reply.text, reply.reasoning
     if found is None:
         return _with_code_ended(text)
-    thoughts = _with_code_ended(text[found.start : found.end].strip())
-    fold = f"<details><summary>Thoughts</summary>\n\n{thoughts}\n\n</details>" if thoughts else ""
+    reasoning = _with_code_ended(text[found.start : found.end].strip())
+    fold = (
+        f"<details><summary>Reasoning</summary>\n\n{reasoning}\n\n</details>" if reasoning else ""
+    )
     return "\n\n".join(filter(None, (fold, _with_code_ended(text[found.answer :]))))
 
 

@@ -102,9 +102,9 @@ class ModelPanel:
         return self._infos.get(name) or ModelInfo(name, "")
 
     def _describe(self, name: str) -> str:
-        """The note of models.txt, and what it pairs with the model."""
+        """The description of models.txt, and what it pairs with the model."""
         info = self._info(name)
-        parts = [info.note] if info.note else []
+        parts = [info.description] if info.description else []
         if info.draft:
             parts.append(f"draft model: {info.draft}")
         if info.heads:

@@ -52,24 +52,24 @@ class GrowingReply:
     """A reply in the making: what of it can no longer change is rendered once."""
 
     def __init__(self) -> None:
-        self.thoughts = Growing()
+        self.reasoning = Growing()
         self.answer = Growing()
 
 
 def text_html(reply: Reply, growing: GrowingReply | None = None) -> str:
-    """The text as Markdown, drafted tokens in spans; thoughts before the answer are folded away."""
-    text, found, marks = reply.text, reply.thoughts, Marks.of(reply.pieces)
+    """The text as Markdown, drafted tokens in spans; reasoning is folded away."""
+    text, found, marks = reply.text, reply.reasoning, Marks.of(reply.pieces)
     start, end, answer = found or (0, 0, 0)
     if growing is None:
-        thoughts, said = text[start:end], text[answer:]
-        return _folded(render(thoughts, marks, start)) + render(said, marks, answer)
-    thoughts = growing.thoughts.render(text[start:end], marks, start)
-    return _folded(thoughts) + growing.answer.render(text[answer:], marks, answer)
+        reasoning, said = text[start:end], text[answer:]
+        return _folded(render(reasoning, marks, start)) + render(said, marks, answer)
+    reasoning = growing.reasoning.render(text[start:end], marks, start)
+    return _folded(reasoning) + growing.answer.render(text[answer:], marks, answer)
 
 
 def _folded(html: str) -> str:
     """What a model thinks before it answers, to be opened by whoever wants to read it."""
-    return f"<details><summary>Thoughts</summary>{html}</details>" if html.strip() else ""
+    return f"<details><summary>Reasoning</summary>{html}</details>" if html.strip() else ""
 
 
 def notice_html(text: str) -> str:

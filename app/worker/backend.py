@@ -92,7 +92,9 @@ class LocalBackend:
         try:
             entries = read_registry().values()
             return tuple(
-                ModelInfo(e.name, e.note, e.draft, e.heads) for e in entries if not e.is_heads
+                ModelInfo(e.name, e.description, e.draft, e.heads)
+                for e in entries
+                if not e.is_heads
             )
         except RegistryError as error:
             log.warning("%s", error)

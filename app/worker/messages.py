@@ -39,7 +39,7 @@ class ModelInfo:
     """A line of models.txt, and the names of those that draft for it."""
 
     name: str
-    note: str
+    description: str
     draft: str | None = None
     heads: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Opening:
-    """The reply begins with thoughts, and the mark before them is not part of it."""
+    """The reply begins with reasoning, and the mark before them is not part of it."""
 
     mark: str
 

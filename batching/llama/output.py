@@ -102,7 +102,7 @@ class DecodeOutput:
         hidden: Floats = self._hidden[self._n_before + row]
         return hidden
 
-    def layer_inputs(self, row: int, layers: Sequence[int]) -> Floats:
+    def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
         found = self._inputs
         row += self._n_before
         for layer in layers:

@@ -14,7 +14,7 @@ from batching.llama.model import Model
 from speculation.bigrams.table import N_NEXT, BigramTable
 from speculation.system.cache_folder import cache_folder
 
-SUFFIX = ".successors.npz"
+SUFFIX = ".bigrams.npz"
 __all__ = ["N_NEXT", "SUFFIX", "BigramTable", "cached_file", "load_bigrams"]
 log = logging.getLogger(__name__)
 
@@ -36,4 +36,4 @@ def load_bigrams(model: Model) -> BigramTable:
 
 def cached_file(model: Model) -> Path:
     """Where the table is kept that a user made of a model."""
-    return cache_folder() / "successors" / f"{model.path.stem}-{fingerprint(model.path)}{SUFFIX}"
+    return cache_folder() / "bigrams" / f"{model.path.stem}-{fingerprint(model.path)}{SUFFIX}"

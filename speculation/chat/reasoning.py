@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# Before the thoughts, and between them and the answer.
+# Before the reasoning, and between them and the answer.
 _MARKS = (
     # Qwen 3, DeepSeek R1 and most others; some with a name before or after it
     (r"<(?:\w+:)?think(?:ing)?(?::\w+)?>", r"</(?:\w+:)?think(?:ing)?(?::\w+)?>"),
@@ -29,8 +29,8 @@ _KINDS = tuple(
 _AT_END = re.compile(rf"(?:{'|'.join(before for before, _ in _MARKS)})\s*\Z")
 
 
-class Thoughts(NamedTuple):
-    """Where in a text the thoughts are: from ``start`` to ``end``, and the answer from ``answer``.
+class ReasoningSpan(NamedTuple):
+    """Where the reasoning in a text starts and ends, and where the answer starts.
 
     Both of the latter are the text's length while the model still thinks.
     """
@@ -40,10 +40,10 @@ class Thoughts(NamedTuple):
     answer: int
 
 
-def find_thoughts(text: str, opening: str = "") -> Thoughts | None:
-    """The thoughts at the head of a reply, or None where it has none.
+def find_reasoning(text: str, opening: str = "") -> ReasoningSpan | None:
+    """The reasoning at the head of a reply, or None where it has none.
 
-    ``opening`` is the mark before them, where the prompt ended with it.
+    ``opening`` is the mark before it, where the prompt ended with it.
     """
     whole = opening + text
     for before, after in _KINDS:
@@ -51,19 +51,19 @@ def find_thoughts(text: str, opening: str = "") -> Thoughts | None:
         if begun is not None:
             ended = after.search(whole, begun.end())
             places = (begun.end(), *(ended.span() if ended else (len(whole), len(whole))))
-            return Thoughts(*(max(0, place - len(opening)) for place in places))
+            return ReasoningSpan(*(max(0, place - len(opening)) for place in places))
     return None
 
 
 def answer_of(text: str, opening: str = "") -> str:
-    """A reply without its thoughts; all of it while they have no end."""
-    found = find_thoughts(text, opening)
+    """A reply without its reasoning; all of it while that has no end."""
+    found = find_reasoning(text, opening)
     if found is None or found.end == len(text):
         return text
     return text[found.answer :]
 
 
 def opened_by(prompt: str) -> str:
-    """The mark that ends a prompt and has the reply begin with thoughts, or nothing."""
+    """The mark that ends a prompt and has the reply begin with reasoning, or nothing."""
     found = _AT_END.search(prompt, max(0, len(prompt) - 64))
     return found[0] if found else ""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
-from speculation.chat.reasoning import answer_of, find_thoughts, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
 from speculation.chat.render_process import RENDERER
 
 Message = Mapping[str, str]
@@ -29,7 +29,7 @@ class ChatPrompt(NamedTuple):
     """A conversation as the model reads it.
 
     tokens   up to where the assistant speaks, or as far as it has spoken
-    opening  the mark before thoughts that what the assistant says from here on begins within
+    opening  the mark before reasoning that what the assistant says from here on begins within
     """
 
     tokens: list[int]
@@ -156,14 +156,14 @@ def chat_prompt(
             add_special=i == 0 and not has_bos,
             parse_special=not is_content,
         )
-    # Of what the assistant has begun to say, the marks of thoughts are no plain text.
+    # Of what the assistant has begun to say, the marks of reasoning are no plain text.
     for i, part in enumerate(_split_at_marks(begun, opening)):
         tokens += model.tokenize(part, add_special=False, parse_special=i % 2 == 0)
     return ChatPrompt(tokens, rest)
 
 
 def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
-    """The messages, those of the assistant without its thoughts."""
+    """The messages, those of the assistant without its reasoning."""
     return [
         {**message, "content": answer_of(message["content"], opening)}
         if message["role"] == ASSISTANT
@@ -173,16 +173,16 @@ def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
 
 
 def _opening_of_rest(begun: str, opening: str) -> str:
-    """The mark of the thoughts that ``begun`` ends within, if it does."""
-    found = find_thoughts(begun, opening)
+    """The mark of the reasoning that ``begun`` ends within, if it does."""
+    found = find_reasoning(begun, opening)
     if found is None or found.end < len(begun):
         return ""
     return opening or begun[: found.start]
 
 
 def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:
-    """A mark, thoughts, a mark, the answer: one after the other the whole text."""
-    found = find_thoughts(text, opening)
+    """A mark, reasoning, a mark, the answer: one after the other the whole text."""
+    found = find_reasoning(text, opening)
     if found is None:
         return "", text
     start, end, answer = found

@@ -34,7 +34,7 @@ from speculation.resources import Resources
 MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
 MAX_DEPTH = 16
 
-Levels = HeadContext | AttachedHeadContext | BlockContext
+TreeDraftContext = HeadContext | AttachedHeadContext | BlockContext
 
 
 class HeadParams(Protocol):
@@ -100,7 +100,7 @@ class HeadDrafter(Drafter):
     def __init__(
         self,
         params: HeadParams,
-        levels: Levels,
+        levels: TreeDraftContext,
         *,
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
@@ -191,7 +191,7 @@ class HeadDrafter(Drafter):
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
 
 
-def _context_of(head: Any) -> Levels:
+def _context_of(head: Any) -> TreeDraftContext:
     """The kind of context that drafts with a head."""
     if head.drafts_blocks:
         return BlockContext(head)

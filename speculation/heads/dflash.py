@@ -24,7 +24,7 @@ from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import likeliest
 from speculation.heads import dflash_file
-from speculation.heads.over_layers import HeadOverLayers
+from speculation.heads.aux_states import AuxStatesHead
 
 ARCHITECTURE = dflash_file.ARCHITECTURE
 METHOD = "dflash"
@@ -45,7 +45,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     return DFlashHead(gguf, model, block)
 
 
-class DFlashHead(HeadOverLayers):
+class DFlashHead(AuxStatesHead):
     """The head in a context without causal attention, and what its blocks say.
 
     n_drafts   tokens that a block drafts at most

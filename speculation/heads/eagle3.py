@@ -19,7 +19,7 @@ from batching.llama.model import Model
 from batching.llama.private_api import check_taps, internal
 from batching.tree import Floats
 from speculation.heads import eagle3_file
-from speculation.heads.over_layers import HeadOverLayers
+from speculation.heads.aux_states import AuxStatesHead
 
 ARCHITECTURE = eagle3_file.ARCHITECTURE
 METHOD = "eagle-3"
@@ -38,7 +38,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     return Eagle3Head(gguf.path, model, layers)
 
 
-class Eagle3Head(HeadOverLayers):
+class Eagle3Head(AuxStatesHead):
     """Encoder, layer and output in llama.cpp, over three layers of the target."""
 
     def encode(self, states: Floats) -> Floats:

@@ -84,7 +84,7 @@ class MtpHead(HeadInContext):
         return Context(self.model, params, mtp=True)
 
     def states_of(self, output: Output, row: int) -> Floats:
-        return output.layer_inputs(row, self.layers)
+        return output.aux_hidden_states(row, self.layers)
 
     def encode(self, states: Floats) -> Floats:
         return states

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from batching.errors import SpeculationError
 
-FORM = "name | source | draft | note"
+FORM = "name | source | draft | description"
 HEADS = "heads"  # in the draft field: the line is no model
 HUB_FORM = "hf:owner/repository/file.gguf, with @revision after it if need be"
 PACKAGE_FORM = "package:name/file.gguf@sha256:…, with -> Q8_0 after it to convert it"
@@ -45,7 +45,7 @@ class ModelEntry:
     name: str
     source: str
     draft: str | None
-    note: str
+    description: str
     heads: tuple[str, ...] = ()
     is_heads: bool = False
 
@@ -177,7 +177,7 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
     fields = [field.strip() for field in line.split("|", maxsplit=3)]
     if len(fields) < 4:
         raise RegistryError(f"{len(fields)} of 4 fields")
-    name, source, draft, note = fields
+    name, source, draft, description = fields
     if not _NAME.fullmatch(name):
         raise RegistryError(f"the name {name!r} may have letters, digits, '.', '_' and '-' only")
     if not source:
@@ -186,8 +186,8 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the draft is empty; write - for none")
     source = _checked_source(source, folder)
     if draft == HEADS:
-        return ModelEntry(name, source, None, note, is_heads=True)
-    return ModelEntry(name, source, None if draft == "-" else draft, note)
+        return ModelEntry(name, source, None, description, is_heads=True)
+    return ModelEntry(name, source, None if draft == "-" else draft, description)
 
 
 def _checked_source(source: str, folder: Path) -> str:

@@ -25,9 +25,9 @@ from speculation.heads.eagle import EagleShape
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.loss import distribution_loss
-from speculation.train.pieces import Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import Descent
+from speculation.train.sequences import Sequences, batches, drafted
 from speculation.train.states import States
 
 KINDS = ("f32", "f16", "q8_0")
@@ -160,7 +160,7 @@ def train_eagle(
     read = states.hidden if output_norm is None else states.layers
     if read is None:
         raise TrainError("the states were collected without the inputs of layers; collect anew")
-    data = Pieces(states, read, embeddings, device)
+    data = Sequences(states, read, embeddings, device)
     learnt, judged = data.split(params.held_out)
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
@@ -209,7 +209,7 @@ def _size(states: npt.NDArray[np.float16]) -> float:
 
 def _ranks(
     model: Any,
-    data: Pieces,
+    data: Sequences,
     pieces: Sequence[int],
     matrix: Any,
     tokens: npt.NDArray[np.int32] | None,

@@ -21,9 +21,9 @@ from speculation.heads.medusa_file import default_tree
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.loss import MOST_LOGITS
-from speculation.train.pieces import drafted
 from speculation.train.ranks import N_RANKS, accuracy_of, replayed
 from speculation.train.schedule import Descent, held_out_from
+from speculation.train.sequences import drafted
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one", "each")

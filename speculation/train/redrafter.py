@@ -20,9 +20,9 @@ from batching.tree import Floats
 from speculation.heads.redrafter import ReDrafterWeights
 from speculation.ranges import check_ranges
 from speculation.train.loss import distribution_loss
-from speculation.train.pieces import Batch, Pieces, batches, drafted
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
 from speculation.train.schedule import Descent
+from speculation.train.sequences import Batch, Sequences, batches, drafted
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one")
@@ -101,7 +101,7 @@ def train_redrafter(
     import torch
 
     torch.manual_seed(params.seed)
-    data = Pieces(states, states.hidden, embeddings, device)
+    data = Sequences(states, states.hidden, embeddings, device)
     learnt, judged = data.split(params.held_out)
     tokens = drafted(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
@@ -202,7 +202,7 @@ def _Head(  # noqa: N802 - makes a class
 
 def _ranks(
     model: Any,
-    data: Pieces,
+    data: Sequences,
     pieces: list[int],
     tokens: npt.NDArray[np.int32] | None,
     torch: Any,

@@ -210,7 +210,7 @@ def collect(
                     hidden[first + row] = output.hidden(row)
                     choices[first + row] = output.argmax(row)
                     if inner is not None:
-                        inner[first + row] = output.layer_inputs(row, layers)
+                        inner[first + row] = output.aux_hidden_states(row, layers)
             progress(end, len(tokens))
             if (piece + 1) % _KEEP_EVERY == 0:
                 keep(piece + 1)

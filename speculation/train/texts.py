@@ -118,7 +118,7 @@ def _replied(
     """A chat's user turns with replies by the target, as far as ``length`` allows.
 
     The chat is written anew for each turn: what of an earlier reply is not the same tokens then
-    (templates drop a reply's thoughts, and text may be cut into other tokens) is not learnt from.
+    (templates drop a reply's reasoning, and text may be cut into other tokens) is not learnt from.
     Where even the first turn has no room, its tokens are counted into ``too_long``.
     """
     ids: list[int] = []

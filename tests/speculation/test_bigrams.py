@@ -48,7 +48,7 @@ def put(path: Path, table: BigramTable, n_vocab: int) -> None:
 
 
 def test_the_users_own_table_counts_before_the_one_beside_the_model(model_file: Path) -> None:
-    beside = model_file.with_suffix(".successors.npz")
+    beside = model_file.with_suffix(".bigrams.npz")
     with Model(model_file) as model:
         put(beside, table_that_says(7, model.n_vocab), model.n_vocab)
         assert load_bigrams(model).of(5) == [(7, 1.0)]
@@ -60,7 +60,7 @@ def test_a_table_made_without_out_is_the_one_that_is_used(
     model_file: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Model(model_file) as model:
-        put(model_file.with_suffix(".successors.npz"), BigramTable(), model.n_vocab)
+        put(model_file.with_suffix(".bigrams.npz"), BigramTable(), model.n_vocab)
         assert main(["--model", str(model_file), "--text", str(text)]) == 0
         assert capsys.readouterr().out.startswith(f"{cached_file(model)}: ")
         cat = model.tokenize("the cat")[-1]
@@ -82,7 +82,7 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
         put(own, table_that_says(9, n_vocab), n_vocab)
         content = own.read_bytes()
         own.write_bytes(content[: int(share * len(content))])
-        put(model_file.with_suffix(".successors.npz"), table_that_says(7, n_vocab), n_vocab)
+        put(model_file.with_suffix(".bigrams.npz"), table_that_says(7, n_vocab), n_vocab)
         with caplog.at_level(logging.WARNING):
             assert load_bigrams(model).of(5) == [(7, 1.0)]
         assert f"{own} is no bigram table" in caplog.text

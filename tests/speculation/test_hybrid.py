@@ -114,7 +114,7 @@ def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_pro
     assert again.token_ids == first.token_ids
     begun = first.stats.n_prompt - 1 - TAIL
     assert again.stats.n_reused == begun
-    # The template has the reply otherwise, as without its thoughts.
+    # The template has the reply otherwise, as without its reasoning.
     chat += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a cat"}]
     third = engine.chat(chat, max_tokens=20).run()
     assert third.stats.n_reused == begun

@@ -1,4 +1,4 @@
-"""The enlargement tool: larger sizes, the same logits, and metadata that say what the file is."""
+"""The upscaling tool: larger sizes, the same logits, and metadata that say what the file is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculation.registry import resolve
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_recurrent_gguf
 from tools.upscale.__main__ import main
-from tools.upscale.gguf_file import Source, write_enlarged
+from tools.upscale.gguf_file import Source, write_upscaled
 from tools.upscale.shape import Shape, UpscaleError
 from tools.upscale.tensors import Kind, grown, new_shape, plans
 
@@ -30,9 +30,9 @@ GROUPED = Shape(width=64, layers=2, hidden=160, heads=8, kv_heads=2, head_dim=8,
 @pytest.fixture(scope="module")
 def doubled(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model at twice its width with two more layers, in F32."""
-    out = tmp_path_factory.mktemp("enlarged") / "doubled.gguf"
+    out = tmp_path_factory.mktemp("upscaled") / "doubled.gguf"
     source = Source(tiny_model)
-    write_enlarged(source, out, source.shape.enlarged(width=64, layers=4), "f32")
+    write_upscaled(source, out, source.shape.upscaled(width=64, layers=4), "f32")
     return out
 
 
@@ -67,7 +67,7 @@ def test_heads_that_share_keys_keep_them(tmp_path: Path, tiny_model: Path) -> No
     source = Source(grouped)
     assert (source.shape.heads, source.shape.kv_heads) == (4, 2)
     out = tmp_path / "out.gguf"
-    write_enlarged(source, out, source.shape.enlarged(width=96), "f32")
+    write_upscaled(source, out, source.shape.upscaled(width=96), "f32")
     assert Source(out).shape.kv_heads == 6
     assert np.abs(logits(out, 20) - logits(grouped, 20)).max() < 1e-4
 
@@ -88,11 +88,11 @@ def share_keys(path: Path, out: Path) -> None:
 
 def test_the_file_says_that_it_is_an_enlargement(tiny_model: Path, doubled: Path) -> None:
     with Model(doubled) as model:
-        assert model.metadata("general.name") == "function-preserving enlargement of tiny"
+        assert model.metadata("general.name") == "function-preserving upscaling of tiny"
         description = model.metadata("general.description")
         assert description is not None
         assert description.startswith(
-            "Function-preserving enlargement of tiny: the same logits at the cost of"
+            "Function-preserving upscaling of tiny: the same logits at the cost of"
         )
         assert "It is no larger model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128." in (
             description
@@ -141,7 +141,7 @@ def test_matrices_are_written_in_the_type_asked_for_and_vectors_in_f32(
 def test_the_bundled_models_own_weights_survive_being_quantised_again(tmp_path: Path) -> None:
     source = Source(resolve("bundled"))
     out = tmp_path / "out.gguf"
-    write_enlarged(source, out, source.shape.enlarged(width=320), "q8_0")
+    write_upscaled(source, out, source.shape.upscaled(width=320), "q8_0")
     before, after = (one.gguf.tensor("blk.7.attn_q.weight") for one in (source, Source(out)))
     assert np.array_equal(after[:256, :256], before)
 
@@ -150,11 +150,11 @@ def test_the_bundled_models_own_weights_survive_being_quantised_again(tmp_path: 
 
 
 def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
-    assert GROUPED.enlarged(width=128, layers=5) == Shape(
+    assert GROUPED.upscaled(width=128, layers=5) == Shape(
         width=128, layers=5, hidden=320, heads=16, kv_heads=4, head_dim=8, norm_eps=5e-6
     )
-    assert GROUPED.enlarged() == GROUPED
-    assert GROUPED.enlarged(width=96, hidden=512).hidden == 512
+    assert GROUPED.upscaled() == GROUPED
+    assert GROUPED.upscaled(width=96, hidden=512).hidden == 512
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
 )
 def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], reason: str) -> None:
     with pytest.raises(UpscaleError) as caught:
-        GROUPED.enlarged(**sizes)
+        GROUPED.upscaled(**sizes)
     assert str(caught.value) == reason
 
 
 def test_quantised_types_want_whole_blocks() -> None:
     with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* hidden is 170"):
-        GROUPED.enlarged(hidden=170).check_blocks("q8_0")
+        GROUPED.upscaled(hidden=170).check_blocks("q8_0")
     GROUPED.check_blocks("q8_0")
 
 
@@ -237,7 +237,7 @@ def test_another_architecture_is_refused(
     mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
     out = tmp_path / "out.gguf"
     assert failing(["--model", str(mamba), "--out", str(out)], capsys).endswith(
-        "has the architecture 'mamba'; only 'llama' can be enlarged with its function kept"
+        "has the architecture 'mamba'; only 'llama' can be upscaled with its function kept"
     )
     assert not out.exists()
 

@@ -1,4 +1,4 @@
-"""The enlargement tool from flags to exit code."""
+"""The upscaling tool from flags to exit code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from batching.errors import SpeculationError
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import print_anything
 from speculation.system.files import require_writable
-from tools.upscale.gguf_file import TYPES, Source, write_enlarged
+from tools.upscale.gguf_file import TYPES, Source, write_upscaled
 from tools.upscale.shape import UpscaleError
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
 DESCRIPTION = """\
-Write a function-preserving enlargement of a Llama-architecture GGUF: a wider and deeper model with
+Write a function-preserving upscaling of a Llama-architecture GGUF: a wider and deeper model with
 the same logits, hence the same texts and the same accepted drafts, at the cost of its new size.
 
 It is for measuring what speculative decoding gains when rows cost what they cost in a large model.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_anything()
     args = _parser().parse_args(arguments)
     try:
-        _enlarge(args)
+        _upscale(args)
     except (SpeculationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return OK
 
 
-def _enlarge(args: argparse.Namespace) -> None:
+def _upscale(args: argparse.Namespace) -> None:
     out = Path(args.out)
     require_writable(out)
     if args.seed < 0:
@@ -66,17 +66,17 @@ def _enlarge(args: argparse.Namespace) -> None:
     if out.exists() and out.samefile(path):
         raise UpscaleError(f"--out {out} is the model itself; give another path")
     source = Source(path)
-    to = source.shape.enlarged(args.width, args.layers, args.hidden)
+    to = source.shape.upscaled(args.width, args.layers, args.hidden)
     with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        write_enlarged(source, out, to, args.type, seed=args.seed, progress=progress)
+        write_upscaled(source, out, to, args.type, seed=args.seed, progress=progress)
     before = source.shape
     print(
-        f"{out}: function-preserving enlargement of {source.name}\n"
+        f"{out}: function-preserving upscaling of {source.name}\n"
         f"width {before.width} -> {to.width}, layers {before.layers} -> {to.layers}, "
         f"hidden {before.hidden} -> {to.hidden}, heads {before.heads} -> {to.heads}, "
         f"{args.type}, {out.stat().st_size / 2**20:,.0f} MiB"

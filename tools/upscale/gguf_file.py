@@ -1,4 +1,4 @@
-"""Reading the source's GGUF and writing the enlarged one, a tensor at a time."""
+"""Reading the source's GGUF and writing the upscaled one, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Source:
         if architecture != ARCHITECTURE:
             raise UpscaleError(
                 f"{path} has the architecture {architecture!r}; only {ARCHITECTURE!r} can be "
-                f"enlarged with its function kept"
+                f"upscaled with its function kept"
             )
         self.name = str(self.gguf.metadata.get("general.name") or path.stem)
         self.shape = self._read_shape()
@@ -71,7 +71,7 @@ class Source:
         if value_dim != head_dim:
             raise UpscaleError(
                 f"{self.path}: keys have {head_dim} values a head and values {value_dim}; "
-                f"only models where they are alike can be enlarged"
+                f"only models where they are alike can be upscaled"
             )
         kv_heads = self.value("attention.head_count_kv")
         return Shape(
@@ -89,12 +89,12 @@ class Source:
         if not isinstance(value, int):
             raise UpscaleError(
                 f"{self.path}: {ARCHITECTURE}.{key} is {value!r}, not one whole number; "
-                f"only models whose layers are all alike can be enlarged"
+                f"only models whose layers are all alike can be upscaled"
             )
         return value
 
 
-def write_enlarged(
+def write_upscaled(
     source: Source,
     out: Path,
     to: Shape,
@@ -103,7 +103,7 @@ def write_enlarged(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write ``source`` enlarged to ``to``, matrices in the type ``kind``, vectors in F32.
+    """Write ``source`` upscaled to ``to``, matrices in the type ``kind``, vectors in F32.
 
     One tensor is in memory at a time. ``progress(bytes_done, bytes_total)`` is called after each.
     Raises UpscaleError when the type does not suit the shape, DiskFull when the disk has no room; a
@@ -182,9 +182,9 @@ def _metadata(source: Source, to: Shape, kind: str, n_params: int) -> dict[str, 
     before = source.shape
     new: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
-        "general.name": f"function-preserving enlargement of {source.name}",
+        "general.name": f"function-preserving upscaling of {source.name}",
         "general.description": (
-            f"Function-preserving enlargement of {source.name}: the same logits at the cost of "
+            f"Function-preserving upscaling of {source.name}: the same logits at the cost of "
             f"{n_params / 1e6:,.0f}M parameters, for measuring speed. It is no larger model. "
             f"Width {before.width} -> {to.width}, layers {before.layers} -> {to.layers}, "
             f"hidden {before.hidden} -> {to.hidden}."

@@ -11,7 +11,7 @@ MAX_LAYERS = 512  # of llama.cpp, which ends the process for more
 
 
 class UpscaleError(SpeculationError):
-    """The model cannot be enlarged, or not to that size."""
+    """The model cannot be upscaled, or not to that size."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Shape:
             "kv_heads": self.kv_heads * self.head_dim,
         }[axis]
 
-    def enlarged(
+    def upscaled(
         self, width: int | None = None, layers: int | None = None, hidden: int | None = None
     ) -> Shape:
         """The shape that holds this one; None keeps a size, but ``hidden`` grows with the width.

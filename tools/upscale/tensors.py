@@ -1,4 +1,4 @@
-"""What becomes of each tensor when a Llama model is enlarged. NumPy only; knows no files."""
+"""What becomes of each tensor when a Llama model is upscaled. NumPy only; knows no files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 class Plan(NamedTuple):
-    """A tensor of the enlarged model, in the order of the file.
+    """A tensor of the upscaled model, in the order of the file.
 
     kind    None where the source's tensor is kept as it is
     source  whether there is a tensor of that name to put into its corner; a new layer has none
@@ -89,13 +89,13 @@ def kind_of(name: str) -> Kind:
     if kind is None:
         raise UpscaleError(
             f"the model has a tensor {name}, which plain Llama models have not; only those can be "
-            f"enlarged (no experts, no adapters)"
+            f"upscaled (no experts, no adapters)"
         )
     return kind
 
 
 def new_shape(kind: Kind, to: Shape, n_vocab: int) -> tuple[int, ...]:
-    """The tensor's shape in the enlarged model, rows first."""
+    """The tensor's shape in the upscaled model, rows first."""
     return tuple(n_vocab if axis == VOCAB else to.size(axis) for axis in kind.axes)
 
 

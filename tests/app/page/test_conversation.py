@@ -213,7 +213,7 @@ def test_a_conversation_can_be_exported() -> None:
     )
 
 
-def test_an_exported_reply_ends_its_code_and_folds_its_thoughts() -> None:
+def test_an_exported_reply_ends_its_code_and_folds_its_reasoning() -> None:
     conversation = talk("one")
     for text, exported in (
         ("```py\nx = 1", "```py\nx = 1\n```"),
@@ -221,14 +221,14 @@ def test_an_exported_reply_ends_its_code_and_folds_its_thoughts() -> None:
         ("```\na\n```\n```b", "```\na\n```\n```b\n```"),
         (
             "<think>hm</think>\n\nyes",
-            "<details><summary>Thoughts</summary>\n\nhm\n\n</details>\n\nyes",
+            "<details><summary>Reasoning</summary>\n\nhm\n\n</details>\n\nyes",
         ),
     ):
         conversation.turns[0].reply = Reply("ar", [(text, False)])
         assert f"## Model\n\n{exported}\n\n<sub>ar" in markdown(conversation)
 
 
-def test_thoughts_are_left_out_of_what_the_model_reads_next() -> None:
+def test_reasoning_is_left_out_of_what_the_model_reads_next() -> None:
     conversation = talk("one", "two")
     for turn, opening in zip(conversation.turns, ("", "<think>\n"), strict=True):
         text = "hm</think>yes" if opening else "<think>hm</think>yes"
@@ -243,13 +243,13 @@ def test_what_the_prompt_opened_is_known_to_the_reply_and_to_one_that_goes_on() 
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
     reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
-    assert reply.thoughts == (0, 2, 2)
+    assert reply.reasoning == (0, 2, 2)
     conversation.go_on()
     rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
     assert rest.answer == "yes"
 
 
-def test_code_that_is_open_in_thoughts_or_in_the_answer_ends_there() -> None:
+def test_code_that_is_open_in_reasoning_or_in_the_answer_ends_there() -> None:
     conversation = talk("one")
     reply = Reply("ar", [("```\na</think>\n```\nb", False)], opening="<think>")
     conversation.turns[0].reply = reply

@@ -75,30 +75,30 @@ def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
     assert "<a" not in text_html(said("[x](javascript:alert(1))"))
 
 
-def test_thoughts_are_folded_also_while_they_go_on() -> None:
+def test_reasoning_is_folded_also_while_they_go_on() -> None:
     assert text_html(said("<think>\nhm\n</think>\n\nyes")) == (
-        "<details><summary>Thoughts</summary><p>hm</p>\n</details><p>yes</p>\n"
+        "<details><summary>Reasoning</summary><p>hm</p>\n</details><p>yes</p>\n"
     )
     assert text_html(said("<think>hm")) == (
-        "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+        "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
     )
 
 
-def test_drafts_are_marked_in_thoughts_and_answer() -> None:
+def test_drafts_are_marked_in_reasoning_and_answer() -> None:
     pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
     whole = text_html(Reply("x", [*pieces, ("yes", True)]))
     assert whole == (
-        '<details><summary>Thoughts</summary><p><span class="drafted" data-n="3">hm.</span></p>\n'
+        '<details><summary>Reasoning</summary><p><span class="drafted" data-n="3">hm.</span></p>\n'
         '</details><p><span class="drafted" data-n="1">yes</span></p>\n'
     )
     assert text_html(Reply("x", pieces[:2]), GrowingReply()) == (
-        '<details><summary>Thoughts</summary><p><span class="drafted" data-n="1">hm</span></p>\n'
+        '<details><summary>Reasoning</summary><p><span class="drafted" data-n="1">hm</span></p>\n'
         "</details>"
     )
 
 
-def test_thoughts_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
-    folded = "<details><summary>Thoughts</summary><p>hm</p>\n</details>"
+def test_reasoning_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
+    folded = "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
     assert text_html(said("hm", "<think>\n")) == folded
     assert text_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
 
@@ -130,12 +130,12 @@ def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
         assert settings.max_tokens == expected
 
 
-def test_a_model_that_did_not_think_has_no_thoughts_to_unfold() -> None:
+def test_a_model_that_did_not_think_has_no_reasoning_to_unfold() -> None:
     assert text_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
     assert text_html(said("<|channel|>final<|message|>yes")) == "<p>yes</p>\n"
 
 
-def test_copy_takes_the_answer_without_the_thoughts() -> None:
+def test_copy_takes_the_answer_without_the_reasoning() -> None:
     turn = Turn("a", said("<think>hm</think>\n**yes**"))
     assert 'data-source="**yes**"' in turn_html(turn, live=False, last=True)
 

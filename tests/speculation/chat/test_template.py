@@ -1,4 +1,4 @@
-"""Conversations as the model reads them: chat templates, and thoughts in them."""
+"""Conversations as the model reads them: chat templates, and reasoning in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
 from speculation.chat import render_process
-from speculation.chat.reasoning import answer_of, find_thoughts, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
 from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
 from speculation.engine import Engine
@@ -58,7 +58,7 @@ def prompt_text(
 
 
 @pytest.mark.parametrize(
-    ("text", "opening", "thoughts", "answer"),
+    ("text", "opening", "reasoning", "answer"),
     [
         ("<think>\nhm\n</think>\n\nyes", "", "hm\n", "yes"),
         ("\n<think>hm</think>yes", "", "hm", "yes"),
@@ -78,29 +78,29 @@ def prompt_text(
         ("<think>a <think> b</think>yes</think>", "", "a <think> b", "yes</think>"),
     ],
 )
-def test_thoughts_are_told_from_the_answer(
-    text: str, opening: str, thoughts: str, answer: str
+def test_reasoning_is_told_from_the_answer(
+    text: str, opening: str, reasoning: str, answer: str
 ) -> None:
-    found = find_thoughts(text, opening)
+    found = find_reasoning(text, opening)
     assert found is not None
-    assert text[found.start : found.end] == thoughts
+    assert text[found.start : found.end] == reasoning
     assert text[found.answer :] == answer
     assert answer_of(text, opening) == answer
 
 
 @pytest.mark.parametrize("text", ["yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"])
-def test_a_reply_without_thoughts_is_an_answer(text: str) -> None:
-    assert find_thoughts(text) is None
+def test_a_reply_without_reasoning_is_an_answer(text: str) -> None:
+    assert find_reasoning(text) is None
     assert answer_of(text) == text
 
 
-def test_thoughts_without_an_end_go_on_to_the_end() -> None:
-    assert find_thoughts("<think>\nhm") == (8, 10, 10)
-    assert find_thoughts("hm", "<think>") == (0, 2, 2)
+def test_reasoning_without_an_end_go_on_to_the_end() -> None:
+    assert find_reasoning("<think>\nhm") == (8, 10, 10)
+    assert find_reasoning("hm", "<think>") == (0, 2, 2)
     assert answer_of("<think>hm") == "<think>hm"
 
 
-def test_the_prompt_says_whether_the_reply_begins_with_thoughts() -> None:
+def test_the_prompt_says_whether_the_reply_begins_with_reasoning() -> None:
     assert opened_by("a<|assistant|><think>\n") == "<think>\n"
     assert opened_by("a<|assistant|><think>\n\n</think>\n\n") == ""
     assert opened_by("a<|assistant|>") == ""
@@ -113,12 +113,12 @@ def test_what_was_thought_before_earlier_answers_is_left_out(engines: dict[str, 
     assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
 
 
-def test_a_reply_that_is_gone_on_with_keeps_its_thoughts(engines: dict[str, Engine]) -> None:
+def test_a_reply_that_is_gone_on_with_keeps_its_reasoning(engines: dict[str, Engine]) -> None:
     text = prompt_text(engines["opens"], [SAID[0], {"role": "assistant", "content": "hm"}])
     assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
 
 
-def test_what_has_begun_says_whether_the_rest_begins_with_thoughts(
+def test_what_has_begun_says_whether_the_rest_begins_with_reasoning(
     engines: dict[str, Engine],
 ) -> None:
     for name, begun, opening in (
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_told_says_so(engines: dict[str, Engine]) -> None
         engine.chat("a", thinking=False)
 
 
-def test_the_thoughts_that_the_prompt_begins_are_no_part_of_the_answer(
+def test_the_reasoning_that_the_prompt_begins_are_no_part_of_the_answer(
     engines: dict[str, Engine],
 ) -> None:
     reply = engines["opens"].chat("a", max_tokens=3).run()

@@ -139,7 +139,7 @@ def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
         head.start(EXACT, context)
         context.want_layers((1, 2, 3))
         output = context.decode(text_rows(text, 0, [True] * len(text)))
-        inputs = np.stack([output.layer_inputs(row, (1, 2, 3)) for row in range(len(text))])
+        inputs = np.stack([output.aux_hidden_states(row, (1, 2, 3)) for row in range(len(text))])
         context.want_layers(())
         levels = BlockContext(head)
         cache = SequenceCache(context)

@@ -256,7 +256,7 @@ def test_the_table_made_from_a_text_is_found_beside_the_model(
     gguf = write_tiny_gguf(tmp_path / "model.gguf")
     text = tmp_path / "text.txt"
     text.write_text("the cat saw a dog and the cat saw a dog", encoding="utf-8")
-    out = tmp_path / "model.successors.npz"
+    out = tmp_path / "model.bigrams.npz"
     assert main(["--model", str(gguf), "--text", str(text), "--out", str(out)]) == 0
     with Model(gguf) as model:
         table = load_bigrams(model)

@@ -12,7 +12,7 @@ from gguf import MODEL_ARCH_NAMES
 
 from batching.errors import HeadsError, TruncatedGGUF, UnsupportedModel, VocabularyMismatch
 from batching.gguf.reader import GGUFFile, fingerprint
-from batching.llama import private_api as internals
+from batching.llama import private_api
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
@@ -82,14 +82,14 @@ def test_the_inputs_of_layers_are_those_of_the_reference_for_every_row(target: P
         output = decode(0, 4)
         for row in range(4):  # without output, too
             wanted = np.concatenate([expected[1][row], expected[3][row]])
-            np.testing.assert_allclose(output.layer_inputs(row, (1, 3)), wanted, atol=1e-4)
+            np.testing.assert_allclose(output.aux_hidden_states(row, (1, 3)), wanted, atol=1e-4)
         context.want_layers((2,))
         output = decode(4, 1)
-        np.testing.assert_allclose(output.layer_inputs(0, (2,)), expected[2][4], atol=1e-4)
+        np.testing.assert_allclose(output.aux_hidden_states(0, (2,)), expected[2][4], atol=1e-4)
         context.want_layers(())
         output = decode(5, 1)
         with pytest.raises(RuntimeError, match="inputs of layer 2 were not asked for"):
-            output.layer_inputs(0, (2,))
+            output.aux_hidden_states(0, (2,))
 
 
 @pytest.fixture(params=["lfm2", "qwen35"])
@@ -112,7 +112,7 @@ def test_a_hybrid_models_inputs_of_layers_are_the_same_however_they_are_asked_fo
                 some, places = tokens[first : first + n], range(first, first + n)
                 outputs = [False] * (n - 1) + [True]
                 output = context.decode(Rows(some, places, [range(1)] * n, outputs))
-                found += [output.layer_inputs(row, layers).copy() for row in range(n)]
+                found += [output.aux_hidden_states(row, layers).copy() for row in range(n)]
                 first += n
         return np.stack(found)
 
@@ -132,19 +132,19 @@ def test_layers_that_a_model_does_not_have_or_give_out_are_refused(
     with Model(target) as model, Context(model, EXACT) as context:
         with pytest.raises(UnsupportedModel, match="the input of layer 4 is wanted, .* 4 layers"):
             context.want_layers((1, 4))
-        monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+        monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
         with pytest.raises(UnsupportedModel, match="architecture llama, .* it does for qwen3"):
             context.want_layers((1,))
     other = write_recurrent_gguf(tmp_path / "other.gguf")
     with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
-        internals.check_taps(model, (0,))
+        private_api.check_taps(model, (0,))
 
 
 def test_a_build_that_lacks_a_function_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "llama_get_embeddings_nextn"
-    monkeypatch.setitem(internals._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
+    monkeypatch.setitem(private_api._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
     with pytest.raises(UnsupportedModel, match="does not export llama_get_embeddings_nextn"):
-        internals.internal.__wrapped__(name)
+        private_api.internal.__wrapped__(name)
 
 
 # The head
@@ -347,13 +347,15 @@ def test_a_target_without_taps_is_refused_before_anything_runs(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
-    monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+    monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
         Engine.load(target, EXACT, heads=path)
 
 
 def test_hunyuan_models_with_taps_are_called_as_their_files_call_them() -> None:
-    assert {"hunyuan-dense", "hunyuan_vl"} <= set(internals.TAPPED) & set(MODEL_ARCH_NAMES.values())
+    assert {"hunyuan-dense", "hunyuan_vl"} <= set(private_api.TAPPED) & set(
+        MODEL_ARCH_NAMES.values()
+    )
 
 
 # Real decoding

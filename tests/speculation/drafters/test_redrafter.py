@@ -387,8 +387,8 @@ def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Pat
     """What training computes for token i of a chain is what the head gives while it drafts."""
     torch = pytest.importorskip("torch")
     from speculation.train import states
-    from speculation.train.pieces import Pieces
     from speculation.train.redrafter import ReDrafterTraining, _Head
+    from speculation.train.sequences import Sequences
 
     rng = np.random.default_rng(0)
     np.save(tmp_path / "tokens.npy", rng.integers(0, 20, 12).astype(np.int32))
@@ -401,7 +401,7 @@ def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Pat
     output = rng.standard_normal((20, 8)).astype(np.float32)
     model = _Head(ReDrafterTraining(), torch.from_numpy(output), 1.0, torch)
     head = ReDrafterHead(model.weights(None), lambda tokens: embeddings[list(tokens)])
-    batch = Pieces(found, found.hidden, embeddings, "cpu").batch([0, 1])
+    batch = Sequences(found, found.hidden, embeddings, "cpu").batch([0, 1])
     with torch.inference_mode():
         chains = [
             (p.tolist(), (ours @ model.output.T).numpy()) for p, ours in model.chains(batch, 3)

@@ -15,7 +15,7 @@ from batching.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
-from batching.llama import private_api as internals
+from batching.llama import private_api
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.engine import Engine
@@ -108,11 +108,11 @@ def test_a_target_without_taps_and_a_build_without_functions_are_refused(
     path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)
     name = "llama_set_embeddings_nextn"
     with monkeypatch.context() as patch:
-        patch.setitem(internals._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
-        patch.setattr(internals, "internal", internals.internal.__wrapped__)
-        patch.setattr("speculation.heads.dflash.internal", internals.internal)
+        patch.setitem(private_api._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
+        patch.setattr(private_api, "internal", private_api.internal.__wrapped__)
+        patch.setattr("speculation.heads.dflash.internal", private_api.internal)
         with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
             Engine.load(target, EXACT, heads=path)
-    monkeypatch.setattr(internals, "TAPPED", ("qwen3",))
+    monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
         Engine.load(target, EXACT, heads=path)

@@ -99,7 +99,7 @@ def test_a_malformed_line_is_named_with_file_number_and_right_form(line: str, re
     assert f"{Path('/home/ada/models.txt')}, line 2: " in message
     assert reason in message
     assert line in message
-    assert message.endswith("The form is: name | source | draft | note")
+    assert message.endswith("The form is: name | source | draft | description")
 
 
 def test_a_name_is_given_once() -> None:
@@ -168,7 +168,7 @@ def test_an_unknown_name_gets_a_guess_the_known_names_and_the_way_out() -> None:
     assert str(caught.value) == (
         "'Tinny' is no file and no known name. Did you mean 'tiny'? Known names: tiny. Give the "
         "path of a .gguf file, hf:owner/repository/file.gguf, or add a line to models.txt: "
-        "name | source | draft | note"
+        "name | source | draft | description"
     )
 
 

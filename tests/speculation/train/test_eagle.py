@@ -15,7 +15,7 @@ from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, loss, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, shape_for, train_eagle
-from speculation.train.pieces import Pieces, batches, drafted
+from speculation.train.sequences import Sequences, batches, drafted
 from speculation.train.texts import Piece
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
 from tests.support.exact import EXACT
@@ -122,7 +122,7 @@ def collected(folder: Path) -> states.States:
 def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
     embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
-    data = Pieces(found, found.hidden, embeddings, "cpu")
+    data = Sequences(found, found.hidden, embeddings, "cpu")
     batch = data.batch([0, 1])
     assert batch.embeddings[0, :, 0].tolist() == [102, 104, 106, 108, 110]
     assert batch.before[0, :, 0].tolist() == [0, 2, 4, 6, 8]
@@ -270,5 +270,5 @@ def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
     np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(6, np.int32))
     found = states.States(folder)
-    data = Pieces(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
+    data = Sequences(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
     assert [data.learnt(piece).tolist() for piece in range(3)] == [[], [False], [True, False]]

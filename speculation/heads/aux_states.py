@@ -19,7 +19,7 @@ from speculation.heads.eagle import HeadInContext
 from speculation.heads.file import model_name
 
 
-class HeadOverLayers(HeadInContext):
+class AuxStatesHead(HeadInContext):
     """What such heads have in common.
 
     causal  whether a row sees only those before it
@@ -58,7 +58,7 @@ class HeadOverLayers(HeadInContext):
         return Context(self.model, params, other=self._shared, causal=self.causal)
 
     def states_of(self, output: Output, row: int) -> Floats:
-        return output.layer_inputs(row, self.layers)
+        return output.aux_hidden_states(row, self.layers)
 
     def close(self) -> None:
         super().close()

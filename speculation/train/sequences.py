@@ -44,7 +44,7 @@ class Batch:
     learnt: Any
 
 
-class Pieces:
+class Sequences:
     """Batches of a collection, on the device that trains."""
 
     def __init__(
