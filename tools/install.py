@@ -33,7 +33,7 @@ MODEL = "smollm2-135m"
 TARGETS = "llama;ggml"
 OWN_FLAGS = (
     "-DLLAVA_BUILD=OFF",
-    f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'tools' / 'llama_only.cmake').as_posix()}",
+    f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'tools' / 'llama_build.cmake').as_posix()}",
 )
 
 UPDATE_SECONDS = 10  # between two lines of progress where there is no terminal

@@ -205,7 +205,7 @@ def test_the_users_flags_follow_our_own(monkeypatch: pytest.MonkeyPatch) -> None
     environment = install.build_environment("-DGGML_CUDA=on -DLLAVA_BUILD=ON")
     ours, _, users = environment["CMAKE_ARGS"].partition(" -DGGML_CUDA=on")
     assert ours.startswith("-DLLAVA_BUILD=OFF ")
-    assert ours.endswith("llama_only.cmake")
+    assert ours.endswith("llama_build.cmake")
     assert users == " -DLLAVA_BUILD=ON"
     assert environment["SKBUILD_BUILD_TARGETS"] == "llama;ggml"
 
