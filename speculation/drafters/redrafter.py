@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
+from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
+from speculation.drafting.confidence import PRIORS
 from speculation.drafting.estimates import Estimates
+from speculation.drafting.head_drafter import SearchingDrafter
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
-    add_to_tree,
-    below,
+    Candidate,
     best_nodes,
     grow,
     likeliest,
@@ -54,7 +53,7 @@ class ReDrafterParams:
             )
 
 
-class ReDrafter(Drafter):
+class ReDrafter(SearchingDrafter):
     """Beams after the state of the last accepted token."""
 
     def __init__(
@@ -65,36 +64,29 @@ class ReDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``estimates`` may be shared with the texts before.
-
-        ``target_seconds`` is what a step of the target costs: under a least path
-        probability, drafting goes on only while it is worth its own time.
-        """
+        super().__init__(estimates, target_seconds)
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
         self._top = named(likeliest, head.tokens)
-        self._confidence = Confidence(estimates)
-        self._time = LevelTime(target_seconds)
         self._state = LastState()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._confidence.estimates.new_text()
+        super().begin(prompt)
         self._state.forget()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        hidden = self._state.before(tokens)
-        self._confidence.note(())
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self._state.see(step)
+
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        hidden, params = self._state.before(tokens), self.params
         if hidden is None:
-            return  # the first step of a text, or steps went by unseen
-        params, start = self.params, perf_counter()
+            return None  # the first step of a text, or another drafter's steps came in between
         nodes = grow(
-            below(
-                self._top,
-                params.beams,
-                self._time.least_path_prob(budget),
-                self._confidence.holds,
-            ),
+            self._children(self._top, params.beams, budget),
             self._head.level,
             self._head.root(hidden, tokens[-1]),
             0,
@@ -102,16 +94,8 @@ class ReDrafter(Drafter):
             width=params.beams,
         )
         if budget.min_path_prob:
-            chosen = best_nodes(nodes, budget.room(tree))
-        else:
-            chosen = top_beams(nodes, params.beams)
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
-        self._confidence.note(nodes)
-        self._time.took(perf_counter() - start, nodes)
-
-    def observe(self, step: Step) -> None:
-        self._confidence.learn(step)
-        self._state.see(step)
+            return nodes, best_nodes(nodes, budget.room(tree))
+        return nodes, top_beams(nodes, params.beams)
 
 
 def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:

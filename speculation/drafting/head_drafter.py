@@ -22,7 +22,9 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.head_context import AttachedHeadContext, HeadContext
 from speculation.drafting.tree_growth import (
     Candidate,
+    Children,
     Scores,
+    Top,
     add_to_tree,
     below,
     best_nodes,
@@ -94,7 +96,60 @@ def check_window(window: int) -> None:
         raise InvalidParameter(f"window is {window}; give 0 or more tokens")
 
 
-class HeadDrafter(Drafter):
+class SearchingDrafter(Drafter):
+    """Base of drafters whose head gives candidates below the last token, level by level.
+
+    It calibrates the head's probabilities by what became of the candidates, and weighs drafting
+    time. A subclass has ``_search``.
+    """
+
+    def __init__(
+        self,
+        estimates: Estimates | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``estimates`` may be shared with the texts before.
+
+        ``target_seconds`` is what a step of the target costs: under a least path probability,
+        drafting goes on only while it is worth its own time.
+        """
+        self._confidence = Confidence(estimates)
+        self._time = LevelTime(target_seconds)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._confidence.estimates.new_text()
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        self._confidence.note(())
+        start = perf_counter()
+        found = self._search(tokens, tree, budget)
+        if found is None:
+            return
+        nodes, chosen = found
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
+        self._confidence.note(nodes)
+        self._time.took(perf_counter() - start, nodes)
+
+    def observe(self, step: Step) -> None:
+        self._confidence.learn(step)
+
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        """The candidates of this step, and which of them to draft.
+
+        None where the head cannot draft: the first states of a text are still to come, or there is
+        no room.
+        """
+        raise NotImplementedError
+
+    def _children(self, top: Top, width: int, budget: DraftBudget, p_min: float = 0.0) -> Children:
+        """What finds the ``width`` likeliest candidates below a row, by calibrated confidence."""
+        least = self._time.least_path_prob(budget)
+        return below(top, width, least, self._confidence.holds, p_min=p_min)
+
+
+class HeadDrafter(SearchingDrafter):
     """The head's context in step with the text, and a tree of its guesses each step."""
 
     def __init__(
@@ -105,15 +160,10 @@ class HeadDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``levels`` is shared with the texts before and after, ``estimates`` may be.
-
-        ``target_seconds`` is what a step of the target costs: under a least path probability,
-        drafting goes on only while it is worth its own time.
-        """
+        """``levels`` is shared with the texts before and after; see the base for the others."""
+        super().__init__(estimates, target_seconds)
         self.params = params
         self._levels = levels
-        self._confidence = Confidence(estimates)
-        self._time = LevelTime(target_seconds)
         self._last = 0  # place of the text's last token
         self._depth = levels.prepare(params.window, params.width, params.depth)
         self.requires = Requirements(
@@ -150,28 +200,23 @@ class HeadDrafter(Drafter):
         )
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._confidence.estimates.new_text()
+        super().begin(prompt)
         self._levels.prepare(self.params.window, self.params.width, self.params.depth)
         if not self._levels.follows(prompt):
             self._levels.begin(prompt[:-1])
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._last = len(tokens) - 1
-        self._confidence.note(())
-        start = perf_counter()
-        root = self._levels.root(tokens)
-        if root is None:
-            return  # the first states of a text are still to come, or there is no room
-        nodes, chosen = self._look(*root, tree, budget)
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
-        self._confidence.note(nodes)
-        self._time.took(perf_counter() - start, nodes)
-
     def observe(self, step: Step) -> None:
-        self._confidence.learn(step)
+        super().observe(step)
         for node in step.path:
             self._levels.see(self._last, step.output, node)
             self._last += 1
+
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        self._last = len(tokens) - 1
+        root = self._levels.root(tokens)
+        return None if root is None else self._look(*root, tree, budget)
 
     def _look(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
@@ -179,13 +224,7 @@ class HeadDrafter(Drafter):
         """The candidates below the root, whose logits are in ``row``, and those to be drafted."""
         params, levels = self.params, self._levels
         assert isinstance(params, GrownParams), "others have their own way to look"
-        children = below(
-            levels.top,
-            params.width,
-            self._time.least_path_prob(budget),
-            self._confidence.holds,
-            p_min=params.p_min,
-        )
+        children = self._children(levels.top, params.width, budget, params.p_min)
         depth = min(self._depth, budget.max_depth)
         nodes = grow(children, levels.level, output, row, depth=depth, width=params.width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
