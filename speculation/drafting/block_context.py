@@ -19,16 +19,16 @@ from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.head_context import HeadKVState
 from speculation.drafting.tree_growth import Scores
-from speculation.heads.dflash import DFlashHead, named_candidates
+from speculation.heads.base import BlockHead
 
 
-class BlockContext(HeadKVState[DFlashHead]):
+class BlockContext(HeadKVState[BlockHead]):
     """The text in the head's context, and the block behind it."""
 
     ahead = 0  # a row is made of the state at its own token
 
-    def __init__(self, head: DFlashHead) -> None:
-        super().__init__(head, named_candidates)
+    def __init__(self, head: BlockHead) -> None:
+        super().__init__(head, _named)
         self._depth = 0  # tokens that a block drafts
         self._width = 1  # tokens that are looked at of each place
         self._scores: _Place | None = None
@@ -92,7 +92,7 @@ class _Place:
     """What a block says of one of its places, for each of the nodes above it."""
 
     def __init__(
-        self, head: DFlashHead, output: Output, depth: int, above: Sequence[int], most: int
+        self, head: BlockHead, output: Output, depth: int, above: Sequence[int], most: int
     ) -> None:
         self.output = output
         self.depth = depth
@@ -102,3 +102,8 @@ class _Place:
 
     def logits(self, row: int) -> Floats:
         return self._head.candidates(self.output, self.depth, self._above[row], self._most)
+
+
+def _named(row: Floats, n: int) -> list[tuple[int, float]]:
+    """The first ``n`` of what ``BlockHead.candidates`` gave, as tokens and probabilities."""
+    return [(int(token), float(prob)) for token, prob in row.T[:n]]

@@ -24,7 +24,7 @@ from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import Top, likeliest, named
-from speculation.heads.eagle import DraftHead, StateHead
+from speculation.heads.base import DraftHead, StateHead
 
 H = TypeVar("H", bound=StateHead)
 _UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
