@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -122,6 +123,7 @@ def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resourc
     )
 
 
+@cache
 def draft_logits(prefix: tuple[int, ...]) -> Floats:
     return fake_logits(prefix) + 0.5 * fake_logits((*prefix, 0))
 

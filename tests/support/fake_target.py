@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.cache import common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows
 from batching.target import Cancelled, Watch
@@ -28,13 +29,17 @@ N_AHEAD = 5  # tokens that a hidden state tells: the next one, and what four hea
 def fake_logits(prefix: tuple[int, ...]) -> Floats:
     """Logits after ``prefix``: mostly a matter of its last two tokens, so that texts repeat, with
     a part that every token of the prefix has a say in, so that no error goes unnoticed."""
-    local = np.random.default_rng(hash(prefix[-2:]) & 0xFFFFFFFF).standard_normal(N_VOCAB)
-    whole = np.random.default_rng(hash(prefix) & 0xFFFFFFFF).standard_normal(N_VOCAB)
-    logits: Floats = (2.0 * local + 0.7 * whole).astype(np.float32)
+    logits: Floats = (2.0 * _noise(prefix[-2:]) + 0.7 * _noise(prefix)).astype(np.float32)
     logits.flags.writeable = False
     return logits
 
 
+@lru_cache(maxsize=1024)  # of two tokens there are few
+def _noise(tokens: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(hash(tokens) & 0xFFFFFFFF).standard_normal(N_VOCAB)
+
+
+@cache
 def fake_hidden(
     prefix: tuple[int, ...], logits: Callable[[tuple[int, ...]], Floats] = fake_logits
 ) -> Floats:
@@ -42,7 +47,9 @@ def fake_hidden(
     text = prefix
     for _ in range(N_AHEAD):
         text = (*text, int(logits(text).argmax()))
-    return np.array(text[len(prefix) :], np.float32)
+    hidden = np.array(text[len(prefix) :], np.float32)
+    hidden.flags.writeable = False
+    return hidden
 
 
 class FakeHeads:
@@ -201,7 +208,11 @@ class FakeTarget:
 
     def n_cells(self) -> int:
         """Cells in use: sequences share the cells of a common prefix."""
-        return len({held[: i + 1] for held in self._held for i in range(len(held))})
+        n_cells, before = 0, ()
+        for held in sorted(set(self._held)):
+            n_cells += len(held) - common_prefix(before, held)
+            before = held
+        return n_cells
 
     def held(self, seq_id: int) -> list[int]:
         return list(self._held[seq_id])
