@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_sibling_branches_share_only_their_ancestors() -> None:
 def attention_mask(rows: Rows) -> list[str]:
     """Which rows of the batch each row attends to, as llama.cpp has it: those that share one of its
     sequences and do not come after it. Whichever of its sequences is asked must say the same."""
-    mask = []
+    mask: list[str] = []
     for row in rows:
         lines = {
             "".join(
@@ -327,10 +328,11 @@ def test_what_is_held_leaves_room_for_a_row() -> None:
 
 
 def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
-    for forget in (
+    ways: tuple[Callable[[SequenceCache], object], ...] = (
         lambda cache: cache.truncate(5),
         lambda cache: cache.prefill([0, 1, 2, 3]),
-    ):
+    )
+    for forget in ways:
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
         cache.prefill([0, 1, 2, 3, 4, 5], defer=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,7 @@ def test_what_may_become_a_stop_string_is_kept_back_until_it_does_not(engine: En
 def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engine) -> None:
     end = engine.model.special_token("eot")
     assert end is not None
+    assert end is not None
     generation = engine.generate(
         "a", sampling=SamplingParams(logit_bias={end: 1000.0}), max_tokens=9
     ).run()
@@ -191,7 +193,7 @@ def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> Non
 
 @pytest.mark.parametrize("sizes", [{"n_ctx": 32}, {"n_ctx": 512, "n_batch": 16}])
 def test_a_context_smaller_than_the_batches_that_are_measured_works(
-    tiny_model: Path, sizes: dict[str, int]
+    tiny_model: Path, sizes: dict[str, Any]
 ) -> None:
     with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
         plain = engine.generate("a cat", method="ar", max_tokens=8).run()
@@ -226,6 +228,7 @@ def test_a_control_token_written_in_a_message_stays_text(engine: Engine) -> None
         b"<|user|>the<|end|><|assistant|>c<|end|><|assistant|>"
     )
     end = engine.model.special_token("eot")
+    assert end is not None
     assert tokens.count(end) == 3  # one a message, none from its text
 
 

@@ -13,6 +13,7 @@ from batching.cache import SequenceCache
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost_curve import CostCurve, CostModel
 from speculation.auto.drafter import Auto, AutoParams
@@ -125,7 +126,7 @@ def test_after_its_time_a_run_is_handed_over(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
     class Failing(FakeSampler):
-        def sample(self, output: object, row: int) -> int:
+        def sample(self, output: Output, row: int) -> int:
             if len(self.seen) == 4:
                 raise ValueError("no token is allowed here")
             return super().sample(output, row)

@@ -8,7 +8,7 @@ before children, no more cells than the context has.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from batching.errors import CannotRewind
 from batching.rows import Rows
-from batching.target import Cancelled, Watch
+from batching.target import Cancelled, Output, Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
 
@@ -76,7 +76,7 @@ class FakeEagleHead:
         self.context = FakeTarget(logits=logits)
         self.context.want_hidden(True)
 
-    def states_of(self, output: FakeOutput, row: int) -> Floats:
+    def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
 
     def encode(self, states: Floats) -> Floats:
@@ -118,6 +118,9 @@ class FakeOutput:
         assert not self.stale, "a view was read after the next decode"
         assert self._has_hidden, "hidden states were not asked for"
         return fake_hidden(self._prefixes[self._n_before + row], self._logits)
+
+    def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
+        raise RuntimeError("the fake target has no layers")
 
 
 class FakeTarget:
@@ -216,8 +219,8 @@ class FakeSampler:
         self.seen: list[int] = []
         self._random = random.Random(seed)
 
-    def sample(self, output: object, row: int) -> int:
-        logits = output.logits(row).astype(np.float64)  # type: ignore[attr-defined]
+    def sample(self, output: Output, row: int) -> int:
+        logits = output.logits(row).astype(np.float64)
         for token in self.seen[-8:]:
             logits[token] -= self.penalty
         if self.temperature == 0:
@@ -227,14 +230,20 @@ class FakeSampler:
             edges = np.cumsum(weights) / weights.sum()
             token = int(np.searchsorted(edges, self._random.random(), side="right"))
             token = min(token, N_VOCAB - 1)
-        self.seen.append(token)
+        self.accept(token)
         return token
+
+    def probabilities(self, logits: Floats) -> Floats:
+        raise NotImplementedError("only match is tested with the fake sampler")
+
+    def accept(self, token: int) -> None:
+        self.seen.append(token)
 
 
 class FakeText:
     """Ends with token 0, or where it is as long as it may be."""
 
-    ends = (0,)
+    ends: Container[int] = (0,)
 
     def __init__(self, n_tokens: int = NO_LIMIT) -> None:
         self.tokens: list[int] = []

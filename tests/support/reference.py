@@ -45,7 +45,7 @@ def layer(w: Mapping[str, Floats], inner: Floats, residual: Floats, block: int =
     k = rotated((inner @ weight("attn_k")).reshape(n, -1, size), slower)
     v = (inner @ weight("attn_v")).reshape(n, -1, size)
     shared = N_HEAD // k.shape[1]
-    mixed = np.zeros((n, N_HEAD, size), np.float32)
+    mixed: Floats = np.zeros((n, N_HEAD, size), np.float32)
     for head in range(N_HEAD):
         scores = q[:, head] @ k[:, head // shared].T / np.sqrt(size)
         scores[np.triu_indices(n, 1)] = -np.inf

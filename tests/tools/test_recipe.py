@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,10 @@ def test_a_decoder_made_deeper_says_what_it_said() -> None:
 def test_the_new_blocks_of_a_deeper_decoder_learn_from_the_first_step() -> None:
     deeper = deepen(trained())
     tokens = torch.randint(0, 64, (3, 21))
-    deeper.loss(tokens, torch.ones(3, 20)).backward()
-    for block in deeper.blocks[1::2]:
+    loss: Any = deeper.loss(tokens, torch.ones(3, 20))
+    loss.backward()
+    new_blocks: Any = deeper.blocks[1::2]
+    for block in new_blocks:
         assert block.feed_forward.down.weight.grad.abs().max() > 0
         assert block.attention.out.weight.grad.abs().max() > 0
 

@@ -94,7 +94,7 @@ def damaged(data: bytes, rng: random.Random, n_header: int) -> bytes:
         elif how == 1:
             found[at] = rng.choice((0, 1, 8, 9, 13, 127, 255))
         elif how == 2:
-            values = 0, 1, 9, 31, 36, 45, 2**31, 2**32 - 1
+            values: tuple[int, ...] = 0, 1, 9, 31, 36, 45, 2**31, 2**32 - 1
             struct.pack_into("<I", found, at, rng.choice(values))
         elif how == 3:
             values = 0, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1

@@ -14,7 +14,6 @@ from gguf import GGUFWriter
 from batching.errors import NotGGUF, UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.unsupported import check_model_file
-from batching.llama import text_model as kinds
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.private_api import LIMITS, WRONG
@@ -87,7 +86,7 @@ def test_a_model_that_attends_both_ways_is_refused(tmp_path: Path) -> None:
 def test_a_model_for_which_llama_cpp_keeps_no_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds.C, "llama_model_is_diffusion", lambda _: False)
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_is_diffusion", lambda _: False)
     path = write_tiny_gguf(tmp_path / "forgets.gguf", architecture="llada")
     with Model(path) as model, pytest.raises(UnsupportedModel, match="keeps nothing of what it"):
         Context(model, ContextParams())
@@ -96,7 +95,7 @@ def test_a_model_for_which_llama_cpp_keeps_no_memory_is_refused(
 def test_a_model_with_an_encoder_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds.C, "llama_model_has_encoder", lambda _: True)
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_has_encoder", lambda _: True)
     with pytest.raises(UnsupportedModel, match=r"\(llama\) has an encoder, as translators"):
         Model(tiny_model)
 
@@ -180,7 +179,7 @@ def test_an_alignment_is_a_power_of_two(tmp_path: Path, alignment: int) -> None:
     ],
 )
 def test_weights_of_a_type_that_is_not_computed_with_are_refused(
-    tiny_model: Path, tmp_path: Path, name: str, kind: type, reason: str
+    tiny_model: Path, tmp_path: Path, name: str, kind: type[np.floating[Any]], reason: str
 ) -> None:
     weights = GGUFFile(tiny_model).tensor(name).astype(kind)
     path = write_tiny_gguf(tmp_path / "m.gguf", tensors={name: weights})

@@ -26,7 +26,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """llama.cpp's library as Windows shows it: without what it is linked with."""
     folder = library_folder()
     found = SimpleNamespace(_name=str(folder / "llama"))
-    monkeypatch.setattr(library.C, "_lib", found)
+    monkeypatch.setattr("llama_cpp.llama_cpp._lib", found)
     monkeypatch.setattr(library, "_LINKED", [path.name for path in folder.glob("*ggml*")])
     exported.cache_clear()
     yield found

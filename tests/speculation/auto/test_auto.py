@@ -144,7 +144,7 @@ def test_a_cost_curve_follows_the_steps_that_were_run() -> None:
 
 def test_the_shape_of_a_curve_follows_what_many_steps_show() -> None:
     curve = CostCurve((1, 8), (1.0, 2.0))
-    shapes = []
+    shapes: list[float] = []
     for n_steps in (16, 640, 16):
         for _ in range(n_steps // 2):
             curve.follow(1, 1.0)

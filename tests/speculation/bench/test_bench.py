@@ -90,7 +90,7 @@ def test_a_single_prompt_has_no_standard_deviation() -> None:
 
 
 def test_replies_of_one_step_have_no_speed() -> None:
-    ended = {"tokens": [7], "n_steps": 1}
+    ended: dict[str, Any] = {"tokens": [7], "n_steps": 1}
     runs = [
         run("ar", "p", 10, 1.0),
         run("x", "p", 20, 1.0),

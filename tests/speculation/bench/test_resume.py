@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from speculation.bench import __main__ as bench
-from speculation.bench import json_file
 from speculation.bench.json_file import JsonFile, read_json
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
+from speculation.bench.run import measure
 from speculation.bench.suites import suite
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -73,7 +73,7 @@ def flags(tiny_model: Path, tmp_path: Path) -> list[str]:
 def unfinished(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The flags of a benchmark whose file has the first of three rounds."""
     with monkeypatch.context() as patch:
-        patch.setattr(suite, "measure", broken_off(suite.measure))
+        patch.setattr(suite, "measure", broken_off(measure))
         assert bench.main([*flags]) == bench.INTERRUPTED
     return flags
 
@@ -289,7 +289,7 @@ def test_a_write_that_fails_leaves_the_old_file(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_file.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     results = Results(**{**vars(RESULTS), "runs": []})
     with pytest.raises(OSError, match="No space"):
         JsonFile(path).write(results)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.llama.context import ContextParams, Output
-from batching.target import Sampler
+from batching.llama.context import ContextParams
+from batching.target import Output, Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
 from speculation.bench.prompt_file import Prompt

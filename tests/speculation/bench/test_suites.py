@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from speculation.auto.calibration import measure_cost
 from speculation.bench import __main__ as bench
 from speculation.bench.options import parse_options
 from speculation.bench.results import Curve, Results, Run
@@ -192,13 +193,12 @@ def test_curves_are_measured_kept_and_gone_on_with(
     flags = ["--suite", "cost", "--model", str(tiny_model), "--threads", "1", "--json", str(path)]
     monkeypatch.setattr(cost, "N_PAST", (0, 100, 200))
     asked: list[int] = []
-    measure = cost.measure_cost
 
     def broken_off(context: Any, **more: Any) -> Any:
         asked.append(more["n_past"])
         if len(asked) == 4:  # the warm-up, 0, 100
             raise KeyboardInterrupt
-        return measure(context, **more)
+        return measure_cost(context, **more)
 
     monkeypatch.setattr(cost, "measure_cost", broken_off)
     assert bench.main(flags) == bench.INTERRUPTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from speculation.chat.template import Message
@@ -11,7 +13,7 @@ from speculation.chat.truncation import room_for_reply, turns_to_leave_out, with
 def said(*lengths: int, system: int = 0, begun: int = 0) -> list[Message]:
     """Turns of so many tokens, one of them the user's; of the last one only the user's, and what
     has ``begun`` of its reply."""
-    messages = [{"role": "system", "content": "s" * system}] if system else []
+    messages: list[Message] = [{"role": "system", "content": "s" * system}] if system else []
     for length in lengths[:-1]:
         messages.append({"role": "user", "content": "u"})
         messages.append({"role": "assistant", "content": "a" * (length - 1)})
@@ -27,7 +29,7 @@ class Counter:
     def __init__(self) -> None:
         self.counts: list[int] = []
 
-    def __call__(self, messages: list[Message]) -> int:
+    def __call__(self, messages: Sequence[Message]) -> int:
         self.counts.append(sum(len(message["content"]) for message in messages))
         return self.counts[-1]
 

@@ -44,7 +44,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_differenc
 ) -> None:
     words = list(tiny_gguf.WORDS)
     words[3] = "zebra"
-    monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+    monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
     other = write_tiny_gguf(tmp_path / "other.gguf")
     with pytest.raises(VocabularyMismatch, match=r"other.gguf cannot draft .* is 'zebra'"):
         Engine.load(tiny_model, EXACT, draft_model=other)

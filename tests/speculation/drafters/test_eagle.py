@@ -104,7 +104,7 @@ def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
     levels = DraftContext(output_of)
     levels.begin(prefix, width)
 
-    def children(nodes, parent, logits):  # type: ignore[no-untyped-def]
+    def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         return [Candidate(parent, t, p, reached * p) for t, p in likeliest(logits, width)]
 

@@ -16,6 +16,7 @@ from batching.llama import private_api
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.target import Output
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
@@ -74,7 +75,7 @@ def test_the_inputs_of_layers_are_those_of_the_reference_for_every_row(target: P
     expected = inputs_of_layers(target, tokens)
     with Model(target) as model, Context(model, EXACT) as context:
 
-        def decode(first: int, n: int) -> object:
+        def decode(first: int, n: int) -> Output:
             some, places = tokens[first : first + n], range(first, first + n)
             return context.decode(Rows(some, places, [range(1)] * n, [False] * (n - 1) + [True]))
 
@@ -244,7 +245,7 @@ def test_heads_that_are_not_the_models_are_refused(
             load_heads([path], model)
         words = list(tiny_gguf.WORDS)
         words[3] = "zebra"
-        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
         write_tiny_eagle3(path)
         with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
             load_heads([path], model)

@@ -7,35 +7,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import tree_rows
-from batching.tree import Floats, TokenTree
+from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.lookahead import Lookahead, LookaheadParams, NgramPool
 from speculation.engine import Engine
+from tests.support.scripted import ScriptedOutput
 
 W5N4G2 = LookaheadParams(window=5, ngram=4, guesses=2)
-
-
-class ScriptedOutput:
-    """Argmax of every row as told; a vocabulary of 512."""
-
-    def __init__(self, argmax: dict[int, int]) -> None:
-        self._argmax = argmax
-
-    def logits(self, row: int) -> Floats:
-        return np.zeros(512, np.float32)
-
-    def argmax(self, row: int) -> int:
-        return self._argmax[row]
-
-    def argmaxes(self, first: int, n: int) -> list[int]:
-        return [self.argmax(row) for row in range(first, first + n)]
 
 
 def table(tree: TokenTree, n_past: int) -> list[str]:
@@ -53,7 +37,7 @@ def started(params: LookaheadParams = W5N4G2) -> Lookahead:
     tree = TokenTree(3)
     lookahead.draft([1, 2, 3], tree, DraftBudget())
     assert len(tree) == 1
-    lookahead.observe(Step(tree, ScriptedOutput({}), [0], 40))
+    lookahead.observe(Step(tree, ScriptedOutput(), [0], 40))
     return lookahead
 
 

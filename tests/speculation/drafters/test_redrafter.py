@@ -130,7 +130,7 @@ def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> Non
         for block in blocks:
             u = u + silu(block(u))  # type: ignore[operator]
         z = h + torch.from_numpy(w.projection) @ u
-        return (torch.from_numpy(w.output) @ z).detach().numpy()  # type: ignore[no-any-return]
+        return (torch.from_numpy(w.output) @ z).detach().numpy()
 
     def look_up(ids: Sequence[int]) -> Floats:
         return embeddings[list(ids)]
@@ -233,7 +233,7 @@ def test_the_best_ends_bring_their_whole_paths() -> None:
 def test_a_tree_with_a_floor_has_no_path_below_it_and_every_one_above() -> None:
     head = FakeHead()
     tree = drafted(ReDrafterParams(beams=6, length=2), head, floor=0.1)
-    reached = {(): 1.0}
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
     paths: list[tuple[int, ...]] = [()]
     for parent, token, prob in zip(tree.parents[1:], tree.tokens[1:], tree.probs[1:], strict=True):
         paths.append((*paths[parent], token))

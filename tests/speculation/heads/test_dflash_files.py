@@ -96,7 +96,7 @@ def test_heads_of_other_layers_words_or_states_and_broken_files_are_refused(
             load_heads([path], model)
         words = list(tiny_gguf.WORDS)
         words[3] = "zebra"
-        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
         write_tiny_dflash(path)
         with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
             load_heads([path], model)

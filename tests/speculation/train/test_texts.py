@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,7 @@ def test_own_replies_are_plain_decodings_and_know_where_they_stand(
     pieces = list(own_replies(engine, [file], 128, 10))
     assert len(pieces) == 3
     for piece in pieces:
+        assert piece.spans is not None
         start, end = piece.spans[-1]
         plain = engine.generate(piece.ids[:start], method="ar", max_tokens=10).run()
         assert piece.ids[start:end] == plain.token_ids
@@ -128,10 +129,11 @@ def test_a_message_without_role_or_content_is_named(
 ) -> None:
     user = {"role": "user", "content": "a"}
     file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
-    for read in (
+    readers: tuple[Callable[[], object], ...] = (
         lambda: list(read_texts(engine.model, [file], 64)),
         lambda: list(own_replies(engine, [file], 64, 2)),
-    ):
+    )
+    for read in readers:
         with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*give a role of"):
             read()
 
