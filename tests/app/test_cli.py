@@ -28,7 +28,12 @@ def test_a_command_runs_its_program_with_the_flags_after_it(
     command: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(f"{module}.main", lambda flags: seen.append(flags) or 0)
+
+    def run(flags: list[str]) -> int:
+        seen.append(flags)
+        return 0
+
+    monkeypatch.setattr(f"{module}.main", run)
     assert cli.main([command, "--model", "m.gguf", "--help"]) == 0
     assert seen == [["--model", "m.gguf", "--help"]]
 

@@ -1,4 +1,4 @@
-"""The bundled model decoded by every method: exact in F32, and near-ties alone as it is shipped."""
+"""The bundled model decoded by every method: exact in F32, and as shipped except at near-ties."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ALL_METHODS = methods(
 
 @pytest.fixture(scope="module")
 def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model with its weights written out as F32."""
+    """The bundled model with its weights converted to F32."""
     path = tmp_path_factory.mktemp("models") / "bundled-f32.gguf"
     params = native.llama_model_quantize_default_params()
     params.ftype = native.LLAMA_FTYPE_ALL_F32
@@ -66,8 +66,7 @@ def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def f32_heads(tmp_path_factory: pytest.TempPathFactory, f32_model: Path) -> list[Path]:
-    """The bundled heads, as if they had been trained on the F32 model: other weights would refuse
-    them, and whether they guess well does not matter here."""
+    """The bundled heads, marked as trained on the F32 model, which would otherwise refuse them."""
     folder = tmp_path_factory.mktemp("heads")
     made = []
     for name in paired_heads("bundled"):
@@ -87,7 +86,7 @@ def runs(
     categories: list[str] | None = None,
     **paired: Any,
 ) -> list[Run]:
-    """Every method on a built-in prompt of each kind, all of its turns, 24 tokens."""
+    """Every method on one built-in prompt of each category: all turns, 24 tokens each."""
     done: list[Run] = []
     with Engine.load(model, params, **paired) as engine:
         prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
@@ -98,10 +97,12 @@ def runs(
     return done
 
 
-def test_with_f32_weights_and_cache_methods_without_heads_change_no_kind_of_text(
+def test_in_f32_methods_without_heads_change_no_text_of_any_category(
     f32_model: Path,
 ) -> None:
-    kinds = {prompt.category for prompt in read_prompts("builtin")} - {"chat"}  # is the next test's
+    kinds = {prompt.category for prompt in read_prompts("builtin")} - {
+        "chat"
+    }  # covered by the next test
     done = runs(f32_model, EXACT, METHODS, categories=sorted(kinds))
     assert len(done) >= len(METHODS) * len(kinds) >= 35
     assert [run for run in done if run.first_difference is not None] == []
@@ -116,7 +117,7 @@ def test_with_f32_weights_and_cache_methods_without_heads_change_no_kind_of_text
     ],
     ids=["greedy", "seeded"],
 )
-def test_with_f32_weights_and_cache_no_method_changes_a_text(
+def test_in_f32_no_method_changes_the_text(
     f32_model: Path,
     f32_heads: list[Path],
     sampling: SamplingParams,
@@ -124,7 +125,7 @@ def test_with_f32_weights_and_cache_no_method_changes_a_text(
     least_accepted: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # With rows as cheap as these auto drafts whatever this machine's are.
+    # Rows this cheap make auto draft on any machine.
     cheap = CostModel({0: CostCurve((1, 64), (5e-3, 7.5e-3))})
     monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
@@ -148,14 +149,14 @@ def test_with_f32_weights_and_cache_no_method_changes_a_text(
     assert sum(accepted.values()) > 40
 
 
-def test_as_shipped_texts_differ_only_where_two_tokens_are_almost_equally_likely() -> None:
+def test_as_shipped_texts_differ_only_at_near_ties() -> None:
     done = runs(resolve("bundled"), ContextParams(n_threads=1), METHODS)
     gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]
     assert all(gap is not None and abs(gap) < 0.2 for gap in gaps), gaps
     assert len(gaps) < 0.1 * len(done)
 
 
-def test_a_reply_that_was_cut_short_goes_on_as_it_would_have(f32_model: Path) -> None:
+def test_a_cut_reply_continues_as_if_it_had_not_been_cut(f32_model: Path) -> None:
     said = [{"role": "user", "content": "Tell me a story about a ship."}]
     with Engine.load(f32_model, EXACT) as engine:
         whole = engine.chat(said, method="ar", max_tokens=40).run()

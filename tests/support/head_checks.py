@@ -1,7 +1,7 @@
-"""What the tests of heads over states share: random weights, a started head, and two checks.
+"""Shared by tests of heads over hidden states: random weights, a started head, and two checks.
 
-A head must compute what its reference in NumPy computes on every path of a tree, and whatever it
-drafts, the text must be that of plain decoding.
+A head must match its NumPy reference on every path of a tree, and whatever it drafts, the text must
+be that of plain decoding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAMPLINGS = {
 
 
 def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
-    """Matrices that keep the size of what goes in, and vectors near 1."""
+    """Matrices that preserve the norm of their input, and vectors near 1."""
     rng = np.random.default_rng(seed)
     return {
         name: (
@@ -64,9 +64,9 @@ def check_a_tree(
     after: Callable[[Sequence[int], Floats], Floats],
     atol: float = 1e-4,
 ) -> tuple[Floats, Floats]:
-    """Decode TEXT and a tree of two levels below it; each row must hold what ``after`` says.
+    """Decode TEXT and a tree of two levels below it; each row must match ``after``.
 
-    ``features``, (len(TEXT), width), is what the target gave. ``after(tokens, states)`` is the
+    ``features``, (len(TEXT), width), are the target's states. ``after(tokens, states)`` is the
     state after the last of the tokens, (n_embd,), by the reference. Returns the state after TEXT,
     and the logits there.
     """
@@ -80,7 +80,7 @@ def check_a_tree(
 
     output = levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root])))
     first = np.stack([output.hidden(row).copy() for row in range(2)])
-    # An encoder runs between two levels without harm: states come while a tree is known.
+    # Encoding between two levels must not disturb the tree.
     head.encode(features[:2])
     output = levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]]))
     for row, path in enumerate([(8, 9), (7, 10), (8, 11)]):
@@ -91,7 +91,7 @@ def check_a_tree(
 
 
 def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
-    """Every method must write what plain decoding writes; the counters of the greedy runs."""
+    """Every method must give the text of plain decoding. Returns the stats of the greedy runs."""
     found: dict[str, Stats] = {}
     for name, sampling in SAMPLINGS.items():
         plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=max_tokens).run()

@@ -1,4 +1,4 @@
-"""Random GGUFs with a layer for multi-token prediction that is sometimes right."""
+"""Random GGUFs with an MTP layer whose drafts are sometimes accepted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Tensors:
         self.add(f"{blk}.ffn_down{part}.weight", *n, N_EMBD, 2 * N_EMBD, scale=scale)
 
     def add_mtp(self, blk: str, of_state: float) -> None:
-        """What mixes the token, as it is, with ``of_state`` of a random function of the state."""
+        """The tensors that add ``of_state`` of a random function of the state to the token."""
         state = of_state / np.sqrt(N_EMBD) * self._rng.standard_normal((N_EMBD, N_EMBD))
         both = np.hstack([np.eye(N_EMBD), state]).astype(np.float32)
         self._writer.add_tensor(f"{blk}.nextn.eh_proj.weight", both)
@@ -69,9 +69,9 @@ def write_mtp_gguf(
 ) -> Path:
     """Write a Qwen 3.5 model, recurrent but for its third layer, and a fourth layer that predicts.
 
-    Layers add ``influence`` of what random weights would, and the fourth nothing to its token and
-    ``of_state`` of a random function of the state: it drafts what mostly follows the token, and is
-    right the more often the less these add. ``alone`` leaves out all other layers; ``n_mtp`` layers
+    Layers add ``influence`` of what random weights would. The fourth adds only ``of_state`` of a
+    random function of the state to its token: it drafts what mostly follows the token. The less
+    these add, the more drafts are accepted. ``alone`` leaves out all other layers; ``n_mtp`` layers
     predict.
     """
     d_state, n_keys, n_values = 8, 2, 4
@@ -115,8 +115,8 @@ def write_mtp_gguf(
 def write_mtp_gguf_with_kv(
     path: Path, *, influence: float = 0.02, of_state: float = 0.0, without: bool = False
 ) -> Path:
-    """The same as a GLM 4.5 model, whose memory is a KV cache alone. ``without`` leaves out the
-    layer that predicts, of which the metadata speak nevertheless."""
+    """The same as a GLM 4.5 model, which has only a KV cache. ``without`` leaves out the layer that
+    predicts but keeps its metadata."""
     writer = _begun(path, "glm4moe")
     writer.add_leading_dense_block_count(N_LAYER)
     writer.add_expert_count(2)
@@ -141,8 +141,8 @@ def write_mtp_gguf_with_kv(
 
 
 def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
-    """Write a Gemma 4 model, whose layers add ``influence`` each: a sliding window of 8 tokens but
-    in the last. What predicts for it is a model of its own, ``write_assistant_gguf``."""
+    """Write a Gemma 4 model whose layers add ``influence`` each, with a sliding window of 8 tokens
+    in all but the last. Its drafts come from a separate model, ``write_assistant_gguf``."""
     writer = _begun_gemma(path, "gemma4", N_EMBD, [True, True, False])
     writer.add_uint32("gemma4.embedding_length_per_layer_input", 0)
     tensors = _Tensors(writer)
@@ -158,8 +158,8 @@ def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
 
 
 def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: int = 2) -> Path:
-    """Write what predicts for ``target``, ``n`` times as wide: it reads the token through the
-    target's own matrices, so that it knows what mostly follows."""
+    """Write the assistant of ``target``, ``n`` times as wide: it embeds the token with the target's
+    own matrices, so it predicts what mostly follows."""
     file, width = GGUFFile(target), n * N_EMBD
     writer = _begun_gemma(path, "gemma4-assistant", width, [True, False])
     writer.add_uint32("gemma4-assistant.embedding_length_out", N_EMBD)
@@ -210,7 +210,7 @@ def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool])
 
 
 def write_mtp_header(path: Path, architecture: str) -> Path:
-    """Write no model, but what is looked at of one with a layer for multi-token prediction."""
+    """Write only the header of a model with an MTP layer."""
     writer = _begun(path, architecture)
     tensors = _Tensors(writer)
     tensors.add_norm("blk.0.attn_norm.weight")

@@ -1,4 +1,4 @@
-"""A random head of the architecture ``eagle3``, as llama.cpp's converter writes them."""
+"""A random head of the architecture ``eagle3``, in the layout of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def write_tiny_eagle3(
     tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own.
+    """Write the head; ``tokens`` are those that it drafts, with its own output matrix.
 
-    ``tensors`` and ``metadata``, by their names in the file, are added or take the place of what
-    would be there; a tensor that is None is left out.
+    ``tensors`` and ``metadata``, by their names in the file, are added or replace existing ones;
+    None leaves a tensor out.
     """
     writer = begun(path, "eagle3", 512, n_embd, 1, None)
     writer.add_feed_forward_length(N_FF)

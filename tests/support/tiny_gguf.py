@@ -1,4 +1,4 @@
-"""A random GGUF, made in the test: small enough to load in milliseconds, real enough to decode."""
+"""Random GGUFs made in tests: small enough to load in milliseconds, real enough to decode."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def write_tiny_gguf(
     influence: float = 1.0,
     tensors: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Path:
-    """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
-    the path whose name the files, ``name-00001-of-00003.gguf``, are made from. ``more`` adds to its
-    metadata, ``last`` may change what is there. Layers add ``influence`` of what random weights
-    would; ``tensors`` take the place of random ones."""
+    """Write an F32 model of random weights and return its path; with ``tensors_per_file`` the path
+    from which the names of the files, ``name-00001-of-00003.gguf``, are made. ``more`` adds
+    metadata, ``last`` may change any. Layers add ``influence`` of what random weights would;
+    ``tensors`` replace random ones."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary(n_bytes=n_bytes)[0])
     writer = begun(
@@ -103,7 +103,7 @@ def write_tiny_gguf(
 
 
 def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> Path:
-    """Write a Mamba model of random weights: its memory cannot drop part of a sequence."""
+    """Write a Mamba model of random weights: its state cannot drop part of a sequence."""
     rng = np.random.default_rng(0)
     d_inner, d_conv, d_state, dt_rank = 2 * n_embd, 4, 8, 4
     writer = begun(path, "mamba", 512, n_embd, n_layer, None)
@@ -145,8 +145,8 @@ def write_hybrid_gguf(
     tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
     """Write an LFM2 model of random weights, every third layer attention and the others short
-    convolutions: its memory can take back what it keeps copies for. Layers add ``influence`` of
-    what random weights would; ``tensors`` are added or take the place of random ones."""
+    convolutions: its state can be rewound as far as it keeps copies. Layers add ``influence`` of
+    what random weights would; ``tensors`` are added or replace random ones."""
     own = dict(tensors or {})
     rng = np.random.default_rng(0)
     head, width = n_embd // n_head, 3

@@ -1,4 +1,4 @@
-"""Measuring c(n), on machines whose costs are known because they are made up."""
+"""Measuring c(n) on simulated machines with known costs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from speculation.auto.cost_curve import SIZES, CostCurve
 
 
 class Machine:
-    """Decodes in no time and says how long it would have taken.
+    """Simulates decodes and returns how long they would take.
 
-    A row costs 1 ms and each further one 0.5. ``switch`` seconds more after another size; for two
-    decodes after more than 8 rows, ``cold`` times as much; ``busy`` is how much slower it is for
-    200 decodes, and for the next 200, and so on in turn.
+    The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds; the
+    two decodes after more than 8 rows cost ``cold`` times as much; ``busy`` lists how much slower
+    it is for 200 decodes each, in turn.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Machine:
     ],
     ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it"],
 )
-def test_rows_are_measured_in_single_rows_whatever_else_the_machine_does(machine: Machine) -> None:
+def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
     curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
     assert curve.sizes == SIZES
     ratios = [curve.at(n) / curve.at(1) for n in SIZES]
@@ -60,23 +60,23 @@ def test_rows_are_measured_in_single_rows_whatever_else_the_machine_does(machine
     assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
 
 
-def test_the_time_of_a_single_row_is_that_of_most_moments() -> None:
+def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
     assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
     busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
     assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
 
 
-def test_measuring_ends_with_its_budget() -> None:
+def test_measuring_stays_within_its_time_budget() -> None:
     enough, little = Machine(), Machine()
     measure_curve(enough.decode, SIZES, budget_seconds=0.7)
     assert 0.35 < enough.seconds <= 0.7
     curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
-    assert curve.sizes == (1, 2, 4, 8, 16, 32)  # the last is the one that went beyond
-    assert curve.at(64) == pytest.approx(32.5e-3)  # as steep as before
+    assert curve.sizes == (1, 2, 4, 8, 16, 32)  # the last one exceeded the budget
+    assert curve.at(64) == pytest.approx(32.5e-3)  # extrapolated with the same slope
 
 
-def test_a_large_model_is_measured_to_where_its_rows_cost_something() -> None:
-    """Eight billion parameters on a few cores: the first rows cost what the weights do."""
+def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
+    """Eight billion parameters on a few cores: a few rows cost no more than reading the weights."""
     sizes: list[int] = []
 
     def decode(n: int) -> float:
@@ -84,25 +84,25 @@ def test_a_large_model_is_measured_to_where_its_rows_cost_something() -> None:
         return max(0.120, 0.015 * n)
 
     curve = measure_curve(decode, SIZES, budget_seconds=0.5)
-    assert sizes == [1, 1, 2, 4, 8, 16]  # 0.84 seconds; only the first twice
+    assert sizes == [1, 1, 2, 4, 8, 16]  # 0.84 seconds; only the first size is measured twice
     assert [curve.at(n) for n in (1, 4, 8)] == [0.120] * 3
     assert curve.at(64) == pytest.approx(0.960)
 
 
-def test_sizes_are_told_as_they_come() -> None:
+def test_progress_reports_each_size() -> None:
     told: list[int] = []
     measure_curve(Machine().decode, (1, 2, 4), progress=told.append)
     assert told == [1, 2, 4]
 
 
-def test_a_curve_of_single_rows_is_one_too() -> None:
+def test_a_curve_can_have_a_single_size() -> None:
     curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
     assert curve.sizes == (1,)
     assert curve.at(1) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, 2.0, 3.0)])
-def test_weights_that_do_not_fit_their_times_are_refused(weights: tuple[float, ...]) -> None:
+def test_weights_that_do_not_match_the_sizes_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="weights must be positive, one for each size"):
         CostCurve((1, 2), (1.0, 1.5), 0.0, weights)
 
@@ -112,7 +112,7 @@ def test_weights_that_do_not_fit_their_times_are_refused(weights: tuple[float, .
     [(0.06, 16), (0.004, 62), (0.001, 192)],
     ids=["billions", "hundreds-of-millions", "small"],
 )
-def test_as_much_text_is_read_before_measuring_as_there_is_time_for(
+def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
     row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -132,7 +132,7 @@ def test_as_much_text_is_read_before_measuring_as_there_is_time_for(
 
 
 class Clocked:
-    """A context whose clock only decodes move: 1 ms a row, ``far`` times as much from 1024 on."""
+    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from position 1024."""
 
     n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
 
@@ -140,7 +140,7 @@ class Clocked:
         self.far, self.now = far, 0.0
 
     def decode(self, rows: Rows) -> Clocked:
-        if any(rows.outputs):  # and not the text before them
+        if any(rows.outputs):  # not the text before the measured rows
             self.now += 1e-3 * len(rows.tokens) * (self.far if rows.positions[0] >= 1024 else 1.0)
         return self
 
@@ -152,7 +152,7 @@ class Clocked:
 
 
 @pytest.mark.parametrize(("far", "regions"), [(1.2, {0, 1024}), (40.0, {0})])
-def test_a_curve_far_along_that_was_cut_short_says_nothing(
+def test_an_unfinished_curve_of_a_later_region_is_dropped(
     monkeypatch: pytest.MonkeyPatch, far: float, regions: set[int]
 ) -> None:
     context: Any = Clocked(far)

@@ -1,4 +1,4 @@
-"""What training collects of a target: kept on disk, continued, and never taken for another's."""
+"""Hidden states collected for training: saved, resumed, and never mixed with other settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.train_data import lines
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
-def test_states_are_those_that_decoding_gives_and_survive_a_stop(
+def test_states_equal_those_of_decoding_even_after_an_interruption(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     pieces = [Piece([5, 270, 271, 272]), Piece([6, 280], []), Piece([7, 8, 9], [(1, 3)])]
@@ -33,7 +33,7 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
 
         states.begin(tmp_path, {"target": "x"})
         states.write_samples(tmp_path, pieces[:2], 8, lambda done, total: None)
-        (tmp_path / "ends.npy").unlink()  # stopped before all was written, in the middle of a line
+        (tmp_path / "ends.npy").unlink()  # interrupted in the middle of a line
         with (tmp_path / "samples.jsonl").open("a") as file:
             file.write('{"ids": [7, 8')
         assert states.n_samples(tmp_path) == 2
@@ -54,7 +54,7 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
                 assert found.choices[at] == output.argmax(0)
 
 
-def test_reading_goes_on_behind_the_last_piece_that_is_safe(
+def test_collection_resumes_after_the_last_saved_sequence(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "_KEEP_EVERY", 2)
@@ -74,14 +74,16 @@ def test_reading_goes_on_behind_the_last_piece_that_is_safe(
             if name == "stopped":
                 with pytest.raises(KeyboardInterrupt):
                     states.collect(folder, context, stop)
-                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = 1  # what is read again
+                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = (
+                    1  # this part is collected again
+                )
             found.append(states.collect(folder, context, lambda done, _: ends.append(done)))
     assert ends == [2, 5, 7, 9, 11, 7, 9, 11]
     np.testing.assert_array_equal(found[0].hidden, found[1].hidden)
     np.testing.assert_array_equal(found[0].choices, found[1].choices)
 
 
-def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     states.begin(tmp_path, {"target": "x", "ctx": 512})
     states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
     states.begin(tmp_path, {"target": "x", "ctx": 512})
@@ -90,7 +92,7 @@ def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [[], [Piece([], [])]], ids=["none", "without tokens"])
-def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
+def test_a_folder_in_which_nothing_was_collected_is_reused(
     tmp_path: Path, samples: list[Piece]
 ) -> None:
     states.begin(tmp_path, {"ctx": 512})
@@ -104,7 +106,7 @@ def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
 
 
 @pytest.mark.parametrize("name", ["samples.jsonl", "run.json", "tokens.npy"])
-def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, name: str) -> None:
     mine = lines(tmp_path / name, {"prompt": "the cat"})
     with pytest.raises(TrainError, match=r"has files and is no folder of collected states; give a"):
         states.begin(tmp_path, {"target": "x"})
@@ -112,7 +114,7 @@ def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, nam
     assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
 
 
-def test_room_is_looked_for_again_when_reading_goes_on(
+def test_disk_space_is_checked_again_on_resuming(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states.begin(tmp_path, {"target": "x"})
@@ -120,7 +122,7 @@ def test_room_is_looked_for_again_when_reading_goes_on(
     states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
     (tmp_path / "done").write_text("1")
     with Model(tiny_model) as model, Context(model, EXACT) as context:
-        n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second piece takes
+        n_bytes = 3 * (2 * model.n_embd_out + 4)  # the size of the second sequence
         for free, is_enough in ((n_bytes - 1, False), (n_bytes, True)):
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
@@ -132,7 +134,7 @@ def test_room_is_looked_for_again_when_reading_goes_on(
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])
-def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
+def test_a_disk_that_fills_up_loses_no_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     write = Path.write_bytes
@@ -155,7 +157,7 @@ def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
     assert np.load(tmp_path / "ends.npy").tolist() == [2, 3]
 
 
-def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     file.write_bytes(b"abc")
     assert digest(file) == "ba7816bf8f01cfea"

@@ -1,8 +1,8 @@
-"""Training data: texts, prompts, chats and tokens, and what of them cannot be read."""
+"""Training data: texts, prompts, chats and tokens, and errors in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path) -> None:
+def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path: Path) -> None:
     plain = tmp_path / "a.txt"
     plain.write_text("the cat saw a dog", encoding="utf-8")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -42,7 +42,7 @@ def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path
 
 
 @pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": 5}', "[1]"])
-def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*give an object with text"):
@@ -64,7 +64,7 @@ def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: s
         ('{"ids": [1, 2], "spans": [[1]]}', "give an object with text"),
     ],
 )
-def test_what_are_no_tokens_or_no_spans_of_them_is_named(
+def test_invalid_tokens_and_spans_are_named(
     engine: Engine, tmp_path: Path, line: str, reason: str
 ) -> None:
     file = tmp_path / "ids.jsonl"
@@ -79,19 +79,21 @@ def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) 
         list(read_texts(engine.model, [file], 4))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(engine: Engine, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert list(read_texts(engine.model, [file], 4)) == [Piece([1, 2])]
 
 
-def test_prompts_without_replies_ask_for_them(engine: Engine, tmp_path: Path) -> None:
+def test_the_error_for_prompts_without_replies_suggests_generate(
+    engine: Engine, tmp_path: Path
+) -> None:
     file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
     with pytest.raises(TrainError, match="give --generate N"):
         list(read_texts(engine.model, [file], 64))
 
 
-def test_own_replies_are_plain_decodings_and_know_where_they_stand(
+def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
     engine: Engine, tmp_path: Path
 ) -> None:
     file = lines(
@@ -100,13 +102,14 @@ def test_own_replies_are_plain_decodings_and_know_where_they_stand(
     pieces = list(own_replies(engine, [file], 128, 10))
     assert len(pieces) == 3
     for piece in pieces:
+        assert piece.spans is not None
         start, end = piece.spans[-1]
         plain = engine.generate(piece.ids[:start], method="ar", max_tokens=10).run()
         assert piece.ids[start:end] == plain.token_ids
     assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
 
 
-def test_a_reply_that_the_next_turn_shows_otherwise_is_not_learnt_from(tmp_path: Path) -> None:
+def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}<|{{ m.role }}|>"
         "{% if m.role == 'assistant' %}a{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
@@ -128,15 +131,16 @@ def test_a_message_without_role_or_content_is_named(
 ) -> None:
     user = {"role": "user", "content": "a"}
     file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
-    for read in (
+    readers: tuple[Callable[[], object], ...] = (
         lambda: list(read_texts(engine.model, [file], 64)),
         lambda: list(own_replies(engine, [file], 64, 2)),
-    ):
+    )
+    for read in readers:
         with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*give a role of"):
             read()
 
 
-def test_a_cut_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "d.jsonl.gz", *[{"text": f"text {n}"} for n in range(2000)])
     content = file.read_bytes()
     for spoilt in (content[:-200], content[:100] + bytes(300) + content[400:], b"no gzip"):
@@ -146,14 +150,14 @@ def test_a_cut_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_file_that_is_no_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_bytes(b"ab\xff\x00")
     with pytest.raises(InvalidParameter, match=f"{name} is no UTF-8 text .*; give text files"):
         list(read_texts(engine.model, [file], 64))
 
 
-def test_prompts_that_have_no_room_are_counted(engine: Engine, tmp_path: Path) -> None:
+def test_prompts_without_room_for_a_reply_are_counted(engine: Engine, tmp_path: Path) -> None:
     prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
     file = lines(tmp_path / "p.jsonl", *prompts)
     with pytest.raises(TrainError) as caught:
