@@ -10,6 +10,7 @@ import pytest
 from tests.support.paths import MODELS
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.train
 
 from tools.recipe.export import load_decoder, write_gguf  # noqa: E402
 from tools.recipe.grow import deepen  # noqa: E402

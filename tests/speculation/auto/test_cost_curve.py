@@ -132,7 +132,7 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
 
 
 class Clocked:
-    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from position 1024."""
+    """A context whose clock only decodes advance: 1 ms a row, ``far`` ms from position 1024."""
 
     n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
 

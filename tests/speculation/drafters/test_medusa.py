@@ -100,6 +100,7 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
+@pytest.mark.train
 def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
     weights = random_weights(n_blocks=2, own=own, tokens=tokens, scale=3.0)

@@ -103,6 +103,7 @@ def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None
 
 
 @pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
+@pytest.mark.train
 def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
     w = random_weights(n_blocks=2, tokens=tokens)
@@ -365,8 +366,8 @@ def test_any_head_gives_the_text_of_plain_decoding(
 # Training
 
 
+@pytest.mark.train
 def test_drafts_of_a_trained_head_are_accepted(tmp_path: Path, tiny_model: Path) -> None:
-    pytest.importorskip("torch")
     from speculation.train.__main__ import main
 
     prompts = tmp_path / "prompts.jsonl"
@@ -383,6 +384,7 @@ def test_drafts_of_a_trained_head_are_accepted(tmp_path: Path, tiny_model: Path)
     assert ours.stats.tokens_per_step > 1.5  # an untrained head gives 1.04
 
 
+@pytest.mark.train
 def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_path: Path) -> None:
     """Training must compute for each token of a chain what the head computes when it drafts."""
     torch = pytest.importorskip("torch")

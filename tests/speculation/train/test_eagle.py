@@ -25,6 +25,7 @@ from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.train
 
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
 

@@ -59,10 +59,10 @@ def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.train
 def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    pytest.importorskip("torch")
     prompts = ["the cat", "a dog", "the cat saw " * 40]
     data = lines(tmp_path / "p.jsonl", *[{"prompt": prompt} for prompt in prompts])
     command = [kind, "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
@@ -104,6 +104,7 @@ def test_a_chain_is_evaluated_where_all_earlier_first_choices_were_accepted() ->
     np.testing.assert_allclose(accuracy[2, :4], [0, 0, 0, 1])
 
 
+@pytest.mark.train
 def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     torch = pytest.importorskip("torch")
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
@@ -210,10 +211,10 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--output", "one", "--vocab", "40", "--blocks", "2"]])
+@pytest.mark.train
 def test_drafts_of_trained_heads_are_accepted(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", *([{"text": "the cat"}] * 5))
     out = tmp_path / "heads.gguf"
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(out)]
@@ -238,6 +239,7 @@ def test_drafts_of_trained_heads_are_accepted(
     assert len(read_weights(HeadsFile(out)).tree) == 1
 
 
+@pytest.mark.train
 def test_missing_requirements_are_reported_in_one_line(
     tiny_model: Path,
     tmp_path: Path,
@@ -252,7 +254,6 @@ def test_missing_requirements_are_reported_in_one_line(
     assert main(command) == 2
     assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
     monkeypatch.undo()
-    pytest.importorskip("torch")
     assert main([*command[:-1], str(tmp_path / "none" / "h.gguf")]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert main([*command, "--heads", "20"]) == 2
@@ -267,10 +268,10 @@ def test_missing_requirements_are_reported_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.train
 def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    pytest.importorskip("torch")
     folder = tmp_path / "folder"
     folder.mkdir()
     command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
@@ -289,10 +290,10 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.train
 def test_the_target_is_not_overwritten(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(tiny_model)]
     assert main(command) == 2
@@ -300,10 +301,10 @@ def test_the_target_is_not_overwritten(
     assert error.startswith(f"error: cannot write {tiny_model}: it is one of the files that are")
 
 
+@pytest.mark.train
 def test_a_failed_command_can_be_corrected_in_the_same_folder(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
@@ -321,13 +322,13 @@ def test_a_failed_command_can_be_corrected_in_the_same_folder(
     assert "run.json does not say what was collected" in capsys.readouterr().err
 
 
+@pytest.mark.train
 def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     tiny_model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--generate", "8", "--ctx", "128"]
@@ -341,10 +342,10 @@ def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     assert error.startswith("error: there is not memory enough for a step; lower --batch, or give")
 
 
+@pytest.mark.train
 def test_a_context_no_larger_than_a_batch_can_be_collected_from(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat saw"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
