@@ -22,21 +22,21 @@ from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT
 
+pytestmark = pytest.mark.long
+
 
 def methods(*texts: str) -> list[Method]:
     return with_baseline([parse_method(text) for text in texts])
 
 
-WITHOUT_HEADS = (
+METHODS = methods(
     "prompt-lookup",
     "prompt-lookup:branches=4",
     "jacobi:guesses=4",
+    "lookahead",
     "lookahead:window=5,guesses=5",
 )
-METHODS = methods(*WITHOUT_HEADS)
-ALL_METHODS = methods(
-    *WITHOUT_HEADS,
-    "lookahead",
+DRAFTING = methods(
     "draft",
     "draft:width=3,nodes=12",
     "recycling",
@@ -49,6 +49,11 @@ ALL_METHODS = methods(
     "eagle-2:top_k=1,depth=3",
     "eagle-3",
     "auto",
+)
+GREEDY_AND_SEEDED = pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1)],
+    ids=["greedy", "seeded"],
 )
 
 
@@ -81,48 +86,37 @@ def runs(
     model: Path,
     params: ContextParams,
     methods: Sequence[Method],
-    *,
     sampling: SamplingParams | None = None,
+    *,
     categories: list[str] | None = None,
     **paired: Any,
 ) -> list[Run]:
-    """Every method on one built-in prompt of each category: all turns, 24 tokens each."""
+    """Every method on one built-in prompt of each category: all turns, 48 tokens each."""
     done: list[Run] = []
     with Engine.load(model, params, **paired) as engine:
         prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
-        plan = Plan(methods, sampling or SamplingParams(), n_predict=24)
+        plan = Plan(methods, sampling or SamplingParams(), n_predict=48)
         for finished in measure(engine, prompts, plan, lambda *_: None):
             assert isinstance(finished, list), f"left out: {finished}"
             done += finished
     return done
 
 
+@GREEDY_AND_SEEDED
 def test_in_f32_methods_without_heads_change_no_text_of_any_category(
-    f32_model: Path,
+    f32_model: Path, sampling: SamplingParams
 ) -> None:
-    kinds = {prompt.category for prompt in read_prompts("builtin")} - {
-        "chat"
-    }  # covered by the next test
-    done = runs(f32_model, EXACT, METHODS, categories=sorted(kinds))
-    assert len(done) >= len(METHODS) * len(kinds) >= 35
+    done = runs(f32_model, EXACT, METHODS, sampling)
+    assert len(done) > 50
     assert [run for run in done if run.first_difference is not None] == []
-    assert sum(run.n_accepted for run in done) > 70
+    assert sum(run.n_accepted for run in done) > 200
 
 
-@pytest.mark.parametrize(
-    ("sampling", "kind", "least_accepted"),
-    [
-        (SamplingParams(), "chat", 1),
-        (SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1), "extraction", 0),
-    ],
-    ids=["greedy", "seeded"],
-)
-def test_in_f32_no_method_changes_the_text(
+@GREEDY_AND_SEEDED
+def test_in_f32_no_draft_model_and_no_head_changes_a_text(
     f32_model: Path,
     f32_heads: list[Path],
     sampling: SamplingParams,
-    kind: str,
-    least_accepted: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rows this cheap make auto draft on any machine.
@@ -130,23 +124,16 @@ def test_in_f32_no_method_changes_the_text(
     monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.engine.save_cost", lambda *kept: None)
-    done = runs(
-        f32_model,
-        EXACT,
-        ALL_METHODS,
-        sampling=sampling,
-        categories=[kind],
-        draft_model="bundled-draft",
-        heads=f32_heads,
-    )
+    paired = {"draft_model": "bundled-draft", "heads": f32_heads}
+    kinds = ["chat", "extraction"]
+    done = runs(f32_model, EXACT, DRAFTING, sampling, categories=kinds, **paired)
     assert [run for run in done if run.first_difference is not None] == []
     accepted = {run.method: 0 for run in done if run.method != "ar"}
     for run in done:
         if run.method in accepted:
             accepted[run.method] += run.n_accepted
-    assert len(accepted) == len(ALL_METHODS) - 1
-    assert min(accepted.values()) >= least_accepted, accepted
-    assert sum(accepted.values()) > 40
+    assert len(accepted) == len(DRAFTING) - 1
+    assert min(accepted.values()) > 0, accepted
 
 
 def test_as_shipped_texts_differ_only_at_near_ties() -> None:
