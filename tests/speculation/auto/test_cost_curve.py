@@ -90,9 +90,9 @@ def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
 
 
 def test_progress_reports_each_size() -> None:
-    told: list[int] = []
-    measure_curve(Machine().decode, (1, 2, 4), progress=told.append)
-    assert told == [1, 2, 4]
+    reported: list[int] = []
+    measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
+    assert reported == [1, 2, 4]
 
 
 def test_a_curve_can_have_a_single_size() -> None:
@@ -132,7 +132,7 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
 
 
 class Clocked:
-    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from position 1024."""
+    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from 1024 on."""
 
     n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
 
