@@ -258,7 +258,7 @@ def test_commit_keeps_the_accepted_branch_in_every_sequence() -> None:
     target.decode(rows)
     cache.commit(rows, [0, 1, 3])
     assert cache.tokens == [1, 2, 10, 11, 13]
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
 
 
 def test_commit_of_the_root_alone_copies_nothing() -> None:
@@ -267,7 +267,7 @@ def test_commit_of_the_root_alone_copies_nothing() -> None:
     target.decode(rows)
     cache.commit(rows, [0])
     assert target.copies == 0
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10]] * 4
 
 
 def test_commit_of_a_chain_copies_nothing() -> None:
@@ -278,14 +278,14 @@ def test_commit_of_a_chain_copies_nothing() -> None:
     target.decode(rows)
     cache.commit(rows, [0, 1, 2])
     assert target.copies == 0
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
 
 
 def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
     target, cache = prefilled([1, 2, 3, 4], n_seq=2)
     assert cache.prefill([1, 2, 9, 9, 9]) == 2
     assert [row.token for row in target.decoded[-1]] == [9, 9, 9]
-    assert target.held(1) == [1, 2, 9, 9, 9]
+    assert target.tokens_of(1) == [1, 2, 9, 9, 9]
 
 
 def test_prefill_goes_in_chunks_and_reports_them() -> None:
@@ -315,7 +315,7 @@ def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert (cache.tokens, cache.n_deferred) == ([1, 2, 10, 11, 13], 0)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
 
 
 def test_deferred_tokens_leave_room_for_a_row() -> None:
@@ -338,7 +338,7 @@ def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> Non
         cache.prefill([0, 1, 2, 3, 4, 5], defer=True)
         forget(cache)
         assert (cache.tokens, cache.n_deferred) == ([0, 1, 2, 3], 0)
-        assert target.held(0) == [0, 1, 2, 3]
+        assert target.tokens_of(0) == [0, 1, 2, 3]
 
 
 def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
@@ -354,14 +354,14 @@ def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
     target = FakeTarget(n_batch=4)
     target.is_slow = True
     cache = SequenceCache(target)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with pytest.raises(Cancelled):
         cache.prefill(
             list(range(10)),
-            progress=lambda *parts: told.append(parts),
-            cancelled=lambda: len(told) == 4,
+            progress=lambda *parts: reported.append(parts),
+            cancelled=lambda: len(reported) == 4,
         )
-    assert told == [(0, 10), (2, 10), (4, 10), (6, 10)]
+    assert reported == [(0, 10), (2, 10), (4, 10), (6, 10)]
     assert cache.tokens == [0, 1, 2, 3]
     assert target.n_cells() == 4
 
@@ -375,9 +375,9 @@ def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() 
 def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
     target, cache = prefilled([1, 2, 3], n_seq=1)
     cache.reserve(3)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
     cache.reserve(1)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [], [], []]
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [], [], []]
 
 
 def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> None:
@@ -392,7 +392,7 @@ def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> N
     output = cache.decode(rows)
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
-    assert [target.held(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
 
 
 def test_a_chain_needs_only_one_sequence() -> None:
@@ -419,7 +419,7 @@ def test_truncate_drops_uncommitted_rows_too() -> None:
     target.decode(tree_rows(TokenTree(9), 3, 2))
     cache.truncate(2)
     assert cache.tokens == [1, 2]
-    assert [target.held(s) for s in range(2)] == [[1, 2]] * 2
+    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
 def test_a_common_prefix_is_at_most_as_long_as_the_shorter_text() -> None:
@@ -439,7 +439,7 @@ def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     cache.prefill(list(range(1, 12)))  # saved after 3 tokens
     assert cache.prefill([*range(1, 7), 9, 9, 9]) == 3
     assert cache.prefill([1, 2, 9, 9]) == 0  # nothing was saved before these
-    assert target.held(0) == cache.tokens == [1, 2, 9, 9]
+    assert target.tokens_of(0) == cache.tokens == [1, 2, 9, 9]
     long = [token % 12 for token in range(100)]
     for end in (40, 60, 80, 100):
         assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)

@@ -144,12 +144,12 @@ def test_as_shipped_texts_differ_only_at_near_ties() -> None:
 
 
 def test_a_cut_reply_continues_as_if_it_had_not_been_cut(f32_model: Path) -> None:
-    said = [{"role": "user", "content": "Tell me a story about a ship."}]
+    messages = [{"role": "user", "content": "Tell me a story about a ship."}]
     with Engine.load(f32_model, EXACT) as engine:
-        whole = engine.chat(said, method="ar", max_tokens=40).run()
+        whole = engine.chat(messages, method="ar", max_tokens=40).run()
         for n in (1, 7, 20):
-            begun = engine.chat(said, method="ar", max_tokens=n).run().text
-            more = [*said, {"role": "assistant", "content": begun}]
-            rest = engine.chat(more, method="prompt-lookup", max_tokens=40 - n).run()
-            assert begun + rest.text == whole.text
+            start = engine.chat(messages, method="ar", max_tokens=n).run().text
+            continued = [*messages, {"role": "assistant", "content": start}]
+            rest = engine.chat(continued, method="prompt-lookup", max_tokens=40 - n).run()
+            assert start + rest.text == whole.text
             assert rest.stats.n_reused >= whole.stats.n_prompt

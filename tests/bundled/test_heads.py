@@ -38,10 +38,10 @@ def test_the_heads_of_all_kinds_fit_in_eight_megabytes(engine: Engine) -> None:
 
 @pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
 def test_heads_given_as_a_model_are_refused_with_the_right_flag(heads: str) -> None:
-    told = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
-    with pytest.raises(HeadsError, match=told):
+    reason = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
+    with pytest.raises(HeadsError, match=reason):
         Engine.load(heads)
-    with pytest.raises(HeadsError, match=told):
+    with pytest.raises(HeadsError, match=reason):
         Engine.load("bundled", ContextParams(n_threads=1), draft_model=heads)
 
 

@@ -301,10 +301,12 @@ def test_n_batch_covers_the_rounded_up_context(tiny_model: Path) -> None:
 
 
 def test_a_last_message_from_the_assistant_is_continued(engine: Engine) -> None:
-    said = [{"role": "user", "content": "the cat saw a dog"}]
-    prompt = engine.chat(said, max_tokens=1).prompt
+    messages = [{"role": "user", "content": "the cat saw a dog"}]
+    prompt = engine.chat(messages, max_tokens=1).prompt
     for text in ("a cat", "</s> a cat"):
-        tokens = engine.chat([*said, {"role": "assistant", "content": text}], max_tokens=1).prompt
+        tokens = engine.chat(
+            [*messages, {"role": "assistant", "content": text}], max_tokens=1
+        ).prompt
         assert tokens[: len(prompt)] == prompt
         assert engine.model.detokenize(tokens[len(prompt) :]).decode() == text
         assert engine.model.special_token("eos") not in tokens[len(prompt) :]

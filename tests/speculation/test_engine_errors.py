@@ -190,10 +190,10 @@ def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: 
 
 
 def test_a_grammar_is_refused_for_a_continued_reply(engine: Engine) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for sampling in (SamplingParams(grammar='root ::= "a"'), SamplingParams(json_schema="{}")):
         with pytest.raises(InvalidParameter, match="is for a whole reply, and this one has begun"):
-            engine.chat(said, sampling=sampling)
+            engine.chat(messages, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +243,11 @@ def test_a_closed_engine_refuses_every_call(tiny_model: Path) -> None:
 
 def test_a_text_generated_in_one_thread_cannot_be_ended_by_another(tiny_model: Path) -> None:
     with Engine.load(tiny_model) as engine:
-        inside, go_on = threading.Event(), threading.Event()
+        inside, proceed = threading.Event(), threading.Event()
 
         def cancelled() -> bool:
             inside.set()
-            return go_on.wait()
+            return proceed.wait()
 
         generation = engine.generate("hi", max_tokens=50, cancelled=cancelled)
         thread = threading.Thread(target=generation.run)
@@ -255,7 +255,7 @@ def test_a_text_generated_in_one_thread_cannot_be_ended_by_another(tiny_model: P
         inside.wait()
         with pytest.raises(EngineInUse, match="another thread is generating"):
             engine.generate("ho")
-        go_on.set()
+        proceed.set()
         thread.join()
         assert generation.finish_reason == "cancelled"
 
@@ -267,11 +267,11 @@ def test_ctrl_c_is_not_lost_in_a_callback_from_llama_cpp(tiny_model: Path) -> No
         assert sum(range(1000)) == 499_500  # the signal is handled in here
 
     before = signal.getsignal(signal.SIGINT)
-    gone_on = False
+    continued = False
     with pytest.raises(KeyboardInterrupt), held_interrupts():
         callback()
-        gone_on = True
-    assert gone_on
+        continued = True
+    assert continued
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -288,7 +288,7 @@ def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "kind", "message"),
     [
         (-2, OutOfMemory, "(?s)no memory left to compute .* rows .*; lower n_ctx"),
         (-3, DecodeFailed, "llama_decode returned -3"),
@@ -297,13 +297,13 @@ def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
 def test_a_failed_decode_reports_its_reason(
     code: int,
     kind: type[Exception],
-    says: str,
+    message: str,
     engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("batching.llama.context._llama_decode", lambda *_: code)
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             engine.generate(PROMPT, max_tokens=2).run()
     assert engine.generate(PROMPT, max_tokens=2).run().stats.n_tokens == 2
 

@@ -97,15 +97,15 @@ def test_continued_and_different_prompts_start_from_a_clean_state(
     n_reused = []
     with Engine.load(hybrid, EXACT) as fresh:
         for _ in range(12):
-            held = engine.cache.tokens
-            goes_on = rng.random() < 0.5 and 0 < len(held) < 250
-            prompt = [*held, 270] if goes_on else [*base[: rng.randrange(5, 200)], 271]
+            cached = engine.cache.tokens
+            is_continued = rng.random() < 0.5 and 0 < len(cached) < 250
+            prompt = [*cached, 270] if is_continued else [*base[: rng.randrange(5, 200)], 271]
             given = engine.generate(prompt, max_tokens=20).run()
             fresh.cache.truncate(0)
             expected = fresh.generate(prompt, method="ar", max_tokens=20).run()
             assert given.token_ids == expected.token_ids
-            assert not goes_on or given.stats.n_reused == len(prompt) - 1
-            n_reused.append(given.stats.n_reused if not goes_on else 0)
+            assert not is_continued or given.stats.n_reused == len(prompt) - 1
+            n_reused.append(given.stats.n_reused if not is_continued else 0)
     assert max(n_reused) > 0  # from saved states
 
 
@@ -116,12 +116,12 @@ def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
     first = engine.chat(chat, max_tokens=20).run()
     again = engine.chat(chat, max_tokens=20).run()
     assert again.token_ids == first.token_ids
-    begun = first.stats.n_prompt - 1 - TAIL
-    assert again.stats.n_reused == begun
+    n_kept = first.stats.n_prompt - 1 - TAIL
+    assert again.stats.n_reused == n_kept
     # The next prompt renders the reply differently, as a template does that drops reasoning.
     chat += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a cat"}]
     third = engine.chat(chat, max_tokens=20).run()
-    assert third.stats.n_reused == begun
+    assert third.stats.n_reused == n_kept
     engine.cache.truncate(0)
     assert engine.chat(chat, max_tokens=20).run().token_ids == third.token_ids
 

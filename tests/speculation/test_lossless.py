@@ -184,7 +184,7 @@ def run(
     # Whatever was drafted, each sequence now holds exactly the text without its last token.
     assert cache.tokens == (prompt + text)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(text) - 1
-    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
     if defer and n_rewind == NO_LIMIT:
         assert len(target.decoded) == stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
@@ -282,7 +282,7 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     steps.close()  # type: ignore[attr-defined]
     assert cache.tokens == [1, 2, 3, *text[:-1]]
     assert cache.n_seq > 1
-    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
 
 
 def test_a_text_that_ends_inside_an_accepted_path_commits_nothing_beyond_its_end() -> None:

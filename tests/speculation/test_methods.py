@@ -109,15 +109,15 @@ def test_a_common_context_is_counted_up_to_32_tokens() -> None:
                 assert index.common_context(position, n) == min(32, alike.index(False))
 
 
-def draft_and_observe(lookup: PromptLookup, text: list[int], became: list[int]) -> int:
-    """One step that adds the tokens ``became``. Returns the length of the draft."""
+def draft_and_observe(lookup: PromptLookup, text: list[int], new: list[int]) -> int:
+    """One step that adds the tokens ``new``. Returns the length of the draft."""
     tree = TokenTree(text[-1])
     lookup.draft(text, tree, DraftBudget())
     path = [0]
-    for token in became[:-1]:
+    for token in new[:-1]:
         path += tree.children(path[-1], token)
-    lookup.observe(Step(tree, ScriptedOutput(), path, became[-1]))
-    text += became
+    lookup.observe(Step(tree, ScriptedOutput(), path, new[-1]))
+    text += new
     return len(tree) - 1
 
 

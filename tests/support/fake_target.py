@@ -150,7 +150,7 @@ class FakeTarget:
         self.is_slow = False  # whether a decode asks the watch half-way
         self.decoded: list[Rows] = []
         self.copies = 0
-        self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
+        self._tokens: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
         self._has_hidden = False
         self._output = FakeOutput([], [], logits)
 
@@ -162,14 +162,14 @@ class FakeTarget:
         self.decoded.append(rows)
         prefixes = []
         for row in rows:
-            held = {self._held[seq_id] for seq_id in row.seq_ids}
-            assert len(held) == 1, f"sequences {row.seq_ids} share a row but hold {held}"
-            (prefix,) = held
-            assert len(prefix) == row.position, f"a gap before {row}: {len(prefix)} tokens held"
+            prefixes_of_row = {self._tokens[seq_id] for seq_id in row.seq_ids}
+            assert len(prefixes_of_row) == 1, f"sequences {row.seq_ids} share a row but differ"
+            (prefix,) = prefixes_of_row
+            assert len(prefix) == row.position, f"a gap before {row}: {len(prefix)} tokens"
             prefix = (*prefix, row.token)
             prefixes.append(prefix)
             for seq_id in row.seq_ids:
-                self._held[seq_id] = prefix
+                self._tokens[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
         self._n_back = min(self.n_rewind, len(rows) - 1)
         outputs = [output or self._has_hidden for output in rows.outputs]
@@ -186,40 +186,42 @@ class FakeTarget:
         self._layers = tuple(layers)
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._held[0]) - p0) > 0:
+        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._tokens[0]) - p0) > 0:
             if n > self._n_back:
                 raise CannotRewind(f"{n} rows to take back, {self._n_back} can be")
             self._n_back = 0
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
-            held = self._held[s]
-            assert p1 == -1 or p1 >= len(held), "a hole in the middle of a sequence"
-            self._held[s] = held[:p0]
+            tokens = self._tokens[s]
+            assert p1 == -1 or p1 >= len(tokens), "a hole in the middle of a sequence"
+            self._tokens[s] = tokens[:p0]
 
     def save(self) -> object:
-        return self._held[0]
+        return self._tokens[0]
 
     def restore(self, state: object, n_tokens: int) -> None:
         assert isinstance(state, tuple)
-        assert state == self._held[0][:n_tokens] and len(state) == n_tokens, "of another text"
-        self._held[0] = state
+        assert state == self._tokens[0][:n_tokens] and len(state) == n_tokens, (
+            "a state of another text"
+        )
+        self._tokens[0] = state
         self._n_back = 0
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         self.copies += 1
-        assert len(self._held[dest]) == p0, "a copy leaves a gap or overlaps"
-        self._held[dest] = self._held[dest] + self._held[source][p0:p1]
+        assert len(self._tokens[dest]) == p0, "a copy leaves a gap or overlaps"
+        self._tokens[dest] = self._tokens[dest] + self._tokens[source][p0:p1]
 
     def n_cells(self) -> int:
         """Cells in use: sequences share the cells of a common prefix."""
         n_cells = 0
         before: tuple[int, ...] = ()
-        for held in sorted(set(self._held)):
-            n_cells += len(held) - common_prefix(before, held)
-            before = held
+        for tokens in sorted(set(self._tokens)):
+            n_cells += len(tokens) - common_prefix(before, tokens)
+            before = tokens
         return n_cells
 
-    def held(self, seq_id: int) -> list[int]:
-        return list(self._held[seq_id])
+    def tokens_of(self, seq_id: int) -> list[int]:
+        return list(self._tokens[seq_id])
 
 
 class FakeSampler:

@@ -1,4 +1,4 @@
-"""Shared by tests of heads over hidden states: random weights, a started head, and two checks.
+"""Shared by tests of heads over hidden states: random weights, started heads, and checks.
 
 A head must match its NumPy reference on every path of a tree, and whatever it drafts, the text must
 be that of plain decoding.
@@ -17,12 +17,15 @@ import numpy as np
 from batching.draft_context import DraftContext
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.tree import Floats
+from batching.tree import Floats, TokenTree
+from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
+from speculation.generation import Generation
 from speculation.heads.load import load_heads
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import FakeOutput, fake_logits
 
 TEXT = (5, 270, 271, 272, 280)
 SAMPLINGS = {
@@ -30,6 +33,17 @@ SAMPLINGS = {
     "seeded": SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.1),
     "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
 }
+
+
+def normal_weights(
+    rng: np.random.Generator, n_embd: int, scale: float = 1.0
+) -> Callable[..., Floats]:
+    """A function that makes normal weights of a shape, with deviation ``scale`` / √``n_embd``."""
+
+    def normal(*shape: int) -> Floats:
+        return (scale * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
+
+    return normal
 
 
 def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
@@ -90,9 +104,13 @@ def check_a_tree(
     return root, logits
 
 
-def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
-    """Every method must give the text of plain decoding. Returns the stats of the greedy runs."""
-    found: dict[str, Stats] = {}
+def compared_texts(
+    engine: Engine, methods: Sequence[str], max_tokens: int = 40
+) -> Iterator[tuple[str, Generation, Generation]]:
+    """Check that every method gives the text of plain decoding under each of SAMPLINGS.
+
+    Yields the method, plain decoding's text and the method's.
+    """
     for name, sampling in SAMPLINGS.items():
         plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=max_tokens).run()
         for method in methods:
@@ -100,5 +118,39 @@ def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) ->
                 PROMPT, method=method, sampling=sampling, max_tokens=max_tokens
             ).run()
             assert ours.token_ids == plain.token_ids, (name, method)
-            found.setdefault(method, ours.stats)
+            yield method, plain, ours
+
+
+def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
+    """The same; returns the stats of the greedy runs by method."""
+    found: dict[str, Stats] = {}
+    for method, _, ours in compared_texts(engine, methods, max_tokens):
+        found.setdefault(method, ours.stats)
     return found
+
+
+def second_tree(drafter: Drafter, bonus: int, min_path_prob: float = 0.0) -> TokenTree:
+    """What ``drafter`` drafts in the second step of a text, on the fake target's states.
+
+    In the first step no state is known, so nothing is drafted; ``bonus`` follows.
+    """
+    text = [1, 2, 3]
+    drafter.begin(text)
+    tree = TokenTree(3)
+    drafter.draft(text, tree, DraftBudget())
+    assert len(tree) == 1
+    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
+    drafter.observe(Step(tree, output, [0], bonus))
+    tree = TokenTree(bonus)
+    drafter.draft([*text, bonus], tree, DraftBudget(min_path_prob=min_path_prob))
+    return tree
+
+
+def check_that_a_gap_is_noticed(drafter: Drafter) -> None:
+    """After a step that it did not observe, ``drafter`` must not draft from the older state."""
+    drafter.begin([1, 2])
+    drafter.draft([1, 2], TokenTree(2), DraftBudget())
+    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
+    tree = TokenTree(9)
+    drafter.draft([1, 2, 5, 9], tree, DraftBudget())
+    assert len(tree) == 1

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from batching.gguf.reader import GGUFFile
-from tests.support.tiny_gguf import CHAT_TEMPLATE, begun, finished, vocabulary
+from tests.support.tiny_gguf import CHAT_TEMPLATE, finish_writer, started_writer, vocabulary
 
 N_EMBD, N_LAYER, N_HEAD, HEAD = 32, 3, 2, 16
 
@@ -109,7 +109,7 @@ def write_mtp_gguf(
         tensors.add_ffn(blk, 0.0)
         tensors.add_attention(blk, 0.0, gate=True)
         tensors.add_mtp(blk, of_state)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_mtp_gguf_with_kv(
@@ -137,7 +137,7 @@ def write_mtp_gguf_with_kv(
         tensors.add_ffn(blk, 0.0, "_exps", (2,))
         tensors.add_ffn(blk, 0.0, "_shexp")
         tensors.add_mtp(blk, of_state)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
@@ -154,7 +154,7 @@ def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
         tensors.add_norm(f"{blk}.post_ffw_norm.weight", value=influence)
         tensors.add_ffn(blk, 1.6)
     tensors.add_norm("rope_freqs.weight", HEAD // 2)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: int = 2) -> Path:
@@ -189,11 +189,11 @@ def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: 
         tensors.add(f"{blk}.ffn_up.weight", N_EMBD, width)
         tensors.add(f"{blk}.ffn_down.weight", width, N_EMBD)
     tensors.add_norm("rope_freqs.weight", HEAD // 2)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool]) -> GGUFWriter:
-    writer = begun(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
+    writer = started_writer(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD if architecture == "gemma4" else N_EMBD)
     writer.add_head_count(N_HEAD)
@@ -215,12 +215,14 @@ def write_mtp_header(path: Path, architecture: str) -> Path:
     tensors = _Tensors(writer)
     tensors.add_norm("blk.0.attn_norm.weight")
     tensors.add_mtp(f"blk.{N_LAYER}", 0.0)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def _begun(path: Path, architecture: str, tensors_per_file: int = 0, n_mtp: int = 1) -> GGUFWriter:
     n_layer = N_LAYER + n_mtp
-    writer = begun(path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file)
+    writer = started_writer(
+        path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file
+    )
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD)
     writer.add_head_count(N_HEAD)

@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, TokenType
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
 from tests.support.tiny_gguf import (
-    begun,
-    finished,
+    finish_writer,
+    started_writer,
     vocabulary,
     write_hybrid_gguf,
     write_tiny_gguf,
@@ -111,7 +111,7 @@ def write_tiny_dflash(
 ) -> Path:
     """Write the head. ``tensors`` and ``metadata``, by their names in the file, are added or
     replace existing ones; None leaves one out."""
-    writer = begun(path, "dflash", 512, n_embd, n_blocks, None)
+    writer = started_writer(path, "dflash", 512, n_embd, n_blocks, None)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEAD)
     writer.add_head_count_kv(N_HEAD_KV)
@@ -138,7 +138,7 @@ def write_tiny_dflash(
         if values is not None:
             i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
             writer.add_tensor(name, values, raw_dtype=i64)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 # A target that counts, each token followed by the next on a circle, and a head that predicts it.

@@ -64,39 +64,39 @@ def test_a_decoder_loaded_from_its_gguf_gives_the_same_logits(tmp_path: Path, he
     torch.testing.assert_close(again(tokens), decoder(tokens))
 
 
-def begun() -> Run:
+def started_run() -> Run:
     shape = Shape(vocab=64, dim=64, layers=2, heads=2, hidden=64, context=32)
     return start(shape, Schedule(), "cpu")
 
 
 def test_a_checkpoint_is_not_overwritten_by_another_run(tmp_path: Path) -> None:
-    run = begun()
+    run = started_run()
     take_up(run, tmp_path, resume=False)
     run.step = 7
     run.save(tmp_path / CHECKPOINT)
     with pytest.raises(ValueError, match="would be written over; give --resume"):
-        take_up(begun(), tmp_path, resume=False)
-    resumed = begun()
+        take_up(started_run(), tmp_path, resume=False)
+    resumed = started_run()
     take_up(resumed, tmp_path, resume=True)
     assert resumed.step == 7
 
 
 def test_a_decay_that_would_never_start_is_refused(tmp_path: Path) -> None:
-    run = begun()
+    run = started_run()
     run.step, run.decay_from = 1750, 1400
     run.save(tmp_path / CHECKPOINT)
-    take_up(begun(), tmp_path, resume=True, decay_at=1400)  # the decay has started
-    take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1750)
+    take_up(started_run(), tmp_path, resume=True, decay_at=1400)  # the decay has started
+    take_up(started_run(), tmp_path, resume=False, extend=True, decay_at=1750)
     with pytest.raises(ValueError, match="--decay-at is 1400 and the run stands at step 1750"):
-        take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1400)
+        take_up(started_run(), tmp_path, resume=False, extend=True, decay_at=1400)
 
 
 def test_an_extended_run_does_not_inherit_the_previous_decay(tmp_path: Path) -> None:
-    begun().save(tmp_path / CHECKPOINT)
+    started_run().save(tmp_path / CHECKPOINT)
     (tmp_path / "decay").touch()
-    take_up(begun(), tmp_path, resume=True)
+    take_up(started_run(), tmp_path, resume=True)
     assert (tmp_path / "decay").exists()
-    take_up(begun(), tmp_path, resume=False, extend=True)
+    take_up(started_run(), tmp_path, resume=False, extend=True)
     assert not (tmp_path / "decay").exists()
 
 

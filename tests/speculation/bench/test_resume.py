@@ -297,17 +297,17 @@ def test_a_failed_write_leaves_the_old_file(
 def test_a_file_that_is_briefly_locked_is_replaced_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace, held = Path.replace, [True, True]
+    replace, locked = Path.replace, [True, True]
 
     def replace_if_free(new: Path, path: Path) -> Path:
-        if held and held.pop():
+        if locked and locked.pop():
             raise PermissionError(13, "The process cannot access the file")
         return replace(new, path)
 
     monkeypatch.setattr(Path, "replace", replace_if_free)
     JsonFile(tmp_path / "out.json").write(RESULTS, summary=False)
     assert read_json(tmp_path / "out.json").runs == [RUN]
-    assert held == []
+    assert locked == []
 
 
 def test_a_device_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ THINKS = (
 )
 # Like DeepSeek R1's: the model always thinks, and the template opens the reasoning.
 OPENS = THINKS.partition("{% if")[0] + "{{ '<think>\\n' }}"
-SAID = [
+MESSAGES = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
     {"role": "user", "content": "c"},
@@ -108,35 +108,37 @@ def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
 
 def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
     for engine in engines.values():
-        assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, SAID)
-    opened = [SAID[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, SAID[2]]
+        assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, MESSAGES)
+    opened = [MESSAGES[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, MESSAGES[2]]
     assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
 
 
 def test_a_continued_reply_keeps_its_reasoning(engines: dict[str, Engine]) -> None:
-    text = prompt_text(engines["opens"], [SAID[0], {"role": "assistant", "content": "hm"}])
+    text = prompt_text(engines["opens"], [MESSAGES[0], {"role": "assistant", "content": "hm"}])
     assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
 
 
 def test_the_start_of_a_reply_shows_whether_it_continues_in_reasoning(
     engines: dict[str, Engine],
 ) -> None:
-    for name, begun, opening in (
+    for name, start, opening in (
         ("opens", "hm", "<think>\n"),
         ("opens", "hm</think>yes", ""),
         ("thinks", "<think>\nhm", "<think>\n"),
         ("thinks", "yes", ""),
     ):
-        said = [SAID[0], {"role": "assistant", "content": begun}]
-        assert chat_prompt(engines[name].model, said).opening == opening
+        messages = [MESSAGES[0], {"role": "assistant", "content": start}]
+        assert chat_prompt(engines[name].model, messages).opening == opening
 
 
 def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
     engine = engines["thinks"]
     assert engine.can_be_told_to_think
-    assert prompt_text(engine, SAID[:1]).endswith("<|assistant|>")
-    assert prompt_text(engine, SAID[:1], thinking=True).endswith("<|assistant|>")
-    assert prompt_text(engine, SAID[:1], thinking=False).endswith("<|assistant|><think></think>")
+    assert prompt_text(engine, MESSAGES[:1]).endswith("<|assistant|>")
+    assert prompt_text(engine, MESSAGES[:1], thinking=True).endswith("<|assistant|>")
+    assert prompt_text(engine, MESSAGES[:1], thinking=False).endswith(
+        "<|assistant|><think></think>"
+    )
 
 
 def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str, Engine]) -> None:
@@ -157,12 +159,12 @@ def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
 
 def test_a_template_may_mark_the_trained_tokens() -> None:
     template = "{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b"
-    assert render_messages(template, SAID) == "ab"
+    assert render_messages(template, MESSAGES) == "ab"
 
 
 def test_a_template_that_shows_the_date_shows_todays() -> None:
     template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
-    assert render_messages(template, SAID) == datetime.now().strftime("%d %b %Y")
+    assert render_messages(template, MESSAGES) == datetime.now().strftime("%d %b %Y")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_a_template_that_shows_the_date_shows_todays() -> None:
 )
 def test_a_template_error_is_quoted(template: str, reason: str) -> None:
     with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
-        render_messages(template, SAID)
+        render_messages(template, MESSAGES)
 
 
 def test_a_broken_template_has_no_thinking_switch() -> None:
@@ -210,8 +212,8 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
     with monkeypatch.context() as patched:
         patched.setattr(render_process, limit, value)
         with pytest.raises(UnsupportedModel, match=f"chat template {reason}.* choose another"):
-            render_messages(template, SAID[:1])
-    assert render_messages("{{ messages[0].content }}", SAID) == "a"
+            render_messages(template, MESSAGES[:1])
+    assert render_messages("{{ messages[0].content }}", MESSAGES) == "a"
 
 
 def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_message(
@@ -223,7 +225,7 @@ def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_messa
         engine_with(loops, tmp_path / "loops.gguf") as engine,
         pytest.raises(UnsupportedModel, match="took longer than 0.2 s"),
     ):
-        chat_prompt(engine.model, [{"role": "system", "content": "s"}, *SAID])
+        chat_prompt(engine.model, [{"role": "system", "content": "s"}, *MESSAGES])
 
 
 def test_a_template_that_cannot_be_compiled_in_time_has_no_thinking_switch(

@@ -10,16 +10,16 @@ from speculation.chat.template import Message
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 
 
-def conversation(*lengths: int, system: int = 0, begun: int = 0) -> list[Message]:
+def conversation(*lengths: int, system: int = 0, started: int = 0) -> list[Message]:
     """Turns of the given numbers of tokens, one of which is the user's. The last turn has only the
-    user's message, and ``begun`` tokens of the reply if it has started."""
+    user's message, and ``started`` tokens of a reply if there is one."""
     messages: list[Message] = [{"role": "system", "content": "s" * system}] if system else []
     for length in lengths[:-1]:
         messages.append({"role": "user", "content": "u"})
         messages.append({"role": "assistant", "content": "a" * (length - 1)})
     messages.append({"role": "user", "content": "u" * lengths[-1]})
-    if begun:
-        messages.append({"role": "assistant", "content": "a" * begun})
+    if started:
+        messages.append({"role": "assistant", "content": "a" * started})
     return messages
 
 
@@ -79,8 +79,8 @@ def test_the_last_turn_is_kept_even_if_it_does_not_fit() -> None:
 
 
 def test_a_started_reply_belongs_to_the_last_turn() -> None:
-    assert left_out(conversation(20, 20, 10, begun=35)) == 2
-    assert left_out(conversation(20, 20, 10, begun=70)) == 2
+    assert left_out(conversation(20, 20, 10, started=35)) == 2
+    assert left_out(conversation(20, 20, 10, started=70)) == 2
 
 
 def test_hundreds_of_turns_need_only_a_few_short_counts() -> None:

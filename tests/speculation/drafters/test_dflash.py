@@ -100,15 +100,15 @@ def rotated(x: Floats) -> Floats:
 
 def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]) -> Floats:
     """The logits of each row of a block; the text's auxiliary hidden states are (time, 3 * 32)."""
-    told = rms_norm(inputs @ w["fc.weight"].T, w["enc.output_norm.weight"])
+    features = rms_norm(inputs @ w["fc.weight"].T, w["enc.output_norm.weight"])
     x = w["token_embd.weight"][block]
-    n, n_all = len(block), len(told) + len(block)
+    n, n_all = len(block), len(features) + len(block)
     for i in range(2):
 
         def weight(name: str, i: int = i) -> Floats:
             return w[f"blk.{i}.{name}.weight"]
 
-        inner = np.concatenate([told, rms_norm(x, weight("attn_norm"))])
+        inner = np.concatenate([features, rms_norm(x, weight("attn_norm"))])
         q, k, v = ((inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv")
         q = rotated(rms_norm(q, weight("attn_q_norm")))[-n:]
         k = rotated(rms_norm(k, weight("attn_k_norm")))

@@ -243,7 +243,7 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         eagle.begin(prompt)
         eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget())
         assert head.rows == expected
-        assert [len(head.context.held(0))] == [len(prompt) - 1]
+        assert len(head.context.tokens_of(0)) == len(prompt) - 1
 
 
 def test_unobserved_steps_leave_a_gap_and_a_step_without_a_draft() -> None:
@@ -283,13 +283,13 @@ def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
 
 
 def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None:
-    held = list(range(100))
+    cached = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
         levels = HeadContext(Recorder())
         levels.prepare(1024, 1, 5)
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
-        cache.prefill(held)
-        assert cache.prefill([*held, 7, 8], reader=levels) == n_reused
+        cache.prefill(cached)
+        assert cache.prefill([*cached, 7, 8], reader=levels) == n_reused
 
 
 def test_a_full_head_context_ends_drafting_without_an_error() -> None:

@@ -36,7 +36,12 @@ from speculation.sampling import SamplingParams
 from speculation.verify import Typical
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidden, fake_logits
-from tests.support.head_checks import SAMPLINGS
+from tests.support.head_checks import (
+    check_that_a_gap_is_noticed,
+    compared_texts,
+    normal_weights,
+    second_tree,
+)
 from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
 
 N_TINY = len(vocabulary()[0])
@@ -52,11 +57,7 @@ def random_weights(
     tokens: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> MedusaWeights:
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> Floats:
-        return (scale * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
-
+    normal = normal_weights(np.random.default_rng(seed), n_embd, scale)
     n_drafted = N_TINY if tokens is None else len(tokens)
     return MedusaWeights(
         normal(n_blocks, n_heads, n_embd, n_embd),
@@ -191,18 +192,8 @@ def test_a_choice_that_is_never_accepted_is_not_drafted() -> None:
 
 def drafted(params: MedusaParams, floor: float = 0.0) -> TokenTree:
     """The tree of the second step of a text, on the fake target's states."""
-    medusa = Medusa(params, FakeHeads())
-    text = [1, 2, 3]
-    medusa.begin(text)
-    tree = TokenTree(3)
-    medusa.draft(text, tree, DraftBudget())
-    assert len(tree) == 1  # no state is known yet
-    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     bonus = int(fake_logits((1, 2, 3)).argmax())
-    medusa.observe(Step(tree, output, [0], bonus))
-    tree = TokenTree(bonus)
-    medusa.draft([*text, bonus], tree, DraftBudget(min_path_prob=floor))
-    return tree
+    return second_tree(Medusa(params, FakeHeads()), bonus, floor)
 
 
 def test_the_tree_has_the_chosen_ranks_of_each_head() -> None:
@@ -223,13 +214,7 @@ def test_a_least_path_probability_selects_the_likeliest_paths() -> None:
 
 
 def test_a_state_from_another_position_is_not_used() -> None:
-    medusa = Medusa(MedusaParams(), FakeHeads())
-    medusa.begin([1, 2])
-    medusa.draft([1, 2], TokenTree(2), DraftBudget())
-    medusa.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
-    tree = TokenTree(9)
-    medusa.draft([1, 2, 5, 9], tree, DraftBudget())  # a step was not observed
-    assert len(tree) == 1
+    check_that_a_gap_is_noticed(Medusa(MedusaParams(), FakeHeads()))
 
 
 def test_estimates_learn_from_the_token_that_followed() -> None:
@@ -409,15 +394,9 @@ def test_heads_of_any_kind_give_the_text_of_plain_decoding(
     weights = random_weights(own=own, n_blocks=2 if own else 1, tokens=words if own else None)
     path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        for name, sampling in SAMPLINGS.items():
-            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
-            for method in METHODS:
-                ours = engine.generate(
-                    PROMPT, method=method, sampling=sampling, max_tokens=50
-                ).run()
-                assert ours.token_ids == plain.token_ids, (name, method)
-                if method == "medusa" and plain.stats.n_tokens > 5:
-                    assert ours.stats.n_drafted == 6 * (ours.stats.n_steps - 1)
+        for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
+            if method == "medusa" and plain.stats.n_tokens > 5:
+                assert ours.stats.n_drafted == 6 * (ours.stats.n_steps - 1)
 
 
 def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(

@@ -31,9 +31,14 @@ from speculation.heads.redrafter import (
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.methods import parse_method
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
-from tests.support.head_checks import SAMPLINGS
+from tests.support.head_checks import (
+    check_that_a_gap_is_noticed,
+    compared_texts,
+    normal_weights,
+    second_tree,
+)
 from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
 
 N_TINY = len(vocabulary()[0])
@@ -47,11 +52,7 @@ def random_weights(
     tokens: Sequence[int] | None = None,
     shares_target: bool = False,
 ) -> ReDrafterWeights:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Floats:
-        return (2 * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
-
+    normal = normal_weights(np.random.default_rng(0), n_embd, scale=2)
     return ReDrafterWeights(
         token=normal(n_embd, n_embd),
         recurrent=normal(n_embd, n_embd),
@@ -174,16 +175,7 @@ class FakeHead:
 
 def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> TokenTree:
     """The tree of the second step of a text, whose last token is 5."""
-    drafter = ReDrafter(params, head)
-    drafter.begin([1, 2, 3])
-    tree = TokenTree(3)
-    drafter.draft([1, 2, 3], tree, DraftBudget())
-    assert len(tree) == 1  # no state is known yet
-    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
-    drafter.observe(Step(tree, output, [0], 5))
-    tree = TokenTree(5)
-    drafter.draft([1, 2, 3, 5], tree, DraftBudget(min_path_prob=floor))
-    return tree
+    return second_tree(ReDrafter(params, head), 5, floor)
 
 
 def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -267,13 +259,7 @@ def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
 
 
 def test_a_state_from_another_position_is_not_used() -> None:
-    drafter = ReDrafter(ReDrafterParams(), FakeHead())
-    drafter.begin([1, 2])
-    drafter.draft([1, 2], TokenTree(2), DraftBudget())
-    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
-    tree = TokenTree(9)
-    drafter.draft([1, 2, 5, 9], tree, DraftBudget())  # a step was not observed
-    assert len(tree) == 1
+    check_that_a_gap_is_noticed(ReDrafter(ReDrafterParams(), FakeHead()))
 
 
 @pytest.mark.parametrize(
@@ -351,16 +337,10 @@ def test_any_head_gives_the_text_of_plain_decoding(
     weights = random_weights(tokens=words, shares_target=shares_target)
     path = write_head(tmp_path / "head.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        for name, sampling in SAMPLINGS.items():
-            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
-            for method in METHODS:
-                ours = engine.generate(
-                    PROMPT, method=method, sampling=sampling, max_tokens=50
-                ).run()
-                assert ours.token_ids == plain.token_ids, (name, method)
-                if method == METHODS[1] and plain.finish_reason == "length":
-                    # Not in the first step; in the last two one token is left, and none.
-                    assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
+        for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
+            if method == METHODS[1] and plain.finish_reason == "length":
+                # Not in the first step; in the last two one token is left, and none.
+                assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
 
 
 # Training
