@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from batching.errors import SpeculationError
 from speculation.conversion import model_file
 from speculation.registry import ModelEntry, default_model, is_here, read_registry
-from speculation.system.console import print_anything
+from speculation.system.console import replace_unencodable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """List the models, or fetch those named; return the exit code."""
-    print_anything()
+    replace_unencodable()
     parser = argparse.ArgumentParser(
         prog="speculation models",
         description="Lists the models of models.txt, or fetches some of them.",

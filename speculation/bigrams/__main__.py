@@ -22,7 +22,7 @@ from batching.llama.model import Model
 from batching.rows import Rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import print_anything, worded
+from speculation.system.console import replace_unencodable, worded
 from speculation.system.files import read_text, require_other, require_writable
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
@@ -62,7 +62,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     args = _parser().parse_args(arguments)
     try:
         out = _make(args.model, args.text, args.out, args.max_tokens)

@@ -142,11 +142,11 @@ def test_out_is_the_very_name_of_the_file(
     [
         (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
         (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
-        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the files that are read"),
+        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the input files"),
         (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
         (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
         (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),
-        (["--text", "BINARY"], "BINARY is no UTF-8 text (invalid start byte at byte 1)"),
+        (["--text", "BINARY"], "BINARY is not UTF-8 text (invalid start byte at byte 1)"),
     ],
 )
 def test_what_makes_no_table_is_refused_before_the_model_is_loaded(

@@ -15,8 +15,8 @@ from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, loss, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, shape_for, train_eagle
-from speculation.train.sequences import Sequences, batches, drafted
-from speculation.train.texts import Piece
+from speculation.train.sequences import Sequences, batches, draft_vocab
+from speculation.train.texts import Sample
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
 from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
@@ -109,7 +109,7 @@ def test_the_file_has_what_features_are_divided_by_in_its_matrix() -> None:
 
 
 def collected(folder: Path) -> states.States:
-    """Two pieces of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
+    """Two samples of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
     folder.mkdir()
     np.save(folder / "tokens.npy", np.arange(9, dtype=np.int32))
     np.save(folder / "choices.npy", np.arange(1, 10, dtype=np.int32))
@@ -129,10 +129,10 @@ def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Pat
     assert batch.after[0, :, 0].tolist() == [2, 4, 6, 8, 10]
     assert batch.choices[0].tolist() == [2, 3, 4, 5, 6]
     # Token 2 is the last of the prompt: what follows it is the target's own.
-    assert batch.learnt[0].tolist() == [False, True, True, True, False]
+    assert batch.mask[0].tolist() == [False, True, True, True, False]
     assert batch.before[1, :, 0].tolist() == [12, 14, 0, 0, 0]
-    assert batch.learnt[1].tolist() == [True, False, False, False, False]
-    tokens = drafted(found, 3, 12)
+    assert batch.mask[1].tolist() == [True, False, False, False, False]
+    tokens = draft_vocab(found, 3, 12)
     assert tokens is not None
     assert len(tokens) == 3
 
@@ -151,7 +151,7 @@ def test_a_loss_in_parts_is_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.Tensor, "softmax", counted)
     found = []
     for most in (2**26, 2 * 9):
-        monkeypatch.setattr(loss, "MOST_LOGITS", most)
+        monkeypatch.setattr(loss, "MAX_LOGITS", most)
         ours = (states + 0.5).requires_grad_()
         output = (matrix * 0.5).requires_grad_()
         value = loss.distribution_loss(ours, output, states, matrix)
@@ -186,8 +186,8 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
         EagleTraining(passes=9)
     with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
         EagleTraining(kind="q4_0")
-    found.until[:] = 0
-    with pytest.raises(TrainError, match="no token of the data can be learnt from"):
+    found.span_end[:] = 0
+    with pytest.raises(TrainError, match="the data has no token to train on"):
         train_eagle(found, some, some, EagleShape(2, 1, 1, 4), EagleTraining())
 
 
@@ -240,9 +240,13 @@ def test_a_head_for_eagle_3_learns_from_three_layers(
 @pytest.mark.parametrize(
     ("architecture", "flags", "reason"),
     [
-        ("llama", ["--layers", "0", "1", "1"], "--layers are those that EAGLE-3 reads; give --ea"),
-        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2; the model has 2 lay"),
-        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1; the model has 2"),
+        ("llama", ["--layers", "0", "1", "1"], "--layers is for EAGLE-3 only; add --eagle3"),
+        (
+            "llama",
+            ["--eagle3", "--layers", "0", "1", "2"],
+            "--layers has 2, but the model has 2",
+        ),
+        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1, but the model has 2"),
         ("qwen2", ["--eagle3"], "is of the architecture qwen2, of which llama.cpp does not give"),
     ],
 )
@@ -262,13 +266,13 @@ def test_layers_that_cannot_be_read_are_refused_before_the_target_writes(
     assert sorted(tmp_path.iterdir()) == [data, target]
 
 
-def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
+def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     states.begin(folder, {})
-    pieces = [Piece([5]), Piece([5, 6]), Piece([5, 6, 7])]
-    states.write_samples(folder, pieces, 100, lambda done, total: None)
+    samples = [Sample([5]), Sample([5, 6]), Sample([5, 6, 7])]
+    states.write_samples(folder, samples, 100, lambda done, total: None)
     np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(6, np.int32))
     found = states.States(folder)
     data = Sequences(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
-    assert [data.learnt(piece).tolist() for piece in range(3)] == [[], [False], [True, False]]
+    assert [data.loss_mask(sample).tolist() for sample in range(3)] == [[], [False], [True, False]]
