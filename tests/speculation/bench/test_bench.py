@@ -236,7 +236,7 @@ def test_the_list_of_differences_stops_at_twenty_and_counts_the_rest() -> None:
     runs = [run("x", str(i), 3, 1.0, first_difference=Difference(0, 7, 8, 1.0)) for i in range(23)]
     lines = differences(runs, piece).splitlines()
     assert len(lines) == 22
-    assert lines[-1] == "  and 3 more; --json keeps them all"
+    assert lines[-1] == "  and 3 more; --json saves them all"
 
 
 def test_skipped_turns_are_counted_and_named() -> None:
@@ -279,8 +279,8 @@ def test_the_order_of_methods_rotates_from_round_to_round() -> None:
     [
         (["--methods", "lokahead"], "there is no method 'lokahead'; did you mean lookahead?"),
         (["--methods", "jacobi:guesses=0"], "guesses is 0; give 1 to 256"),
-        (["--repeat", "0"], "'0' is not right; give a whole number from 1"),
-        (["--n-predict", "many"], "'many' is not right; give a whole number from 1"),
+        (["--repeat", "0"], "invalid value '0'; give an integer from 1"),
+        (["--n-predict", "many"], "invalid value 'many'; give an integer from 1"),
         (["--prompt", "Hi", "--prompts", "p.jsonl"], "not allowed with argument"),
     ],
 )
