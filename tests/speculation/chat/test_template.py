@@ -12,7 +12,7 @@ import pytest
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
 from speculation.chat import render_process
-from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
 from speculation.engine import Engine
@@ -101,9 +101,9 @@ def test_reasoning_without_an_end_go_on_to_the_end() -> None:
 
 
 def test_the_prompt_says_whether_the_reply_begins_with_reasoning() -> None:
-    assert opened_by("a<|assistant|><think>\n") == "<think>\n"
-    assert opened_by("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opened_by("a<|assistant|>") == ""
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
 
 
 def test_what_was_thought_before_earlier_answers_is_left_out(engines: dict[str, Engine]) -> None:
@@ -142,7 +142,7 @@ def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
 def test_a_model_that_cannot_be_told_says_so(engines: dict[str, Engine]) -> None:
     engine = engines["opens"]
     assert not engine.can_be_told_to_think
-    with pytest.raises(InvalidParameter, match="cannot be told whether to think"):
+    with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 
 
@@ -174,7 +174,7 @@ def test_a_template_that_tells_the_date_tells_todays() -> None:
     ],
 )
 def test_a_template_that_fails_is_quoted(template: str, reason: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
+    with pytest.raises(InvalidParameter, match=f"chat template rejects .*: {reason}"):
         render_messages(template, SAID)
 
 
