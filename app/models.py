@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from batching.errors import SpeculationError
 from speculation.conversion import model_file
-from speculation.registry import ModelEntry, default_model, is_here, read_registry
+from speculation.registry import ModelEntry, default_model, is_local, read_registry
 from speculation.system.console import replace_unencodable
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(entries: Iterable[ModelEntry], default: str) -> str:
     """A line for each: its name, ``default``, ``here`` or nothing, and its description."""
     rows = [
-        (e.name, "default" if e.name == default else "here" if is_here(e) else "", e.description)
+        (e.name, "default" if e.name == default else "here" if is_local(e) else "", e.description)
         for e in entries
     ]
     width = max((len(name) for name, _, _ in rows), default=0)

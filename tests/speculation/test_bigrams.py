@@ -85,8 +85,8 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
         put(model_file.with_suffix(".bigrams.npz"), table_that_says(7, n_vocab), n_vocab)
         with caplog.at_level(logging.WARNING):
             assert load_bigrams(model).of(5) == [(7, 1.0)]
-        assert f"{own} is no bigram table" in caplog.text
-        assert "going on without it" in caplog.text
+        assert f"{own} is not a bigram table" in caplog.text
+        assert "ignoring the file" in caplog.text
     with Engine.load(model_file, EXACT) as engine:
         ours = engine.generate("the cat", method="recycling", max_tokens=8).run()
         plain = engine.generate("the cat", method="ar", max_tokens=8).run()
@@ -97,7 +97,7 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
 def test_a_file_of_something_else_is_no_table(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "table.npz"
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match=r"table\.npz is no bigram table: .*make it anew"):
+    with pytest.raises(InvalidParameter, match=r"table\.npz is not a bigram table: .*rebuild it"):
         BigramTable.load(file, 20)
 
 
@@ -107,7 +107,7 @@ def test_damage_in_the_middle_of_a_table_is_found(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[90:110] = bytes(20)
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match="is no bigram table"):
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
         BigramTable.load(file, 20)
 
 
@@ -143,7 +143,7 @@ def test_out_is_the_very_name_of_the_file(
         (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
         (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
         (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the input files"),
-        (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
+        (["--text", "EMPTY"], "there is no text in EMPTY; give files that contain text"),
         (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
         (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),
         (["--text", "BINARY"], "BINARY is not UTF-8 text (invalid start byte at byte 1)"),
@@ -195,6 +195,6 @@ def test_tokens_are_counted_over_all_texts(model_file: Path) -> None:
         texts = ["the cat saw a dog"] * 3
         one = model.tokenize(texts[0], parse_special=True)
         assert len(one) > 4
-        assert list(tool._pieces(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
+        assert list(tool._sequences(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
             one[:-2], one[-2:], one[:-2], one[-2:-1]
         ]  # fmt: skip

@@ -296,7 +296,7 @@ def test_a_wrong_flag_is_explained(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--model", "no/such.gguf"], "error: 'no/such.gguf'"),
+        (["--model", "no/such.gguf"], "error: file not found: no/such.gguf"),
         (["--prompts", "no/such.jsonl"], "error: cannot read the prompts no/such.jsonl"),
         (["--categories", "poems"], "error: no prompt has the category 'poems'"),
         (["--json", "no/such/file.json"], "error: cannot write --json no/such/file.json"),

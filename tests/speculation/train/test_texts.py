@@ -24,7 +24,7 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path) -> None:
+def test_texts_chats_and_tokens_are_split_into_sequences(engine: Engine, tmp_path: Path) -> None:
     plain = tmp_path / "a.txt"
     plain.write_text("the cat saw a dog", encoding="utf-8")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
