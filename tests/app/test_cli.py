@@ -70,7 +70,7 @@ def test_models_prints_the_file_of_a_name_and_one_line_for_a_wrong_one(
     assert models.main(["bundled"]) == 0
     assert capsys.readouterr().out == f"{ROOT / 'models' / 'speculation-14m-q8_0.gguf'}\n"
     assert models.main(["bundeld"]) == 2
-    assert capsys.readouterr().err.startswith("error: 'bundeld' is no file and no known name.")
+    assert capsys.readouterr().err.startswith("error: file not found: bundeld. Did you mean 'bun")
 
 
 def test_the_bench_starts_without_gradio() -> None:

@@ -87,8 +87,8 @@ def test_a_truncated_table_is_ignored_with_a_warning(
         put(model_file.with_suffix(".bigrams.npz"), table_with(7, n_vocab), n_vocab)
         with caplog.at_level(logging.WARNING):
             assert load_bigrams(model).of(5) == [(7, 1.0)]
-        assert f"{own} is no bigram table" in caplog.text
-        assert "going on without it" in caplog.text
+        assert f"{own} is not a bigram table" in caplog.text
+        assert "ignoring the file" in caplog.text
     with Engine.load(model_file, EXACT) as engine:
         ours = engine.generate("the cat", method="recycling", max_tokens=8).run()
         plain = engine.generate("the cat", method="ar", max_tokens=8).run()
@@ -99,7 +99,7 @@ def test_a_truncated_table_is_ignored_with_a_warning(
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "table.npz"
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match=r"table\.npz is no bigram table: .*make it anew"):
+    with pytest.raises(InvalidParameter, match=r"table\.npz is not a bigram table: .*rebuild it"):
         BigramTable.load(file, 20)
 
 
@@ -109,7 +109,7 @@ def test_damage_in_the_middle_of_a_table_is_detected(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[90:110] = bytes(20)
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match="is no bigram table"):
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
         BigramTable.load(file, 20)
 
 
@@ -144,11 +144,11 @@ def test_out_is_the_exact_file_name(
     [
         (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
         (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
-        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the files that are read"),
-        (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
+        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the input files"),
+        (["--text", "EMPTY"], "there is no text in EMPTY; give files that contain text"),
         (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
         (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),
-        (["--text", "BINARY"], "BINARY is no UTF-8 text (invalid start byte at byte 1)"),
+        (["--text", "BINARY"], "BINARY is not UTF-8 text (invalid start byte at byte 1)"),
     ],
 )
 def test_options_that_give_no_table_are_refused_before_the_model_is_loaded(
@@ -197,6 +197,6 @@ def test_the_token_limit_counts_all_texts_together(model_file: Path) -> None:
         texts = ["the cat saw a dog"] * 3
         one = model.tokenize(texts[0], parse_special=True)
         assert len(one) > 4
-        assert list(tool._pieces(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
+        assert list(tool._sequences(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
             one[:-2], one[-2:], one[:-2], one[-2:-1]
         ]  # fmt: skip

@@ -82,13 +82,13 @@ def test_an_invalid_prompt_token_or_character_is_refused(engine: Engine) -> None
 
 
 def test_an_unknown_role_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match="give a role of system, user, assistant"):
+    with pytest.raises(InvalidParameter, match=r"needs a role \(system, user, assistant\)"):
         engine.chat([{"role": "robot", "content": "beep"}])
 
 
 @pytest.mark.parametrize("given", [{"role": "user", "content": "Hi"}, ["Hi"]])
 def test_a_chat_that_is_not_a_list_of_messages_is_refused(engine: Engine, given: Any) -> None:
-    with pytest.raises(InvalidParameter, match="a message is '(role|Hi)'; give a role of system"):
+    with pytest.raises(InvalidParameter, match="invalid message '(role|Hi)'; each needs a role"):
         engine.chat(given)
 
 

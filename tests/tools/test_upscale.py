@@ -274,7 +274,7 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_read(
     folder.mkdir()
     command = ["--model", str(tmp_path / "none.gguf"), "--width", "64"]
     for out, reason in (
-        (folder, "it is a folder; give a file in a folder that exists and can be written to"),
+        (folder, "it is a folder; give a file in a folder that exists and is writable"),
         (folder / "none" / "x.gguf", "no such folder; give a file in a folder that exists"),
     ):
         shown = failing([*command, "--out", str(out)], capsys)

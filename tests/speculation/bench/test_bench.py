@@ -236,7 +236,7 @@ def test_the_list_of_differences_stops_at_twenty_and_gives_the_number_left() -> 
     runs = [run("x", str(i), 3, 1.0, first_difference=Difference(0, 7, 8, 1.0)) for i in range(23)]
     lines = differences(runs, piece).splitlines()
     assert len(lines) == 22
-    assert lines[-1] == "  and 3 more; --json keeps them all"
+    assert lines[-1] == "  and 3 more; --json saves them all"
 
 
 def test_skipped_turns_are_counted_and_named() -> None:
@@ -279,8 +279,8 @@ def test_the_order_of_methods_rotates_from_round_to_round() -> None:
     [
         (["--methods", "lokahead"], "there is no method 'lokahead'; did you mean lookahead?"),
         (["--methods", "jacobi:guesses=0"], "guesses is 0; give 1 to 256"),
-        (["--repeat", "0"], "'0' is not right; give a whole number from 1"),
-        (["--n-predict", "many"], "'many' is not right; give a whole number from 1"),
+        (["--repeat", "0"], "invalid value '0'; give an integer from 1"),
+        (["--n-predict", "many"], "invalid value 'many'; give an integer from 1"),
         (["--prompt", "Hi", "--prompts", "p.jsonl"], "not allowed with argument"),
     ],
 )
@@ -296,7 +296,7 @@ def test_an_invalid_flag_is_explained(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--model", "no/such.gguf"], "error: 'no/such.gguf'"),
+        (["--model", "no/such.gguf"], "error: file not found: no/such.gguf"),
         (["--prompts", "no/such.jsonl"], "error: cannot read the prompts no/such.jsonl"),
         (["--categories", "poems"], "error: no prompt has the category 'poems'"),
         (["--json", "no/such/file.json"], "error: cannot write --json no/such/file.json"),

@@ -41,20 +41,20 @@ def test_the_ids_of_later_turns_include_their_number() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{prompt: 1}", "this is no JSON"),
-        ("[" * 5000, "this is no JSON"),
-        ('["Hi"]', "this is no JSON object"),
+        ("{prompt: 1}", "not valid JSON"),
+        ("[" * 5000, "not valid JSON"),
+        ('["Hi"]', "not a JSON object"),
         ('{"text": "Hi"}', 'neither "prompt" nor "turns"'),
-        ('{"turns": []}', '"turns" must be a list of at least one text'),
-        ('{"turns": "Hi"}', '"turns" must be a list of at least one text'),
-        ('{"turns": ["Hi", 3]}', "a prompt must be text, and not empty"),
-        ('{"prompt": ""}', "a prompt must be text, and not empty"),
-        ('{"prompt": "\\ud800x"}', "a prompt has half of a character"),
-        ('{"prompt": "Hi", "category": 3}', "category must be text"),
-        ('{"prompt": "Hi", "category": "all"}', "stands for all of them; call it otherwise"),
-        ('{"prompt": "Hi", "question_id": true}', "question_id must be text or a whole number"),
-        ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
-        ('{"prompt": "Hi", "question_id": "x#2"}', "the question_id 'x#2' is taken by line 1"),
+        ('{"turns": []}', '"turns" must be a list of at least one string'),
+        ('{"turns": "Hi"}', '"turns" must be a list of at least one string'),
+        ('{"turns": ["Hi", 3]}', "a prompt must be a non-empty string"),
+        ('{"prompt": ""}', "a prompt must be a non-empty string"),
+        ('{"prompt": "\\ud800x"}', "a prompt has a lone surrogate"),
+        ('{"prompt": "Hi", "category": 3}', "category a string"),
+        ('{"prompt": "Hi", "category": "all"}', 'category name "all" is reserved; choose another'),
+        ('{"prompt": "Hi", "question_id": true}', "question_id must be a string or an integer"),
+        ('{"prompt": "Hi", "question_id": "x"}', "line 1 has the question_id 'x' too"),
+        ('{"prompt": "Hi", "question_id": "x#2"}', "line 1 has the question_id 'x#2' too"),
     ],
 )
 def test_an_invalid_line_is_reported_with_its_file(line: str, reason: str) -> None:
@@ -68,7 +68,7 @@ def test_an_invalid_line_is_reported_with_its_file(line: str, reason: str) -> No
 def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptFileError, match=r"cannot read the prompts .*none\.jsonl"):
         read_prompts(str(tmp_path / "none.jsonl"))
-    with pytest.raises(PromptFileError, match=r"p\.jsonl holds no prompts"):
+    with pytest.raises(PromptFileError, match=r"p\.jsonl has no prompts"):
         parse_prompts("\n", "p.jsonl")
 
 

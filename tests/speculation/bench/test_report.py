@@ -104,7 +104,7 @@ def test_the_acceptance_of_a_position_counts_the_steps_that_accepted_the_one_bef
         ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
     ]
     assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
-    assert everything.title == "accepted in a row, all categories: 2 prompts"
+    assert everything.title == "acceptance by position, all categories: 2 prompts"
     assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
 
 
@@ -195,7 +195,7 @@ def test_the_page_is_complete_and_loads_nothing_else(tmp_path: Path) -> None:
     )
     text = page.read_text(encoding="utf-8")
     for wanted in (
-        "M &lt;7B&gt;: methods side by side",
+        "M &lt;7B&gt;: comparison of methods",
         "2026-01-31 12:30 UTC",
         "<b>2.40×</b><span>jacobi:guesses=4,<wbr> 1.67 tokens per step</span>",  # 10/1.25 over 10/3
         "<td>3.00 ± 1.41</td>",
@@ -235,8 +235,8 @@ def test_a_report_without_matplotlib_is_refused_before_measuring(
     monkeypatch.setattr("speculation.bench.plots.find_spec", lambda name: None)
     assert bench.main(["--model", "no/such.gguf", "--report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: --report draws its figures with matplotlib, which is not installed; "
-        "pip install matplotlib, or leave --report out"
+        "error: --report needs matplotlib, which is not installed; "
+        "run pip install matplotlib, or leave --report out"
     )
 
 

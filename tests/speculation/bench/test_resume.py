@@ -155,12 +155,12 @@ def test_with_nothing_left_to_measure_the_tables_are_shown(
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [
-        ("--n-predict", "7", "n_predict: 6 there, 7 here"),
-        ("--methods", "ar", "methods: ar, jacobi there, ar here"),
-        ("--temperature", "0.5", "temperature: 0.0 there, 0.5 here"),
-        ("--kv-type", "f16", "kv_type: f32 there, f16 here"),
-        ("--limit", "1", "limit: None there, 1 here"),
-        ("--threads", "2", "device threads: 1 there, 2 here"),
+        ("--n-predict", "7", "n_predict: was 6, is now 7"),
+        ("--methods", "ar", "methods: was ar, jacobi, is now ar"),
+        ("--temperature", "0.5", "temperature: was 0.0, is now 0.5"),
+        ("--kv-type", "f16", "kv_type: was f32, is now f16"),
+        ("--limit", "1", "limit: was None, is now 1"),
+        ("--threads", "2", "device threads: was 1, is now 2"),
     ],
 )
 def test_a_file_with_other_settings_is_refused(
@@ -173,9 +173,9 @@ def test_a_file_with_other_settings_is_refused(
     before = file_of(unfinished).read_bytes()
     assert bench.main([*unfinished, flag, value, "--resume"]) == 2
     error = capsys.readouterr().err
-    assert f"error: --resume cannot go on with {file_of(unfinished)}" in error
+    assert f"error: --resume cannot continue {file_of(unfinished)}" in error
     assert f"\n  {reason}\n" in error
-    assert "give the same model and settings as then, or another --json" in error
+    assert "give the same model and settings, or another --json" in error
     assert file_of(unfinished).read_bytes() == before
 
 
@@ -204,8 +204,8 @@ def test_an_unfinished_file_is_not_overwritten_without_resume(
     before = file_of(unfinished).read_bytes()
     assert bench.main(unfinished) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {file_of(unfinished)} holds an unfinished benchmark; give --resume to go on with "
-        f"it, or another --json, or delete the file"
+        f"error: {file_of(unfinished)} is an unfinished benchmark; add --resume to continue it, "
+        f"give another --json, or delete the file"
     )
     assert file_of(unfinished).read_bytes() == before
 
@@ -217,8 +217,8 @@ def test_a_file_that_is_not_a_benchmark_is_not_overwritten(
     file_of(flags).write_text(text, encoding="utf-8")
     assert bench.main(flags) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {file_of(flags)} is there and is no benchmark of this version, so it is not "
-        f"replaced; give another --json, or delete the file"
+        f"error: {file_of(flags)} exists and is not a benchmark of this version, so it is not "
+        f"overwritten; give another --json, or delete the file"
     )
     assert file_of(flags).read_text(encoding="utf-8") == text
 
@@ -236,7 +236,7 @@ def test_a_file_without_benchmark_results_is_refused(
 def test_resume_without_a_file_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--resume"])
-    assert "--resume goes on with the file of --json; give --json FILE" in capsys.readouterr().err
+    assert "--resume needs a file to continue; give --json FILE" in capsys.readouterr().err
 
 
 RUN = Run(

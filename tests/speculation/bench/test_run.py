@@ -199,7 +199,7 @@ def test_turns_too_long_for_the_context_are_skipped_and_named(
     shown = capsys.readouterr()
     assert "2 prompts skipped, too long for the context: a#2, a#3" in shown.out
     assert "a#2 is skipped: " in shown.err
-    assert "do not fit a context of 256; raise --ctx to " in shown.err
+    assert "exceed the context of 256; raise --ctx to " in shown.err
 
 
 def test_a_context_too_small_for_every_prompt_is_an_error(
@@ -232,9 +232,9 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
-    assert f"shown; {path} holds them: the same command with --resume" in capsys.readouterr().err
+    assert f"results; they are saved in {path}; add --resume to show" in capsys.readouterr().err
     assert bench.main(arguments) == bench.INTERRUPTED
-    assert "shown; --json FILE would have kept them" in capsys.readouterr().err
+    assert "results; use --json FILE to save them" in capsys.readouterr().err
 
 
 def test_an_empty_prompt_on_the_command_line_is_refused(

@@ -178,11 +178,11 @@ def test_rules_are_ranked_by_speed_and_by_tokens_per_step() -> None:
 def test_a_roof_of_two_lines_is_fitted(fixed: float, row: float, beyond: float, bend: int) -> None:
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64]
     seconds = [fixed + row * min(n, bend) + beyond * max(0, n - bend) for n in sizes]
-    roof = cost.fitted_roof(Curve(0, sizes, seconds))
-    assert roof is not None
-    assert (roof.fixed, roof.row, roof.row_beyond) == pytest.approx((fixed, row, beyond))
-    assert roof.bend == bend
-    assert roof.error == pytest.approx(0.0, abs=1e-9)
+    fit = cost.fit_two_lines(Curve(0, sizes, seconds))
+    assert fit is not None
+    assert (fit.fixed, fit.row, fit.row_beyond) == pytest.approx((fixed, row, beyond))
+    assert fit.bend == bend
+    assert fit.error == pytest.approx(0.0, abs=1e-9)
 
 
 def test_cost_curves_are_measured_saved_and_resumed(
@@ -233,8 +233,8 @@ def test_texts_of_growing_length_fill_the_context(
     assert [1010 < run["n_prompt"] <= 1020 for run in runs[:2]] == [True, True]
     assert [2030 < run["n_prompt"] <= 2044 for run in runs[2:]] == [True, True]
     shown = capsys.readouterr().out
-    assert "longer ones are left out; give --ctx 32768 for all" in shown
-    assert "the model is trained for 512 tokens: beyond them the text is nonsense" in shown
+    assert "longer texts are left out; give --ctx 32768 for all" in shown
+    assert "the model was trained on 512 tokens: beyond that it writes nonsense" in shown
 
 
 def test_lengths_are_named_in_k() -> None:

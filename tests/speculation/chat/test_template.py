@@ -12,7 +12,7 @@ import pytest
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
 from speculation.chat import render_process
-from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
 from speculation.engine import Engine
@@ -101,9 +101,9 @@ def test_unfinished_reasoning_extends_to_the_end() -> None:
 
 
 def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
-    assert opened_by("a<|assistant|><think>\n") == "<think>\n"
-    assert opened_by("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opened_by("a<|assistant|>") == ""
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
 
 
 def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
@@ -144,7 +144,7 @@ def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
 def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str, Engine]) -> None:
     engine = engines["opens"]
     assert not engine.can_be_told_to_think
-    with pytest.raises(InvalidParameter, match="cannot be told whether to think"):
+    with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 
 
@@ -176,7 +176,7 @@ def test_a_template_that_shows_the_date_shows_todays() -> None:
     ],
 )
 def test_a_template_error_is_quoted(template: str, reason: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
+    with pytest.raises(InvalidParameter, match=f"chat template rejects .*: {reason}"):
         render_messages(template, MESSAGES)
 
 

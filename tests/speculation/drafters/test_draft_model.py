@@ -241,10 +241,10 @@ def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(
     assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
     assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
     assert again.of(5) == []
-    with pytest.raises(InvalidParameter, match="the model has 21; make it anew"):
+    with pytest.raises(InvalidParameter, match="the model has 21; rebuild it"):
         BigramTable.load(tmp_path / "table.npz", 21)
     (tmp_path / "table.npz").write_bytes(b"nonsense")
-    with pytest.raises(InvalidParameter, match="is no bigram table"):
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
         BigramTable.load(tmp_path / "table.npz", 20)
 
 

@@ -135,7 +135,7 @@ def test_the_retry_count_restarts_after_every_byte_received(hub: HubServer) -> N
 def test_an_interrupted_download_resumes_on_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, *[0] * 10]
     message = failure()
-    assert "run again: what has arrived is kept and the download resumes" in message
+    assert "run again to resume the download" in message
     assert blobs(cache) == {f"{SHA256}.incomplete": 2_000_000}
     before = len(hub.byte_requests())
     hub.drop_after = []
@@ -188,16 +188,16 @@ def test_a_partial_file_is_checked_too(hub: HubServer, cache: Path, left: bytes)
     folder.mkdir(parents=True)
     (folder / f"{SHA256}.incomplete").write_bytes(left)
     if len(left) < len(CONTENT):
-        assert "arrived with other bytes than the hub promised" in failure()
+        assert "owner/repo/model.gguf is corrupt" in failure()
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
 
 
 def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> None:
     hub.wrong_bytes = 1
     message = failure()
-    assert "owner/repo/model.gguf arrived with other bytes than the hub promised" in message
-    assert f"promised {SHA256})" in message
-    assert "The file was removed; run again" in message
+    assert "owner/repo/model.gguf is corrupt: its SHA-256 is " in message
+    assert f", but the hub's is {SHA256}." in message
+    assert "The file was deleted; run again" in message
     assert blobs(cache) == {}
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
 
@@ -246,12 +246,12 @@ def test_a_request_to_a_busy_hub_is_retried(hub: HubServer) -> None:
 
 def test_a_failing_hub_is_reported_with_its_status(hub: HubServer) -> None:
     hub.status = [503]
-    assert f"{hub.url} answered 503 for owner/repo/model.gguf; wait a while and run" in failure()
+    assert f"{hub.url} returned 503 for owner/repo/model.gguf; wait a while, then run" in failure()
 
 
 def test_a_refusal_in_mid_download_says_where_to_put_a_token(hub: HubServer) -> None:
     hub.status = [403]
-    assert f"{hub.url} refused owner/repo/model.gguf (403); put a token" in failure()
+    assert f"{hub.url} denied access to owner/repo/model.gguf (403); put a token" in failure()
     assert len(hub.byte_requests()) == 1
 
 
@@ -260,7 +260,7 @@ def test_the_error_for_a_gated_repository_says_how_to_get_access(
 ) -> None:
     hub.gated.add("owner/repo")
     message = failure()
-    assert f"owner/repo is gated: ask for access at {hub.url}/owner/repo" in message
+    assert f"owner/repo is gated: request access at {hub.url}/owner/repo" in message
     assert f"{hub.url}/settings/tokens in HF_TOKEN" in message
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
@@ -274,7 +274,7 @@ def test_a_missing_repository_revision_or_file_is_named(hub: HubServer) -> None:
             resolve(source, registry={})
         return str(caught.value)
 
-    assert "has no repository 'owner/other' that you may read" in message("hf:owner/other/a.gguf")
+    assert "no repository 'owner/other' that you can access" in message("hf:owner/other/a.gguf")
     assert "has no file 'a.gguf' at revision 'main'" in message("hf:owner/repo/a.gguf")
     assert "has no revision 'v2'" in message("hf:owner/repo/model.gguf@v2")
     assert hub.byte_requests() == []
@@ -294,7 +294,8 @@ def test_a_file_without_a_checksum_is_not_fetched(hub: HubServer) -> None:
 
 def test_a_refused_connection_is_reported(hub: HubServer) -> None:
     hub.stop()
-    assert f"the connection to {hub.url} failed while fetching owner/repo/model.gguf" in failure()
+    found = failure()
+    assert f"connection to {hub.url} failed during the download of owner/repo/model.gguf" in found
 
 
 def test_a_full_disk_is_noticed_before_the_download(
@@ -303,8 +304,8 @@ def test_a_full_disk_is_noticed_before_the_download(
     usage = shutil.disk_usage(ROOT)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     message = failure()
-    assert message.startswith("the disk is full: ")
-    assert "3.07MB are needed and 1.00MB are free" in message
+    assert message.startswith("the disk is too full for owner/repo/model.gguf: ")
+    assert "3.07MB are needed, 1.00MB are free" in message
     assert "set HF_HOME to a folder on a larger disk" in message
     assert hub.byte_requests() == []
 
@@ -318,7 +319,7 @@ def test_a_disk_that_fills_up_during_the_download_keeps_the_bytes_received(
             if self.at >= 1_000_000:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(DownloadFailed, match=r"the disk is full: .* the download resumes"):
+    with pytest.raises(DownloadFailed, match=r"the disk is too full .* run again to resume"):
         resolve("tiny", registry=REGISTRY, bar=Filling)
     assert list(blobs(cache)) == [f"{SHA256}.incomplete"]
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
@@ -329,7 +330,7 @@ def test_a_cache_that_is_not_writable_is_named(
     hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("a file where a folder should be")
-    assert f"cannot store owner/repo/model.gguf in {cache}: " in failure()
+    assert f"cannot save owner/repo/model.gguf in {cache}: " in failure()
 
 
 # The environment is read when huggingface_hub is imported, so these ask a fresh interpreter.
@@ -371,6 +372,6 @@ def test_offline_mode_makes_no_request_and_says_what_to_do(hub: HubServer, tmp_p
     cache = tmp_path / "home" / "hub"
     assert done.stderr.strip().splitlines()[-1] == (
         "speculation.registry.hub.DownloadFailed: owner/repo/model.gguf is not in the cache "
-        f"{cache} and HF_HUB_OFFLINE forbids fetching it; unset HF_HUB_OFFLINE, "
-        f"or fetch it elsewhere from {hub.url}/owner/repo/blob/main/model.gguf and give its path"
+        f"{cache} and HF_HUB_OFFLINE is set; unset it, or download the file from "
+        f"{hub.url}/owner/repo/blob/main/model.gguf elsewhere and give its path"
     )

@@ -24,6 +24,7 @@ from speculation.registry import (
     registry_file,
     resolve,
 )
+from speculation.system.console import worded
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -56,7 +57,7 @@ def test_the_draft_field_can_name_heads() -> None:
         "big-medusa",
         "big-eagle",
     ]
-    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; leave one"):
+    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; keep one"):
         parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
 
 
@@ -84,11 +85,11 @@ def test_a_hub_source_has_repository_path_and_revision() -> None:
         ("a | hf:o/r/a.gguf | |", "the draft is empty; write - for none"),
         ("a | hf:o/a.gguf | - |", "write hf:owner/repository/file.gguf"),
         ("a | hf:o/r/a.bin | - |", "write hf:owner/repository/file.gguf"),
-        ("a | hf:o/r/../../a.gguf | - |", "'..' step"),
-        ("a | hf:o/r/a.gguf@../x | - |", "'..' step"),
-        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' step"),
+        ("a | hf:o/r/../../a.gguf | - |", "'..' part"),
+        ("a | hf:o/r/a.gguf@../x | - |", "'..' part"),
+        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' part"),
         ("a | bundled:../a.gguf | - |", "bundled:file.gguf"),
-        ("a | a.gguf | b |", "the draft 'b' is no name in this file"),
+        ("a | a.gguf | b |", "the draft 'b' is not a name in this file"),
         ("a | a.gguf | a |", "cannot be its own draft"),
     ],
 )
@@ -101,11 +102,11 @@ def test_a_malformed_line_is_reported_with_file_number_and_correct_form(
     assert f"{Path('/home/ada/models.txt')}, line 2: " in message
     assert reason in message
     assert line in message
-    assert message.endswith("The form is: name | source | draft | description")
+    assert message.endswith("Format: name | source | draft | description")
 
 
 def test_a_duplicate_name_is_refused() -> None:
-    with pytest.raises(RegistryError, match="line 3: the name 'a' is taken by line 1"):
+    with pytest.raises(RegistryError, match="line 3: line 1 has the name 'a' too"):
         parsed("a | a.gguf | - |\nb | b.gguf | - |\na | c.gguf | - |")
 
 
@@ -146,7 +147,7 @@ def test_an_existing_path_is_returned_unchanged(tmp_path: Path) -> None:
 def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     entries = {"a": ModelEntry("a", str(file), None, "")}
-    with pytest.raises(ModelNotFound, match=r"'a' in models.txt stands for .*a\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not found: .*a\.gguf, the source of 'a' in models"):
         resolve("a", registry=entries)
     file.write_bytes(b"GGUF")
     assert resolve("a", registry=entries) == file
@@ -168,8 +169,8 @@ def test_an_unknown_name_is_refused_with_suggestions() -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve("Tinny", registry=REGISTRY)
     assert str(caught.value) == (
-        "'Tinny' is no file and no known name. Did you mean 'tiny'? Known names: tiny. Give the "
-        "path of a .gguf file, hf:owner/repository/file.gguf, or add a line to models.txt: "
+        "file not found: Tinny. Did you mean 'tiny'? Known models: tiny. Give the path of a .gguf "
+        "file, a known model, hf:owner/repository/file.gguf, or add a line to models.txt: "
         "name | source | draft | description"
     )
 
@@ -192,10 +193,11 @@ def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.Monke
     entries = parse_registry(text, Path("/x/models.txt"))
     monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
     assert paired_draft("big") == "small"
-    with pytest.raises(ModelNotFound, match=r"no draft model for 'small'.*models with one: big"):
+    with pytest.raises(ModelNotFound, match=r"no draft model with 'small'.*models with one: big"):
         paired_draft("small")
-    with pytest.raises(ModelNotFound, match="--draft-model"):
+    with pytest.raises(ModelNotFound, match=r"with draft_model \(") as caught:
         paired_draft("a/b.gguf")
+    assert "path with --draft-model (" in worded(caught.value)
 
 
 def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +205,9 @@ def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPa
     entries = parse_registry(text, Path("/x/models.txt"))
     monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
     assert paired_heads("big") == ("b", "a")
-    with pytest.raises(ModelNotFound, match=r"no drafting heads for 'x'.*models with some: big"):
+    with pytest.raises(ModelNotFound, match=r"heads with 'x'.*models with some: big") as caught:
         paired_heads("x")
+    assert "paths with --heads (" in worded(caught.value)
 
 
 # Models in several files
@@ -236,5 +239,5 @@ def test_a_split_model_loads_from_any_of_its_files(tmp_path: Path) -> None:
 def test_the_missing_file_of_a_split_model_is_named(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
     (tmp_path / "m-00002-of-00003.gguf").unlink()
-    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put them"):
+    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put all"):
         resolve(tmp_path / "m-00001-of-00003.gguf")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from speculation.system.console import print_anything
+from speculation.system.console import replace_unencodable
 
 
 def test_characters_a_pipe_cannot_encode_become_question_marks(
@@ -16,6 +16,6 @@ def test_characters_a_pipe_cannot_encode_become_question_marks(
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", newline="\n")
     monkeypatch.setattr(sys, "stdout", pipe)
     monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
-    print_anything()
+    replace_unencodable()
     print("1.5 × of ж", flush=True)
     assert pipe.buffer.getvalue() == b"1.5 \xd7 of ?\n"
