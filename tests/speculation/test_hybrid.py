@@ -61,7 +61,7 @@ def test_the_last_rows_of_a_decode_can_be_taken_back_and_the_state_is_as_before(
 
 def test_no_more_is_taken_back_than_there_are_copies_of(context: Context) -> None:
     context.decode(chain(list(range(5, 25)), 0))
-    with pytest.raises(CannotRewind, match="cannot take back 9 tokens"):
+    with pytest.raises(CannotRewind, match="cannot roll back 9 tokens"):
         context.seq_rm(-1, 11, -1)
     context.seq_rm(-1, 12, -1)
     with pytest.raises(CannotRewind):  # once

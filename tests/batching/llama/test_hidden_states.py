@@ -57,7 +57,7 @@ def test_states_follow_batches_of_any_size(context: Context, tiny_model: Path) -
                 matrix @ output.hidden(n - 1), output.logits(n - 1), atol=1e-4
             )
         else:
-            with pytest.raises(RuntimeError, match="were not asked for"):
+            with pytest.raises(RuntimeError, match="were not requested"):
                 output.hidden(n - 1)
 
 
