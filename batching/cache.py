@@ -1,7 +1,7 @@
-"""SequenceCache: which tokens the KV cache holds, and how a step changes that.
+"""SequenceCache: the committed tokens in the KV cache; prefill, commit and rollback.
 
-Invariant: every sequence in use holds exactly ``tokens``. Pure bookkeeping over ``Target.seq_rm``
-and ``Target.seq_cp``; ``docs/batches.md`` draws what a commit does.
+Invariant: every sequence in use contains exactly ``tokens``. Pure bookkeeping over
+``Target.seq_rm`` and ``Target.seq_cp``; ``docs/batches.md`` draws a commit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
 
 
-TAIL = 8  # tokens of a prompt behind a saved state: its last may be others in the next prompt
-MOST_SAVED = 3
-# Rows of a decode that gives hidden states, each of which has a row of logits as well; and tokens
-# that are decoded once more for their states.
+TAIL = 8  # tokens after the saved state: the next prompt may differ in the last few
+MAX_SAVED = 3
+# Chunk size when hidden states are read (every such row also gets a row of logits), and how many
+# cached tokens may be decoded again for their states.
 STATE_ROWS = 64
 
 
 class StateReader(Protocol):
-    """Reads the target's states of a prompt, for drafters whose heads are fed with them."""
+    """Reads the target's states over the prompt, for drafting heads that take them as input."""
 
     @property
     def needs_hidden(self) -> bool:
@@ -35,30 +35,30 @@ class StateReader(Protocol):
 
     @property
     def needs_layers(self) -> tuple[int, ...]:
-        """Of which layers it reads ``Output.aux_hidden_states``."""
+        """The layers whose ``Output.aux_hidden_states`` it reads."""
         ...
 
     def begin(self, tokens: Sequence[int]) -> int:
-        """A prompt is about to be prefilled: the first token whose state is wanted.
+        """Return the index of the first prompt token whose state is needed.
 
-        ``len(tokens)`` where none is.
+        ``len(tokens)`` if none is. Called before the prompt is prefilled.
         """
         ...
 
     def read(self, first: int, n: int, output: Output) -> None:
-        """Take the states of tokens ``first`` to ``first + n``: the rows of ``output``."""
+        """Read the states of tokens ``first`` to ``first + n``: the rows of ``output``."""
         ...
 
 
 class SequenceCache:
-    """The committed tokens and the sequences that hold them.
+    """The committed tokens and the sequences that share them.
 
-    n_deferred  so many of the last tokens are not decoded yet: ``decode`` puts them into one batch
-                with the next tree, so that a prompt and the first token are one decode
-    watch       sees the progress of that decode, and may end it
+    n_deferred  trailing tokens not decoded yet; ``decode`` batches them with the next tree, so a
+                prompt and the first token take one decode
+    watch       receives the progress of that decode and may cancel it
 
-    Of a target that cannot take back all of a text the state is saved shortly before the end of
-    each prompt: the next turn of a chat, or another reply to the same, begins there.
+    If the target cannot rewind freely, its state is saved shortly before the end of each prompt.
+    The next turn of a chat, or another reply to the same message, starts from there.
     """
 
     def __init__(self, target: Target) -> None:
@@ -67,20 +67,20 @@ class SequenceCache:
         self.n_seq = 1
         self.n_deferred = 0
         self.watch: Watch | None = None
-        self._saved: list[tuple[int, object]] = []  # after so many tokens, the state; ascending
+        self._saved: list[tuple[int, object]] = []  # (n_tokens, state), ascending
 
     @property
     def n_past(self) -> int:
-        """Committed tokens, and so the position of the next one."""
+        """Number of committed tokens; the position of the next one."""
         return len(self.tokens)
 
     def reserve(self, n_seq: int) -> None:
-        """Have ``n_seq`` sequences in use, all holding the committed tokens.
+        """Put ``n_seq`` sequences in use, all sharing the committed tokens.
 
-        Every row of a chain belongs to all of them, which takes llama.cpp 1% of a small model's
-        step for 5, 4% for 20 and 7% for 64; so they are taken into use when a tree needs them.
+        Called only when a tree needs them: a chain's rows belong to every sequence in use, which
+        costs 1% of a small model's step with 5 sequences, 4% with 20 and 7% with 64.
 
-        Raises TreeTooWide when the context has fewer.
+        Raises TreeTooWide if the context has fewer.
         """
         if n_seq > self.target.n_seq_max:
             raise TreeTooWide(
@@ -104,25 +104,24 @@ class SequenceCache:
         reader: StateReader | None = None,
         defer: bool = False,
     ) -> int:
-        """Make the cache hold exactly ``tokens``; return how many of them it held already.
+        """Make ``tokens`` the committed text; return how many of them were cached.
 
-        Only what follows the longest common prefix is decoded, in chunks of ``n_batch``.
-        ``progress(done, total)`` is called after each chunk and while a long one goes on;
-        ``cancelled()`` is asked before each, and while a long one goes on.
-        Tokens whose states ``reader`` wants are decoded in smaller chunks where these are hidden
-        states. Of those held already the last few are decoded again for it, but none of a target
-        that would have to go back further for them. With ``defer`` the last chunk is left to the
-        decode of the next tree, if it leaves room for a row; ``progress`` sees no end of it.
+        Decodes what follows the longest common prefix, in chunks of ``n_batch``.
+        ``progress(done, total)`` is called after each chunk, and during long ones.
+        ``cancelled()`` is polled before each chunk, and during long ones.
+        A ``reader`` of hidden states gets smaller chunks. The last few cached tokens are decoded
+        again for it, unless the target cannot rewind freely. With ``defer`` the last chunk waits
+        for the next tree's decode if a row still fits; ``progress`` does not report its end.
 
-        Raises PromptTooLong, or Cancelled with the finished chunks kept.
+        Raises PromptTooLong, or Cancelled; finished chunks stay committed.
         """
         self._drop_deferred()
         self.watch = None
         n_ctx = self.target.n_ctx
         if len(tokens) >= n_ctx:
             raise PromptTooLong(
-                f"the prompt, with the conversation before it, has {len(tokens) + 1} tokens and "
-                f"the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
+                f"the prompt, including the conversation so far, needs {len(tokens) + 1} tokens "
+                f"but the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
                 f"{len(tokens) + 2}",
                 settings=("n_ctx",),
                 requested=len(tokens) + 1,
@@ -145,14 +144,16 @@ class SequenceCache:
                 first = self.n_past
                 if first == save_at:
                     self.save()
-                most = min(self.target.n_batch, save_at - first if first < save_at else NO_LIMIT)
+                max_rows = min(
+                    self.target.n_batch, save_at - first if first < save_at else NO_LIMIT
+                )
                 if defer and len(tokens) - first < self.target.n_batch and first >= save_at:
                     self.n_deferred = len(tokens) - first
                     self.tokens += tokens[first:]
                     self.watch = _watch(first, len(tokens), len(tokens), progress, cancelled)
                     break
                 if reader is None or first < read_from:
-                    end = min(first + most, read_from)
+                    end = min(first + max_rows, read_from)
                     watch = _watch(first, end, len(tokens), progress, cancelled)
                     self._append(tokens[first:end], watch=watch)
                 else:
@@ -161,8 +162,8 @@ class SequenceCache:
                         self.target.want_layers(reader.needs_layers)
                         reading = True
                     if reader.needs_hidden:
-                        most = min(most, STATE_ROWS)
-                    n = min(most, len(tokens) - first)
+                        max_rows = min(max_rows, STATE_ROWS)
+                    n = min(max_rows, len(tokens) - first)
                     watch = _watch(first, first + n, len(tokens), progress, cancelled)
                     reader.read(first, n, self._append(tokens[first : first + n], watch=watch))
                 if progress is not None:
@@ -174,7 +175,7 @@ class SequenceCache:
         return n_reused
 
     def decode(self, rows: Rows) -> Output:
-        """Decode the rows of a tree, behind whatever tokens of the prompt were deferred.
+        """Decode the rows of a tree, preceded by any deferred prompt tokens.
 
         Pass only the tree's rows to ``commit``.
         """
@@ -195,9 +196,9 @@ class SequenceCache:
         )
 
     def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
-        """Commit ``tokens`` in one decode, with output on the last: ``len(tokens) - 1``.
+        """Commit ``tokens`` in one decode; the last row, ``len(tokens) - 1``, has output.
 
-        ``embeddings``, (n, n_embd), is for models that are fed with them.
+        ``embeddings``, (n, n_embd), is for models that take them as input.
         """
         return self._append(tokens, output_last=True, embeddings=embeddings)
 
@@ -214,9 +215,9 @@ class SequenceCache:
             if n == 1 and output_last and embeddings is None:
                 output = self.target.decode_row(chunk[0], n_past, self.n_seq)
             else:
-                everyone = range(self.n_seq)
+                all_seqs = range(self.n_seq)
                 outputs = [False] * (n - 1) + [output_last]
-                rows = Rows(chunk, range(n_past, n_past + n), [everyone] * n, outputs, embeddings)
+                rows = Rows(chunk, range(n_past, n_past + n), [all_seqs] * n, outputs, embeddings)
                 output = self.target.decode(rows, watch)
         except BaseException:
             self.truncate(n_past)
@@ -225,11 +226,11 @@ class SequenceCache:
         return output
 
     def commit(self, rows: Rows, path: Sequence[int]) -> None:
-        """Keep the KV of the accepted ``path`` (row indexes, the root first) and drop the rest.
+        """Keep the KV of the accepted ``path`` (row indexes, root first) and drop the rest.
 
-        What lies past the new end goes in one call. Only where a branch was followed past the root
-        are its new positions handed to the other sequences; the prefix is never copied again, and
-        rows that every sequence shares (a lone root, a chain) need no copy at all.
+        One call removes everything past the new end. If a branch was accepted beyond the root, its
+        new positions are copied to the other sequences. The prefix is never copied again, and rows
+        shared by all sequences (a lone root, a chain) need no copy.
         """
         target, tokens, seq_ids = self.target, rows.tokens, rows.seq_ids
         first, n = len(self.tokens) + 1, len(path)
@@ -256,10 +257,10 @@ class SequenceCache:
                 target.seq_cp(source, seq_id, first, end)
 
     def truncate(self, n_tokens: int) -> None:
-        """Drop everything after the first ``n_tokens`` tokens, uncommitted rows included.
+        """Drop everything after the first ``n_tokens`` tokens, including uncommitted rows.
 
-        Where the target cannot take these back, those since the state was saved last go as well,
-        or all.
+        If the target cannot rewind that far, goes back to the last saved state before it, or
+        clears the text.
         """
         self._drop_deferred()
         n_tokens = min(n_tokens, self.n_past)
@@ -278,14 +279,14 @@ class SequenceCache:
         del self.tokens[n_tokens:]
 
     def save(self) -> None:
-        """Save the target's state for ``truncate`` to go back to, unless that is done."""
+        """Save the target's state for ``truncate`` to restore, unless already saved here."""
         saved = self._saved
         if self.n_past and (not saved or saved[-1][0] < self.n_past):
             saved.append((self.n_past, self.target.save()))
-            del saved[:-MOST_SAVED]
+            del saved[:-MAX_SAVED]
 
     def _drop_deferred(self) -> None:
-        """Forget tokens that were deferred and never decoded."""
+        """Forget deferred tokens that were never decoded."""
         if self.n_deferred:
             del self.tokens[-self.n_deferred :]
             self.n_deferred = 0
@@ -298,7 +299,7 @@ def _watch(
     progress: Callable[[int, int], None] | None,
     cancelled: Callable[[], bool] | None,
 ) -> Watch | None:
-    """For the decode of a prompt's tokens ``first`` to ``end``, out of ``total``."""
+    """A watch for the decode of prompt tokens ``first`` to ``end``, out of ``total``."""
     if progress is None and cancelled is None:
         return None
 

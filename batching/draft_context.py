@@ -1,12 +1,12 @@
-"""DraftContext: a tree grown in a context of its own, one decode a level.
+"""DraftContext: grows a draft tree level by level in its own context, one decode per level.
 
-What draft models and autoregressive draft heads need: the tokens of a level come from the output
-of the level before. Every node that may get children lives in a sequence of its own, which holds
-the committed text and the path down to it; a node's first child goes on in its parent's sequence,
-the others get copies. Nothing of a grown tree stays, but where it is a chain, what the text then
-took of it need not be decoded again. A target that cannot take it back goes back to its state from
-before the tree. Rows may carry embeddings, which a head computes from more than a token; what was
-guessed of them is always decoded again once it is known. Pure bookkeeping over ``Target``.
+For draft models and autoregressive draft heads, where each level's tokens come from the previous
+level's output. Every node that may get children has its own sequence: the committed text plus the
+path to the node. A node's first child continues its parent's sequence; its other children get
+copies. A tree is dropped after use, but the accepted part of a chain stays cached. A target that
+cannot rewind returns to the state saved before the tree. Rows may carry embeddings computed by a
+head; these are always decoded again once the true ones are known. Pure bookkeeping over
+``Target``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from batching.tree import NO_LIMIT, Floats
 class DraftContext:
     """The committed text in a draft context, and the tree below its last token.
 
-    n_leaves  nodes that can be decoded in one level: the sequences in use
+    n_leaves  most nodes in one level: the number of sequences in use
     """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.n_leaves = 1
         self._cache = SequenceCache(target)
-        self._chain: list[int] = []  # tokens of sequence 0 beyond the committed ones
+        self._chain: list[int] = []  # uncommitted tokens in sequence 0
         self._forked = False
-        self._seq_of: list[int] = []  # of the last level's nodes
+        self._seq_of: list[int] = []  # sequence of each node in the last level
         self._depth = 0
         self.root_row = 0
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
-        """Hold ``prompt`` but for its last token; what is there of it already is not decoded.
+        """Commit ``prompt`` without its last token, reusing the cached prefix.
 
-        Raises TreeTooWide when the context has fewer than ``n_leaves`` sequences.
+        Raises TreeTooWide if the context has fewer than ``n_leaves`` sequences.
         """
         self._drop_tree(0)
         self._cache.reserve(n_leaves)
@@ -47,23 +47,23 @@ class DraftContext:
 
     @property
     def n_past(self) -> int:
-        """Committed tokens."""
+        """Number of committed tokens."""
         return self._cache.n_past
 
     def keep(self, n_tokens: int, n_leaves: int) -> None:
-        """Hold the first ``n_tokens`` of what is committed, for trees with ``n_leaves``."""
+        """Keep the first ``n_tokens`` committed tokens; later trees have ``n_leaves``."""
         self.begin([*self._cache.tokens[:n_tokens], 0], n_leaves)
 
     def root(self, tokens: Sequence[int]) -> Output:
         """Commit ``tokens``, the whole text, and start a tree below it.
 
-        ``tokens`` goes on from the text of the last call. Row ``n`` of the output, with ``n`` from
-        ``root_row``, is that of the last token.
+        ``tokens`` must extend the text of the last call. The last token's output is in row
+        ``root_row``.
         """
         return self.extend(tokens[self._cache.n_past :])
 
     def extend(self, fresh: Sequence[int], embeddings: Floats | None = None) -> Output:
-        """The same with the tokens that are new alone, and with embeddings, (n, n_embd)."""
+        """Like ``root`` with only the new tokens; ``embeddings`` are (n, n_embd)."""
         kept = 0
         is_limited = self.target.n_rewind < NO_LIMIT
         text = [*self._cache.tokens, *fresh] if is_limited else []
@@ -77,19 +77,19 @@ class DraftContext:
         n_batch = self.target.n_batch
         for start in range(0, len(rest), n_batch):
             chunk = rest[start : start + n_batch]
-            some = None if embeddings is None else embeddings[start : start + n_batch]
-            output = self._cache.extend(chunk, some)
+            inputs = None if embeddings is None else embeddings[start : start + n_batch]
+            output = self._cache.extend(chunk, inputs)
             self.root_row = len(chunk) - 1
-        if is_limited:  # what is drafted now cannot be taken back
+        if is_limited:  # the coming tree cannot be rewound
             self._cache.save()
         return output
 
     def level(
         self, parents: Sequence[int], tokens: Sequence[int], embeddings: Floats | None = None
     ) -> Output:
-        """Decode ``tokens`` below nodes of the level before, in one batch; row i is token i.
+        """Decode the next level in one batch; row i of the output belongs to token i.
 
-        ``parents[i]`` is the index of token i's parent in that level (0 for the root's children).
+        ``parents[i]`` is the index of token i's parent in the previous level (0 for the root).
         At most ``n_leaves`` tokens; several may share a parent.
         """
         n_past = self._cache.n_past
@@ -132,11 +132,11 @@ class DraftContext:
 
     @property
     def room(self) -> int:
-        """Levels of one node that still fit the context."""
+        """How many more levels of one node fit the context."""
         return self.target.n_ctx - self._cache.n_past - self._depth * self.n_leaves - 1
 
     def _drop_tree(self, kept: int) -> None:
-        """Remove the tree but for the first ``kept`` tokens of its chain, now committed."""
+        """Remove the tree except the first ``kept`` tokens of its chain, which are committed."""
         if self._depth:
             self._cache.truncate(self._cache.n_past)
             if kept:

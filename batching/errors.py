@@ -3,30 +3,34 @@
     SpeculationError
     ├── ModelError              the model cannot be used
     │   ├── ModelFileMissing    no such file
-    │   ├── NotGGUF             the file is no GGUF
+    │   ├── NotGGUF             the file is not a GGUF
     │   ├── TruncatedGGUF       the file ends before its tensors do
-    │   ├── UnsupportedModel    llama.cpp cannot load it, or it goes on with no text
+    │   ├── UnsupportedModel    llama.cpp cannot load it, or it does not generate text
     │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
-    │   ├── VocabularyMismatch  a draft model whose tokens are not the target's
-    │   └── HeadsError          drafting heads of another model, or no heads at all
-    ├── ContextError            the context cannot hold what was asked for
-    │   ├── OutOfMemory         no memory for the model or a context of that size
-    │   ├── PromptTooLong       more prompt than context
-    │   ├── CacheFull           llama_decode found no room for the rows
-    │   └── DecodeFailed        llama_decode refused the rows or failed
-    ├── TreeError               a token tree that no batch can hold
+    │   ├── VocabularyMismatch  the draft model's tokens differ from the target's
+    │   └── HeadsError          not drafting heads, or heads for another model
+    ├── ContextError            the context cannot serve the request
+    │   ├── OutOfMemory         not enough memory for the model or the context
+    │   ├── PromptTooLong       the prompt exceeds the context
+    │   ├── CacheFull           llama_decode found no free cells for the rows
+    │   └── DecodeFailed        llama_decode rejected the rows or failed
+    ├── TreeError               the token tree does not fit a batch
     │   ├── TreeTooWide         more branches than sequences
     │   └── TreeTooLarge        more nodes than rows in a batch
-    ├── EngineInUse             another thread is generating with it
-    ├── InvalidParameter        a parameter outside its range, or of another name
-    │   └── MissingResource     a method needs a draft model or heads, and none were loaded
+    ├── EngineInUse             another thread is generating with the engine
+    ├── InvalidParameter        unknown parameter, or a value out of range
+    │   └── MissingResource     the method needs a draft model or heads; none are loaded
     └── GrammarError            a grammar or JSON schema that does not parse
 
-Return codes of the C library become these in ``batching.llama.context`` and nowhere else.
+C return codes become exceptions only in ``batching.llama``.
 
-An error's message names settings in braces, ``raise {n_ctx}``, since a setting has one name in
-Python, another on the command line and a third on a page. ``str(error)`` has the Python names;
-``error.worded(names)`` has those of a front end.
+A message names settings in braces, ``raise {n_ctx}``, because a setting is called differently in
+Python, on the command line and on the page. ``str(error)`` uses the Python names,
+``error.worded(names)`` those of a front end.
+
+>>> error = PromptTooLong("raise {n_ctx}", settings=("n_ctx",))
+>>> error.worded({"n_ctx": "--ctx"})
+'raise --ctx'
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ from collections.abc import Mapping, Sequence
 
 
 class SpeculationError(Exception):
-    """Base of every error that this project raises on purpose.
+    """Base class of this project's errors.
 
-    settings   Python names of the settings that would help; the message has them in braces
-    requested  what was asked for, where the error is about an amount
-    available  what there is of it
+    settings   Python names of the settings to change; the message has them in braces
+    requested  the amount requested, if the error is about one
+    available  the amount available
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class SpeculationError(Exception):
         return self.worded({})
 
     def worded(self, names: Mapping[str, str]) -> str:
-        """The message with settings called as in ``names``; others keep their Python names."""
+        """The message with each setting's name in ``names``; others keep their Python names."""
         message = self.message
         for setting in self.settings:
             message = message.replace(f"{{{setting}}}", names.get(setting, setting))
@@ -72,7 +76,7 @@ class ModelError(SpeculationError):
 
 
 class ModelFileMissing(ModelError):
-    """There is no file at the path."""
+    """No file exists at the path."""
 
 
 class NotGGUF(ModelError):
@@ -80,35 +84,35 @@ class NotGGUF(ModelError):
 
 
 class TruncatedGGUF(ModelError):
-    """The file is shorter than the tensors that its header names."""
+    """The file ends before the tensors listed in its header do."""
 
 
 class UnsupportedModel(ModelError):
-    """llama.cpp, as built here, cannot load the model, or the file goes on with no text."""
+    """This build of llama.cpp cannot run the model, or the model does not generate text."""
 
 
 class CannotRewind(ModelError):
-    """The model's memory cannot drop part of a sequence, so drafts cannot be rejected."""
+    """The model's memory cannot drop part of a sequence, so drafts cannot be rolled back."""
 
 
 class VocabularyMismatch(ModelError):
-    """A draft model whose tokens are not the target's."""
+    """The draft model's tokens differ from the target's."""
 
 
 class HeadsError(ModelError):
-    """A file that holds no drafting heads, or those of another model."""
+    """The file contains no drafting heads, or heads for another model."""
 
 
 class ContextError(SpeculationError):
-    """The context cannot hold what was asked for."""
+    """The context cannot serve the request."""
 
 
 class OutOfMemory(ContextError):
-    """No memory for the model, or for a context of the size asked for."""
+    """Not enough memory for the model, or for a context of this size."""
 
 
 class PromptTooLong(ContextError):
-    """The prompt has more tokens than the context has room for."""
+    """The prompt does not fit the context."""
 
 
 class CacheFull(ContextError):
@@ -116,11 +120,11 @@ class CacheFull(ContextError):
 
 
 class DecodeFailed(ContextError):
-    """``llama_decode`` refused the rows or failed (any other return code)."""
+    """``llama_decode`` rejected the rows or failed (any other return code)."""
 
 
 class TreeError(SpeculationError):
-    """A token tree that no batch can hold."""
+    """The token tree does not fit a batch."""
 
 
 class TreeTooWide(TreeError):
@@ -132,7 +136,7 @@ class TreeTooLarge(TreeError):
 
 
 class EngineInUse(SpeculationError):
-    """An engine writes one text at a time, and another thread is at it."""
+    """The engine generates one text at a time, and another thread is using it."""
 
 
 class InvalidParameter(SpeculationError, ValueError):
@@ -140,7 +144,7 @@ class InvalidParameter(SpeculationError, ValueError):
 
 
 class MissingResource(InvalidParameter):
-    """A method needs something that was not loaded: a draft model, or drafting heads."""
+    """The method needs a draft model or drafting heads, and none are loaded."""
 
 
 class GrammarError(SpeculationError, ValueError):

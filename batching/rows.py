@@ -1,7 +1,7 @@
-"""Token tree -> rows of a batch: token, position, seq_ids, output. Pure.
+"""Turns a token tree into batch rows: token, position, seq_ids, output. Pure.
 
 Sequence 0 is the committed text; every other sequence is one branch of the tree. A node's seq_ids
-are the branches that run through it. ``docs/batches.md`` draws the table for lookahead.
+are the branches that run through it. ``docs/batches.md`` draws lookahead's table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batching.tree import Floats, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a ``llama_batch``, as it is shown, tested and traced."""
+    """One row of a ``llama_batch``, for display, tests and traces."""
 
     token: int
     position: int
@@ -26,14 +26,13 @@ class Row:
     output: bool
 
 
-@dataclass(slots=True)  # not frozen: that alone would take a microsecond a step
+@dataclass(slots=True)  # not frozen: that would cost a microsecond per step
 class Rows:
-    """The rows of one batch as parallel lists, the form in which they reach the batch memory.
+    """The rows of one batch as parallel lists, ready to be packed into the batch memory.
 
-    Iterating gives ``Row`` objects. ``seq_ids[i]`` ascends. ``embeddings``, (n, n_embd), is what
-    the first layer gets instead of the tokens' own embeddings, in models that are fed so.
-    ``n_before`` rows stand in front of those of a tree: what is read of the output counts from
-    there.
+    Iterating yields ``Row`` objects. ``seq_ids[i]`` is ascending. ``embeddings``, (n, n_embd),
+    replace the token embeddings at the first layer. ``n_before`` rows precede those of the tree;
+    row numbers in ``Output`` count from the tree's first row.
     """
 
     tokens: Sequence[int]
@@ -54,20 +53,26 @@ class Rows:
 
 
 def text_rows(tokens: Sequence[int], position: int, outputs: Sequence[bool]) -> Rows:
-    """The rows of ``tokens`` in sequence 0 from ``position`` on."""
+    """Rows for ``tokens`` in sequence 0, starting at ``position``."""
     n = len(tokens)
     return Rows(tokens, range(position, position + n), [range(1)] * n, outputs)
 
 
 def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
-    """The rows of ``tree`` when ``n_past`` tokens are committed and ``n_seq`` sequences in use.
+    """Rows for ``tree`` with ``n_past`` tokens committed and ``n_seq`` sequences in use.
 
-    The root joins every sequence, used by a branch or not: one that missed it would fall behind
-    its last position and the next decode that names it would fail. For the same reason a tree that
-    is one chain carries all sequences through: whatever is accepted is then in every sequence
-    already, and nothing needs copying.
+    The root joins every sequence, even those without a branch: a sequence that misses a position
+    makes the next decode that names it fail. A chain also joins every sequence, so accepted tokens
+    need no copy.
 
-    Raises TreeTooWide when the tree has more branches than ``n_seq - 1``.
+    A root with two children, ``n_past`` 10 and ``n_seq`` 3::
+
+        node   position  seq_ids
+        root   10        0 1 2
+        left   11        1
+        right  11        2
+
+    Raises TreeTooWide if the tree has more than ``n_seq - 1`` branches.
     """
     n = len(tree)
     if n == 1:
@@ -80,28 +85,28 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
 
 
 def n_sequences(tree: TokenTree) -> int:
-    """How many sequences have to be in use for the rows of ``tree``: 1 for a chain."""
+    """Number of sequences ``tree_rows`` needs for ``tree``: 1 for a chain."""
     if tree.n_seq:
         return tree.n_seq
     return 1 if _is_one_chain(tree) else 1 + len(branch_ends(tree.parents, tree.branches))
 
 
 def _is_one_chain(tree: TokenTree) -> bool:
-    """As deep as it has nodes, and no branch is named."""
+    """True if depth equals node count and no branch is named."""
     return tree.depths[-1] == len(tree) - 1 and len(tree.branches) == 1
 
 
 class SeqIds(Sequence[Sequence[int]]):
-    """The seq_ids of every node of a tree, also as the arrays a ``llama_batch`` points into.
+    """The seq_ids of every node, also as the arrays a ``llama_batch`` points into.
 
-    counts    ids of each node, (n_nodes,)
+    counts    number of ids of each node, (n_nodes,)
     pointers  address of each node's first id, (n_nodes,); valid while this object lives
     """
 
     def __init__(self, ids: Sequence[Sequence[int]]) -> None:
         self._ids = ids
-        self.counts = np.array([len(some) for some in ids], np.int32)
-        self._flat = np.array([seq_id for some in ids for seq_id in some], np.int32)
+        self.counts = np.array([len(seq_ids) for seq_ids in ids], np.int32)
+        self._flat = np.array([seq_id for seq_ids in ids for seq_id in seq_ids], np.int32)
         ends = np.cumsum(self.counts)
         starts = (ends - self.counts).astype(np.uintp)
         self.pointers = np.uintp(self._flat.ctypes.data) + np.uintp(self._flat.itemsize) * starts
@@ -113,7 +118,7 @@ class SeqIds(Sequence[Sequence[int]]):
         return self._ids[i]
 
 
-@lru_cache(maxsize=256)  # shapes recur: lookahead's changes with its number of n-grams alone
+@lru_cache(maxsize=256)  # shapes recur: lookahead's varies only with its number of n-grams
 def _seq_ids(parents: tuple[int, ...], branches: tuple[int, ...], n_seq: int) -> SeqIds:
     ends = branch_ends(parents, branches)
     if len(ends) >= n_seq:
@@ -132,7 +137,7 @@ def _seq_ids(parents: tuple[int, ...], branches: tuple[int, ...], n_seq: int) ->
 
 
 def branch_ends(parents: Sequence[int], branches: Sequence[int]) -> list[int]:
-    """The nodes that end sequences 1, 2, …: branches named by drafters, then the other leaves."""
+    """The last node of sequences 1, 2, …: branches named by drafters, then the other leaves."""
     named = list(branches[1:])
     known = {0, *parents, *named}
     return named + [node for node in range(len(parents)) if node not in known]

@@ -1,6 +1,6 @@
-"""Target and Output: what the decode loop needs of a model. Pure.
+"""Target, Output and Sampler: the model interface of the decode loop. Pure.
 
-``batching.llama.context.Context`` is the real one; tests have a fake.
+``batching.llama.context.Context`` implements Target; tests use a fake.
 """
 
 from __future__ import annotations
@@ -15,110 +15,111 @@ Watch = Callable[[float], bool]
 
 
 class Cancelled(Exception):
-    """The caller said so in the middle of a prompt. The cache stays usable."""
+    """The caller cancelled prompt processing. The cache stays usable."""
 
 
 class Output(Protocol):
-    """What one decode computed. Views, valid until the next decode: copy what you keep.
+    """The result of one decode. Views, valid until the next decode: copy what you keep.
 
-    Rows count from the first of a tree, where others stand before it.
+    Rows count from the tree's root, even if other rows precede it in the batch.
     """
 
     def logits(self, row: int) -> Floats:
-        """Logits of a row whose output was asked for, ``(n_vocab,)``."""
+        """Logits of a row with output, ``(n_vocab,)``."""
         ...
 
     def argmax(self, row: int) -> int:
-        """The most likely token of a row whose output was asked for; the lowest id of equals."""
+        """The most likely token of a row with output; the lowest id on ties."""
         ...
 
     def argmaxes(self, first: int, n: int) -> list[int]:
-        """The same for ``n`` rows from ``first`` on, all with output."""
+        """``argmax`` of ``n`` consecutive rows starting at ``first``, all with output."""
         ...
 
     def hidden(self, row: int) -> Floats:
-        """The state after the final norm, ``(n_embd,)``: what the output matrix turns into logits.
+        """The state after the final norm, ``(n_embd,)``: the input of the output matrix.
 
-        Only after ``Target.want_hidden(True)``; raises RuntimeError otherwise.
+        Raises RuntimeError unless ``Target.want_hidden(True)`` was called before the decode.
         """
         ...
 
     def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
-        """What went into ``layers``, one after the other, ``(len(layers) * n_embd,)``; of any row.
+        """The inputs of ``layers``, concatenated, ``(len(layers) * n_embd,)``. Any row.
 
-        Only of those in ``Target.want_layers``; raises RuntimeError otherwise.
+        Raises RuntimeError for layers not requested with ``Target.want_layers``.
         """
         ...
 
 
 class Target(Protocol):
-    """A model with a KV cache: what the decode loop needs of ``Context``, and a fake offers too."""
+    """A model with a KV cache, as the decode loop sees it."""
 
     @property
     def n_ctx(self) -> int:
-        """Cells of the KV cache."""
+        """Number of KV cache cells."""
         ...
 
     @property
     def n_batch(self) -> int:
-        """Rows that one decode can hold."""
+        """Most rows in one decode."""
         ...
 
     @property
     def n_seq_max(self) -> int:
-        """Sequences the KV cache can tell apart."""
+        """Most sequences in the KV cache."""
         ...
 
     @property
     def n_rewind(self) -> int:
-        """How many of the rows of one decode can be taken back, once and before the next.
+        """How many rows of the last decode can be rolled back, once.
 
-        NO_LIMIT for a KV cache, of which any part can be removed. A recurrent state is all of a
-        text at once: what can be taken back are the last rows of a chain for which the target keeps
-        copies of its state, which may be none. Such a target has one sequence.
+        NO_LIMIT for a KV cache, where any part can be removed. A recurrent state covers the whole
+        text at once: only the last rows of a chain for which the target keeps copies of its state
+        (possibly none) can be rolled back. Such a target has one sequence.
         """
         ...
 
     def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
-        """One decode. A long one asks ``watch`` now and then, with the share of it that is done
-        (0 as long as that cannot be told), whether to end it, which raises Cancelled."""
+        """Decode one batch.
+
+        During a long decode, calls ``watch(share_done)`` from time to time (0 while the share is
+        unknown). If it returns True, the decode stops and raises Cancelled.
+        """
         ...
 
     def decode_row(self, token: int, position: int, n_seq: int) -> Output:
-        """``decode`` of a single row with output, in the first ``n_seq`` sequences, for less."""
+        """Faster ``decode`` of a single row with output, in the first ``n_seq`` sequences."""
         ...
 
     def want_hidden(self, wanted: bool) -> None:
-        """Whether the decodes from here on also give hidden states.
+        """Turn hidden states on or off for the following decodes.
 
-        They then compute the output of every row, asked for or not, which is llama.cpp's rule: to
-        be off while a prompt is read.
+        While on, llama.cpp computes the output of every row, so turn it off for prompts.
         """
         ...
 
     def want_layers(self, layers: Sequence[int]) -> None:
-        """Of which layers decodes from here on also give the inputs; empty = of none.
+        """Request the inputs of ``layers`` from the following decodes; empty = none.
 
-        Of a model with layers that predict further tokens the first of these, whose number is that
-        of the layers before it, is one too: its input is the state that it begins with. That makes
-        no row have output that would not have it.
+        In a model with multi-token-prediction layers, ``n_layer`` names the first of them: its
+        input is the state it starts from. Unlike ``want_hidden``, adds no output rows.
         """
         ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        """Drop positions ``[p0, p1)`` of a sequence; -1: of all sequences, or to the end.
+        """Drop positions ``[p0, p1)``. ``seq_id`` -1: all sequences; ``p1`` -1: to the end.
 
-        Raises CannotRewind, and changes nothing, where these are more than can be taken back; all
-        there is can always be dropped.
+        Raises CannotRewind, changing nothing, if that is further back than the target can go.
+        Dropping everything always works.
         """
         ...
 
     def save(self) -> object:
-        """The state as it is, for ``restore``. Only where ``n_rewind`` is limited."""
+        """Snapshot the state for ``restore``. Only if ``n_rewind`` is limited."""
         ...
 
     def restore(self, state: object, n_tokens: int) -> None:
-        """Go back to a state that was saved after ``n_tokens`` tokens, which it still holds."""
+        """Return to a state saved after ``n_tokens`` tokens, a prefix of the current text."""
         ...
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
@@ -127,16 +128,16 @@ class Target(Protocol):
 
 
 class Sampler(Protocol):
-    """Chooses the next token; the verifier asks once for each token of the text."""
+    """Chooses the next token; the verifier calls it once per token of the text."""
 
     def sample(self, output: Output, row: int) -> int:
-        """The token that follows ``row``, which is thereby part of the text."""
+        """Choose the token after ``row``; it becomes part of the text."""
         ...
 
     def probabilities(self, logits: Floats) -> Floats:
-        """What the next token would be drawn from, ``(n_vocab,)``, summing to 1."""
+        """The distribution the next token is drawn from, ``(n_vocab,)``, summing to 1."""
         ...
 
     def accept(self, token: int) -> None:
-        """``token`` is part of the text, whoever chose it."""
+        """Record a token of the text that this sampler did not choose."""
         ...

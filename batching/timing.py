@@ -1,4 +1,4 @@
-"""How long decodes take in one setting and in another, in turn. Pure, but for the clock."""
+"""Compares decode times of two settings by running them alternately."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from batching.rows import Rows, text_rows
 from batching.target import Target
 from batching.tree import NO_LIMIT
 
-_MOST = 9  # pairs
-_CHUNK = 16  # rows by which it is found out how much text is affordable
+_MAX_PAIRS = 9
+_PROBE_ROWS = 16
 
 
 def log_ratio(a: Target, b: Target, n_past: int, budget_seconds: float) -> float:
-    """Logarithm of the time that decoding takes in ``a``, relative to ``b``.
+    """Log of the decode time of ``a`` divided by that of ``b``; negative if ``a`` is faster.
 
-    Both decode 1, 4 and 16 rows after ``n_past`` tokens, or fewer where those alone would take
-    half of ``budget_seconds``; single rows count half, since they are most of what is decoded.
-    After the budget what was measured decides, for a large model the single rows. Both must be
-    empty, and are not afterwards.
+    Both decode 1, 4 and 16 rows after ``n_past`` tokens, or after fewer if those would take half
+    of ``budget_seconds``. Single rows, the most common, weigh half. When the budget runs out, the
+    measurements so far decide; for a large model that may be single rows only. Both must be empty,
+    and are not afterwards.
     """
     start = time.perf_counter()
     n_past = affordable_text(a, n_past, 0.25 * budget_seconds)
     for target in (a, b):
-        target.decode(_rows(0, n_past))  # warms up, and is the text that the rows attend to
+        target.decode(_rows(0, n_past))  # warm-up, and the text the timed rows attend to
     total = 0.0
     for n, weight in ((1, 0.5), (4, 0.25), (16, 0.25)):
         ratios: list[float] = []
-        while len(ratios) < _MOST:
+        while len(ratios) < _MAX_PAIRS:
             ratios.append(_seconds(a, n_past, n) / _seconds(b, n_past, n))
             if time.perf_counter() - start > budget_seconds:
                 return total + weight * math.log(median(ratios))
@@ -39,31 +39,31 @@ def log_ratio(a: Target, b: Target, n_past: int, budget_seconds: float) -> float
 
 
 def affordable_text(target: Target, n_past: int, seconds: float) -> int:
-    """So many of ``n_past`` tokens as are read in that time, about; never fewer than 16 of them.
+    """Roughly how many tokens, 16 to ``n_past``, can be decoded in ``seconds``.
 
-    Of a large model's decode little is attention, so a short text says of it what a long one does.
-    ``target`` must be empty and is so afterwards.
+    A shorter text is enough for a large model: attention is a small part of its decode time.
+    ``target`` must be empty, and is empty afterwards.
     """
-    if n_past <= _CHUNK or min(target.n_ctx, target.n_batch) < _CHUNK:
+    if n_past <= _PROBE_ROWS or min(target.n_ctx, target.n_batch) < _PROBE_ROWS:
         return n_past
-    for _ in range(2):  # at first the weights may have to come from the disk
+    for _ in range(2):  # the first decode may read the weights from disk
         start = time.perf_counter()
-        target.decode(_rows(0, _CHUNK))
+        target.decode(_rows(0, _PROBE_ROWS))
         share = seconds / (time.perf_counter() - start)
         target.seq_rm(-1, 0, -1)
-    return min(n_past, int(_CHUNK * max(1.0, share)))
+    return min(n_past, int(_PROBE_ROWS * max(1.0, share)))
 
 
-def all_over_one(
+def thread_time_ratio(
     target: Target, use_threads: Callable[[int], None], n_all: int, budget_seconds: float
 ) -> float:
-    """What a single row takes on ``n_all`` threads, relative to one.
+    """Time of a single row on ``n_all`` threads divided by its time on one.
 
-    ``target`` must be empty and is so afterwards, with all threads in use.
+    ``target`` must be empty, and is empty afterwards, with all threads in use.
     """
     start = time.perf_counter()
     ratios: list[float] = []
-    while len(ratios) < _MOST:
+    while len(ratios) < _MAX_PAIRS:
         seconds = []
         for n in (1, n_all):
             use_threads(n)
@@ -75,14 +75,14 @@ def all_over_one(
 
 
 def _seconds(target: Target, n_past: int, n: int) -> float:
-    """Time of decoding ``n`` rows where as many were decoded before: the second of two."""
+    """Time to decode ``n`` rows right after another ``n``: the second of two runs."""
     for _ in range(2):
         begin = time.perf_counter()
         target.decode(_rows(n_past, n))
         seconds = time.perf_counter() - begin
         if target.n_rewind == NO_LIMIT:
             target.seq_rm(-1, n_past, -1)
-        else:  # the text anew
+        else:  # decode the text again
             target.seq_rm(-1, 0, -1)
             if n_past:
                 target.decode(_rows(0, n_past))

@@ -1,9 +1,8 @@
-"""TokenTree: what one step asks the model to look at.
+"""TokenTree: the draft tokens of one step.
 
 Pure: knows neither llama.cpp nor any method. A node is an index; node 0, the root, is the last
-committed token, whose KV entry does not exist yet. Parents come before their children, so the
-order in which nodes are added is also an order in which they can be decoded, and it becomes the
-row order of the batch.
+committed token, which is not in the KV cache yet. Parents come before their children. The order
+in which nodes are added is the row order of the batch.
 """
 
 from __future__ import annotations
@@ -19,22 +18,28 @@ NO_LIMIT = 1 << 30
 
 
 class TokenTree:
-    """Tokens that hang below the last committed one, as parallel lists indexed by node.
+    """Draft tokens below the last committed one, as parallel lists indexed by node.
 
     tokens       token id of each node
     parents      parent node; -1 for the root
-    depths       distance from the root, so that a node's position is ``n_past + depth``
-    outputs      whether the node's logits are wanted
+    depths       distance from the root; a node's position is ``n_past + depth``
+    outputs      whether the node's logits are needed
     probs        estimated probability that the node is accepted if its parent is; 1 = no estimate
-    draft_probs  node -> q over all tokens, ``(n_vocab,)``, of a sampled draft; others are certain
-    n_drafted    nodes that may be accepted: the first after the root. Those of lookahead's window,
-                 which may not, come after them
-    sources      node -> name of what drafted it, where a drafter combines several; else empty
-    branches     nodes that end a sequence, in seq_id order; ``branches[0]`` is the root, which ends
-                 sequence 0, the committed text. Drafters whose layout must be exact append to it;
-                 leaves that are in no branch get the sequences after those.
-    n_seq        sequences that are to be in use, where the layout must be exact; 0 = as many as
-                 its branches need
+    draft_probs  node -> q over all tokens, ``(n_vocab,)``, for sampled drafts only
+    n_drafted    draft nodes, which directly follow the root. Nodes that cannot be accepted, such
+                 as lookahead's window, come after them
+    sources      node -> name of its source, if a drafter combines several; else empty
+    branches     last node of each sequence, in seq_id order; ``branches[0]`` is the root, for
+                 sequence 0, the committed text. Drafters that need an exact layout append to it;
+                 leaves in no named branch get the next sequences
+    n_seq        sequences in use, if the layout must be exact; 0 = as many as the branches need
+
+    >>> tree = TokenTree(5)
+    >>> left, right = tree.add(0, 7, prob=0.6), tree.add(0, 8, prob=0.3)
+    >>> tree.add(left, 9, prob=0.5)
+    3
+    >>> tree.parents, tree.path_probs()
+    ([-1, 0, 0, 1], [1.0, 0.6, 0.3, 0.3])
     """
 
     __slots__ = (
@@ -67,7 +72,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node but the root is a draft that hangs below the one before it."""
+        """Whether each node after the root is a draft and the child of the node before it."""
         n = len(self.tokens) - 1
         return self.depths[-1] == n == self.n_drafted
 
@@ -82,12 +87,12 @@ class TokenTree:
         prob: float = 1.0,
         draft_probs: Floats | None = None,
     ) -> int:
-        """Hang ``token`` below ``parent`` and return its node.
+        """Add ``token`` below ``parent`` and return its node.
 
-        With ``merge`` an equal child that is there already is returned instead (and gets output if
-        it is wanted now, and ``prob`` if that is higher). Without it the node is always new, as in
-        llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
-        ``draft=False`` adds a node that is only looked at and never accepted, such as a token of
+        With ``merge``, an existing child with the same token is returned instead; it gets output
+        if requested, and ``prob`` if that is higher. Without ``merge`` the node is always new, as
+        in llama.cpp's lookahead, where n-grams with a common prefix stay separate rows.
+        ``draft=False`` adds a node that is decoded but never accepted, such as a token of
         lookahead's window; no draft can come after it.
         """
         if draft:
@@ -115,10 +120,10 @@ class TokenTree:
         *,
         max_new: int = NO_LIMIT,
     ) -> int:
-        """Add ``tokens`` below ``parent`` as a chain and return the node of its end.
+        """Add ``tokens`` below ``parent`` as a chain and return its last node.
 
-        The same as adding one after the other, but faster: most drafts are chains. At most
-        ``max_new`` nodes are new; equal children that exist already do not count.
+        Equivalent to repeated ``add``, but faster. Adds at most ``max_new`` nodes; existing equal
+        children do not count.
         """
         max_new = max(0, max_new)
         if len(self.tokens) == 1:
@@ -141,9 +146,9 @@ class TokenTree:
         *,
         draft: bool = True,
     ) -> None:
-        """Add nodes, unmerged: the same as one after the other, for less. Parents may be new.
+        """Add many nodes without merging, faster than repeated ``add``. Parents may be new nodes.
 
-        ``depths`` is one more than the parent's of each: who adds many nodes knows their shape.
+        ``depths[i]`` must be one more than the depth of ``parents[i]``.
         """
         if draft:
             self._count_drafts(len(tokens))
@@ -156,7 +161,7 @@ class TokenTree:
     def _append_chain(
         self, parent: int, tokens: Sequence[int], probs: Sequence[float] | None
     ) -> int:
-        """New nodes for all of ``tokens``, whose first is no child of ``parent`` yet."""
+        """Add a node for each of ``tokens``; ``parent`` has no child with the first of them."""
         first, n = len(self.tokens), len(tokens)
         if not n:
             return parent
@@ -171,21 +176,21 @@ class TokenTree:
         return first + n - 1
 
     def _count_drafts(self, n: int) -> None:
-        """Take the next ``n`` nodes for drafts."""
+        """Count the next ``n`` nodes as drafts."""
         if self.n_drafted != len(self.tokens) - 1:
-            raise ValueError("drafts cannot be added after nodes that are none")
+            raise ValueError("drafts cannot be added after non-draft nodes")
         self.n_drafted += n
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Drop all nodes but the root and ``nodes``: drafts, ascending, with all their parents.
+        """Drop all nodes except the root and ``nodes``: ascending, with all their parents.
 
-        What is left is numbered anew, in the same order. To be called before branches are named and
-        before nodes are added that are no drafts.
+        The rest is renumbered in the same order. Call it before naming branches and before adding
+        non-draft nodes.
         """
         n = len(nodes)
         if n == len(self.tokens) - 1:
             return
-        if not n or nodes[-1] == n:  # the first ones, which keep their numbers
+        if not n or nodes[-1] == n:  # a prefix of the nodes, which keeps its numbering
             del self.tokens[n + 1 :]
             del self.parents[n + 1 :]
             del self.depths[n + 1 :]
@@ -206,14 +211,14 @@ class TokenTree:
         self.n_drafted = n
 
     def follow(self, parent: int, tokens: Sequence[int]) -> list[int]:
-        """The drafts that hold ``tokens`` below ``parent``, one below the other, as far as they go.
+        """The draft nodes that spell the longest prefix of ``tokens`` below ``parent``.
 
-        Where equal children stand side by side, the first is followed.
+        Among equal siblings, follows the first.
         """
         path = []
         node, parents, drafted, last = parent, self.parents, self.tokens, self.n_drafted
         for token in tokens:
-            # In a chain the child is the next node, and a first child always is the first found.
+            # In a chain the child is the next node; no earlier match can exist.
             if node < last and parents[node + 1] == node and drafted[node + 1] == token:
                 node += 1
             elif not (node := self._child(node, token)):
@@ -222,7 +227,7 @@ class TokenTree:
         return path
 
     def children(self, parent: int, token: int) -> list[int]:
-        """Drafts below ``parent`` that hold ``token``: one at most unless added unmerged."""
+        """Draft children of ``parent`` with ``token``: at most one unless added unmerged."""
         found = []
         node = self._child(parent, token)
         while node:
@@ -231,9 +236,9 @@ class TokenTree:
         return found
 
     def _child(self, parent: int, token: int, after: int = 0) -> int:
-        """The first draft below ``parent`` that holds ``token``, behind node ``after``; 0 = none.
+        """The first draft child of ``parent`` with ``token`` after node ``after``; 0 = none.
 
-        Found by looking through a list, which for a step's nodes is quicker than an index.
+        A linear scan is faster than an index for the few nodes of a step.
         """
         tokens, end = self.tokens, self.n_drafted + 1
         node = max(parent, after)
@@ -246,24 +251,24 @@ class TokenTree:
             return 0
 
     def path_probs(self) -> list[float]:
-        """Estimated probability that each node is accepted; 1 for the root."""
-        found = [1.0]
+        """Path probability of each node: the product of ``probs`` from the root; 1 for the root."""
+        path_probs = [1.0]
         for parent, prob in zip(self.parents[1:], self.probs[1:], strict=True):
-            found.append(found[parent] * prob)
-        return found
+            path_probs.append(path_probs[parent] * prob)
+        return path_probs
 
     def likeliest_path(self) -> list[int]:
-        """The path with the most expected tokens, without the root.
+        """The path with the most expected accepted tokens, without the root.
 
-        Where drafts were sampled, it is the path sampled first at each node: choosing among
-        samples by what was drawn would change their distribution.
+        For sampled drafts, the path sampled first at each node: choosing among samples by their
+        values would change their distribution.
         """
         if self.draft_probs:
             path, end = [0], self.n_drafted + 1
             while path[-1] in self.parents[path[-1] + 1 : end]:
                 path.append(self.parents.index(path[-1], path[-1] + 1, end))
             return path[1:]
-        expected = [0.0]  # tokens of the path that ends with a node
+        expected = [0.0]  # accepted tokens of the path ending at each node
         probs = self.path_probs()
         for node in range(1, self.n_drafted + 1):
             expected.append(expected[self.parents[node]] + probs[node])
@@ -271,13 +276,13 @@ class TokenTree:
 
     def drafts(self) -> dict[int, list[int]]:
         """Draft nodes by parent, in the order they were added."""
-        found: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for node in range(1, self.n_drafted + 1):
-            found.setdefault(self.parents[node], []).append(node)
-        return found
+            children.setdefault(self.parents[node], []).append(node)
+        return children
 
     def path_to(self, node: int) -> list[int]:
-        """Nodes from the root to ``node``, both included."""
+        """Nodes from the root to ``node``, inclusive."""
         path = [node]
         while node:
             node = self.parents[node]

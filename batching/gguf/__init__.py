@@ -1,4 +1,5 @@
-"""GGUF files: header and tensors read and written, models in several files, and what a file says
-that llama.cpp cannot run. Pure Python and NumPy: it knows neither ``llama_cpp`` nor
-``batching.llama``. Lists of what one llama.cpp version can do are passed in.
+"""GGUF files: reader, writer, split models, and checks for files llama.cpp cannot run.
+
+Pure Python and NumPy; knows neither ``llama_cpp`` nor ``batching.llama``. The limits of a
+llama.cpp version are passed in.
 """

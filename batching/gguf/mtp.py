@@ -1,7 +1,7 @@
-"""Finds a GGUF's layers for multi-token prediction (MTP; llama.cpp says nextn).
+"""Finds multi-token-prediction layers in a GGUF (MTP; llama.cpp calls them nextn).
 
-llama.cpp says how many its metadata speak of. Some converters leave the layers out and say so
-nevertheless, some files hold nothing else, and over either it would end the process later.
+llama.cpp trusts the layer count in the metadata. Some converters drop the layers but keep the
+count, and some files contain only these layers; llama.cpp would abort on both.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
 
-EVERY = "nextn.eh_proj.weight"  # what all such layers have
+MTP_TENSOR = "nextn.eh_proj.weight"  # present in every MTP layer
 
 
 class MtpGraphs(NamedTuple):
-    """For which layers llama.cpp has a compute graph.
+    """The MTP layers llama.cpp has a compute graph for.
 
-    architectures  of the models
-    several        those of them that may have more than one such layer
-    needed         a tensor of the layer, by architecture, without which the process would end
+    architectures  model architectures
+    several        those that may have more than one MTP layer
+    needed         a tensor each architecture's graph requires; llama.cpp aborts without it
     """
 
     architectures: tuple[str, ...]
@@ -30,15 +30,18 @@ class MtpGraphs(NamedTuple):
 
 
 class MtpLayers(NamedTuple):
-    """n_layers of them are there and can be run; ``alone`` says that the layers of the model itself
-    are not there."""
+    """MTP layers found in a file.
+
+    n_layers  layers that llama.cpp can run
+    alone     the file lacks the model's own layers
+    """
 
     n_layers: int
     alone: bool
 
 
 def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
-    """Those in the file, or in the files that it is one of.
+    """Find the MTP layers of the model at ``path``; for a split model, in all its files.
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF or UnsupportedModel.
     """
@@ -50,11 +53,11 @@ def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
     def has(name: str) -> bool:
         return any(name in file.tensors for file in files)
 
-    if not has(f"blk.{first}.{EVERY}"):
+    if not has(f"blk.{first}.{MTP_TENSOR}"):
         return MtpLayers(0, alone=False)
     can_run = (
         architecture in graphs.architectures
         and (n_layers == 1 or architecture in graphs.several)
-        and has(f"blk.{first}.{graphs.needed.get(architecture, EVERY)}")
+        and has(f"blk.{first}.{graphs.needed.get(architecture, MTP_TENSOR)}")
     )
     return MtpLayers(n_layers if can_run else 0, alone=not has("blk.0.attn_norm.weight"))

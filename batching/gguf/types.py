@@ -1,7 +1,6 @@
-"""The types that tensors are stored in: how many values make a block, and its bytes.
+"""Tensor storage types of the GGUF format: values and bytes per block.
 
-Facts of the GGUF format, by ggml's numbers (ggml.h, ``enum ggml_type``); a test compares them with
-the library that is installed.
+Keyed by ``enum ggml_type`` (ggml.h). A test compares the table with the installed library.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """``n_values`` numbers of a row lie together in a block of ``n_bytes``."""
+    """A block of ``n_bytes`` encodes ``n_values`` consecutive values of a row."""
 
     name: str
     n_values: int
@@ -55,12 +54,12 @@ TYPES = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
-# Types that llama.cpp once had and reads no longer.
+# Types that llama.cpp no longer supports.
 REMOVED = (4, 5, 31, 32, 33, 36, 37, 38)
-# Types that weights cannot have: whole numbers, and those of results inside a computation.
+# Not valid for weights: integers, and types used only for intermediate results.
 NOT_FOR_WEIGHTS = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
 
 
 def type_name(number: int) -> str:
-    """``Q4_K``, or ``45`` for a type that is not known here."""
+    """The type's name, such as ``Q4_K``; the number itself if unknown."""
     return TYPES[number].name if number in TYPES else str(number)

@@ -1,7 +1,7 @@
-"""Detects GGUF files that llama.cpp cannot run, from what the file says.
+"""Detects GGUF files that llama.cpp cannot run, before loading them.
 
-Over many of them llama.cpp aborts the process: an assertion about a value fails, or a computation
-has no code for a tensor's type. So these are looked for before the file is loaded.
+llama.cpp aborts the process on many of them: an assertion on a value fails, or an operation has no
+kernel for a tensor's type.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from batching.gguf.splits import part_names
 from batching.gguf.types import F32, NOT_FOR_WEIGHTS, type_name
 
 TEXT_MODEL = "choose a chat or text generation model"
-# Files that go with a model, by general.type or architecture: what they are, and what to give.
-PARTS = {
+# Companion files of a model, by general.type or architecture: what they are, and what to do.
+COMPANIONS = {
     "adapter": "a LoRA adapter; merge it into its model with llama.cpp's llama-export-lora",
-    "mmproj": "what a model sees or hears with; give the model that it came with",
-    "clip": "what a model sees or hears with; give the model that it came with",
-    "imatrix": "an importance matrix for quantising; give the model that it was made of",
-    "controlvector": "a control vector; give the model that it was made of",
+    "mmproj": "an image or audio encoder; load the model it belongs to",
+    "clip": "an image or audio encoder; load the model it belongs to",
+    "imatrix": "an importance matrix for quantising; load the model it was made for",
+    "controlvector": "a control vector; load the model it was made for",
 }
-ALIGNMENT = 32  # bytes; ggml's TENSOR_ALIGNMENT, which mapped tensors must have
-_BYTE = 6  # a token type
+ALIGNMENT = 32  # bytes; ggml's TENSOR_ALIGNMENT, required of mapped tensors
+_BYTE = 6  # token type
 _NORM = re.compile(r"norm(_\d)?\.(weight|bias)")
-_TABLE_OF_EXPERTS = "tid2eid.weight"  # whole numbers by right
+_EXPERT_TABLE = "tid2eid.weight"  # legitimately integer
 
 
 class Limits(NamedTuple):
-    """What llama.cpp accepts of a file: beyond it the process ends.
+    """Values llama.cpp accepts in a file; it aborts on others.
 
-    n_layers, n_experts  at most
-    rope_scaling         names of the ways to stretch positions
-    dense                architectures of which files without experts may say that they have one
+    n_layers, n_experts  maximum
+    rope_scaling         names of RoPE scaling types
+    dense                architectures whose dense files may claim one expert
     """
 
     n_layers: int
@@ -47,16 +47,16 @@ class Limits(NamedTuple):
 
 
 def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
-    """The files of a model, of which ``path`` is one; those that are missing are left out.
+    """Check the model at ``path``; return its files, all parts of a split model that exist.
 
-    Raises UnsupportedModel where llama.cpp would end the process over them, or it is no model;
-    NotGGUF or TruncatedGGUF.
+    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; NotGGUF or
+    TruncatedGGUF.
     """
     parts = [path.with_name(name) for name in part_names(path.name)]
     files = [GGUFFile(part) for part in parts if part.is_file()]
-    part = _part_of_model(files[0])
-    if part is not None:
-        raise UnsupportedModel(f"{path} is no model but {part}")
+    companion = _companion(files[0])
+    if companion is not None:
+        raise UnsupportedModel(f"{path} is not a model but {companion}")
     for file in files:
         problem = next((p for check in _CHECKS for p in check(file, limits)), None)
         if problem is not None:
@@ -68,9 +68,10 @@ def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
 
 
 def check_types(path: Path) -> None:
-    """Raise UnsupportedModel for a tensor of a type that is not known, in any file of the model.
+    """Raise UnsupportedModel if any file of the model has a tensor of unknown type.
 
-    Asked after llama.cpp refused the file: a newer one may know types that are not known here.
+    Called only after llama.cpp rejected the file: a newer llama.cpp may support types not listed
+    here.
     """
     for part in (path.with_name(name) for name in part_names(path.name)):
         if part.is_file():
@@ -79,29 +80,29 @@ def check_types(path: Path) -> None:
                 file.check_type(name)
 
 
-def _part_of_model(file: GGUFFile) -> str | None:
-    """What a file is that goes with a model, and what to give instead."""
+def _companion(file: GGUFFile) -> str | None:
+    """What a file is, and what to do instead, if it only accompanies a model."""
     for key in ("general.type", "general.architecture"):
         value = file.metadata.get(key)
-        if isinstance(value, str) and value in PARTS:
-            return PARTS[value]
+        if isinstance(value, str) and value in COMPANIONS:
+            return COMPANIONS[value]
     if not file.tensors and file.number("split.count") < 2:
         return f"a vocabulary without weights; {TEXT_MODEL}"
     return None
 
 
-def _wrong_numbers(file: GGUFFile, limits: Limits) -> Iterator[str]:
-    """Values of the architecture that are out of range."""
+def _metadata_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+    """Hyperparameters out of range."""
     architecture = file.metadata.get("general.architecture")
     n_experts = file.number(f"{architecture}.expert_count")
     n_groups = file.number(f"{architecture}.expert_group_count")
     if architecture in limits.dense and n_experts <= 1:
         n_experts = n_groups = 0
-        used = None  # is not read
+        used = None  # llama.cpp does not read it
     else:
         used = file.metadata.get(f"{architecture}.expert_used_count", 0)
-    # A value that is not there, or not a number, llama.cpp asks for in words.
-    for key, value, least, most in (
+    # Missing and non-numeric values need no check: llama.cpp reports them without aborting.
+    for key, value, low, high in (
         ("block_count", file.metadata.get(f"{architecture}.block_count"), 1, limits.n_layers),
         (
             "nextn_predict_layers",
@@ -120,10 +121,10 @@ def _wrong_numbers(file: GGUFFile, limits: Limits) -> Iterator[str]:
         ),
     ):
         number = max(value, default=0) if isinstance(value, list) else value
-        if isinstance(number, int) and not least <= number <= most:
-            yield f"{architecture}.{key} is {number}, and {least} to {most} is possible"
+        if isinstance(number, int) and not low <= number <= high:
+            yield f"{architecture}.{key} is {number}, outside {low} to {high}"
     if n_groups > 1 and n_experts % n_groups:
-        yield f"{architecture}.expert_count is {n_experts}, no multiple of {n_groups} groups"
+        yield f"{architecture}.expert_count is {n_experts}, not a multiple of {n_groups} groups"
     for key, value in file.metadata.items():
         if not (isinstance(value, float) and key.startswith(f"{architecture}.")):
             continue
@@ -132,46 +133,46 @@ def _wrong_numbers(file: GGUFFile, limits: Limits) -> Iterator[str]:
     scaling = file.metadata.get(f"{architecture}.rope.scaling.type")
     if isinstance(scaling, str) and scaling not in limits.rope_scaling:
         yield (
-            f"{architecture}.rope.scaling.type is {scaling!r}, and one of "
-            f"{', '.join(limits.rope_scaling)} is possible"
+            f"{architecture}.rope.scaling.type is {scaling!r}, not one of "
+            f"{', '.join(limits.rope_scaling)}"
         )
 
 
-def _wrong_tokens(file: GGUFFile, limits: Limits) -> Iterator[str]:
-    """A vocabulary that is of another tokenizer, or has a token twice."""
+def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+    """Byte tokens in a BERT vocabulary, or duplicate tokens."""
     types: Any = file.metadata.get("tokenizer.ggml.token_type")
     tokenizer = file.metadata.get("tokenizer.ggml.model")
     if tokenizer == "bert" and isinstance(types, list) and _BYTE in types:
         yield (
-            f"tokenizer.ggml.model is {tokenizer!r}, and {types.count(_BYTE)} of the tokens are "
-            f"bytes, as another tokenizer has them"
+            f"tokenizer.ggml.model is {tokenizer!r}, but {types.count(_BYTE)} of the tokens are "
+            f"byte tokens, which that tokenizer does not have"
         )
     tokens = [token for token in file.texts("tokenizer.ggml.tokens") if token]
     if tokenizer not in ("none", "no_vocab") and len(set(tokens)) < len(tokens):
         seen: set[bytes] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-        yield f"its vocabulary has the token {twice.decode('utf-8', 'replace')!r} twice"
+        duplicate = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        yield f"its vocabulary has the token {duplicate.decode('utf-8', 'replace')!r} twice"
 
 
-def _wrong_tensors(file: GGUFFile, limits: Limits) -> Iterator[str]:
-    """Tensors that no computation is written for, or that lie where they cannot be mapped."""
+def _tensor_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
+    """Tensors of a type without a kernel, or not aligned for mapping."""
     for name, tensor in file.tensors.items():
         kind = type_name(tensor.type)
-        is_weight = name.endswith((".weight", ".bias")) and not name.endswith(_TABLE_OF_EXPERTS)
+        is_weight = name.endswith((".weight", ".bias")) and not name.endswith(_EXPERT_TABLE)
         if is_weight and kind in NOT_FOR_WEIGHTS:
-            yield f"tensor {name} is of type {kind}, which weights cannot have"
+            yield f"tensor {name} has type {kind}, which is not valid for weights"
         elif _NORM.search(name) and tensor.type != F32:
-            yield f"tensor {name} is of type {kind}, and norms must be F32"
+            yield f"tensor {name} has type {kind}, but norms must be F32"
         elif tensor.offset % ALIGNMENT:
             alignment = file.number("general.alignment", ALIGNMENT)
             yield (
-                f"tensor {name} begins at byte {tensor.offset:,}, no multiple of {ALIGNMENT}; "
+                f"tensor {name} starts at byte {tensor.offset:,}, not a multiple of {ALIGNMENT}; "
                 f"general.alignment is {alignment}"
             )
 
 
 _CHECKS: tuple[Callable[[GGUFFile, Limits], Iterator[str]], ...] = (
-    _wrong_numbers,
-    _wrong_tokens,
-    _wrong_tensors,
+    _metadata_problems,
+    _vocabulary_problems,
+    _tensor_problems,
 )

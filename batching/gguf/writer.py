@@ -1,6 +1,6 @@
 """Writes GGUF files, version 3 (ggml's docs/gguf.md), with one tensor in memory at a time.
 
-``batching.llama.weights`` turns numbers into the types that are stored.
+``batching.llama.weights`` encodes and quantises tensors.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy.typing as npt
 from batching.errors import SpeculationError
 from batching.gguf.types import TYPES
 
-ALIGNMENT = 32  # bytes: where the data of a tensor may start
+ALIGNMENT = 32  # bytes; tensor data starts at multiples of it
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # gguf_metadata_value_type
 
 Array = npt.NDArray[Any]
-# Whole numbers are written as uint32 (in lists as int32), others as float32. Bytes are a value
-# that is encoded already, as GGUFFile.encoded_metadata gives it.
+# Integers are written as uint32 (int32 in lists), floats as float32. Bytes are a value encoded
+# already, from GGUFFile.encoded_metadata.
 Value = str | bool | int | float | bytes | Sequence[int] | Sequence[float] | Sequence[str]
 
 
 class DiskFull(SpeculationError):
-    """There is no room for the file; the message names it and the way out."""
+    """The disk has no room for the file."""
 
 
 class TensorType(IntEnum):
-    """Those of ggml's types that are written here."""
+    """The ggml types this project writes."""
 
     F32 = 0
     F16 = 1
@@ -45,7 +45,7 @@ class TensorType(IntEnum):
     BF16 = 30
 
 
-# What the matrices of a model are, as its general.file_type says it (llama_ftype).
+# general.file_type (llama_ftype) by the type of a model's matrices.
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q5_0": 8, "bf16": 32}
 QUANTIZATION_VERSION = 2  # of ggml's block formats
 
@@ -53,9 +53,9 @@ QUANTIZATION_VERSION = 2  # of ggml's block formats
 class NewTensor(NamedTuple):
     """A tensor to write.
 
-    shape  rows first, as NumPy has it
+    shape  NumPy order, rows first
     type   a ggml_type
-    data   gives what is written, as ggml stores it; called when the tensor's turn comes
+    data   returns the encoded bytes; called when the tensor is written
     """
 
     shape: tuple[int, ...]
@@ -64,14 +64,15 @@ class NewTensor(NamedTuple):
 
 
 def n_bytes(shape: Sequence[int], kind: int) -> int:
-    """What a tensor takes in the file, without padding.
+    """Bytes a tensor takes in the file, without padding.
 
-    Raises ValueError where rows are no whole blocks of a quantised type.
+    Raises ValueError if a row is not a whole number of blocks.
     """
     block = TYPES[kind]
     if shape[-1] % block.n_values:
         raise ValueError(
-            f"rows of {shape[-1]} are no whole blocks of {block.n_values}; write F16 or F32"
+            f"rows of {shape[-1]} values do not divide into blocks of {block.n_values}; "
+            f"write F16 or F32"
         )
     return math.prod(shape) // block.n_values * block.n_bytes
 
@@ -82,7 +83,7 @@ def write_gguf(
     tensors: Mapping[str, NewTensor],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write a GGUF. ``path`` gets its name when it is whole; otherwise nothing is left.
+    """Write a GGUF to ``path``, which appears only once complete.
 
     ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises DiskFull.
     """
@@ -103,8 +104,8 @@ def write_gguf(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFull(
-            f"cannot write {path}: the disk is full, or its quota used up ({error}); make room, or "
-            f"give a file on another disk"
+            f"cannot write {path}: the disk is full or over quota ({error}); free some space or "
+            f"write to another disk"
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -113,7 +114,7 @@ def write_gguf(
 def _write_data(file: BinaryIO, name: str, tensor: NewTensor, size: int) -> None:
     data = np.ascontiguousarray(tensor.data())
     if data.nbytes != size:
-        raise ValueError(f"{name} has {data.nbytes} bytes, and its shape and type make {size}")
+        raise ValueError(f"{name} has {data.nbytes} bytes; its shape and type require {size}")
     file.write(data.data)
     file.write(_padding(size))
 
@@ -133,7 +134,7 @@ def _header(
 
 
 def _value(value: Value) -> bytes:
-    """A metadata value with its type before it."""
+    """Encode a metadata value, preceded by its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):

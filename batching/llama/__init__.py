@@ -1,4 +1,6 @@
-"""The ctypes edge, the only place that imports ``llama_cpp``: models, contexts, batches, outputs,
-samplers, grammars and the machine. C return codes become exceptions here. It knows nothing of
-token trees, methods, flags or pages. What depends on one llama.cpp version is in ``private_api``.
+"""The ctypes edge, the only place that imports ``llama_cpp``.
+
+Models, contexts, batches, outputs, samplers, grammars and hardware. C return codes become
+exceptions here. Knows nothing about methods, flags or pages. ``private_api`` has what depends on
+the llama.cpp version.
 """

@@ -1,4 +1,4 @@
-"""The memory behind a ``llama_batch``, and the trace of what was put into it."""
+"""The memory behind a ``llama_batch``, and the batch trace."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from batching.errors import TreeTooLarge, TreeTooWide
 from batching.rows import Rows, SeqIds
 from batching.tree import Floats
 
-# Positions of a row that is fed as an embedding, one array after the other, where a model has axes
-# for time and place in an image (M-RoPE): those of text are the same, the same and 0.
+# An embedding row has four positions under M-RoPE (time and image axes), stored as consecutive
+# arrays. For text the first three are equal and the last is 0.
 _AXES = 4
 
 
 class BatchMemory:
-    """NumPy arrays that one ``llama_batch`` points into: a step fills slices of them.
+    """NumPy arrays that one ``llama_batch`` points into; a step fills slices of them.
 
-    first_token, first_pos  of the first row, once more, for who changes nothing else
+    first_token, first_pos  direct access to the first row, for changing only these two
     """
 
     def __init__(self, n_batch: int, n_seq_max: int, *, takes_both: bool = False) -> None:
-        """``takes_both`` says that the model reads the tokens of rows that are fed as embeddings
-        as well."""
+        """``takes_both``: the model reads both token and embedding of a row."""
         self.n_batch = n_batch
         self.takes_both = takes_both
-        self._embd = np.zeros((0, 0), np.float32)  # made when it is needed first
+        self._embd = np.zeros((0, 0), np.float32)  # allocated on first use
         self.token = np.zeros(n_batch, np.int32)
         self.pos = np.zeros(_AXES * n_batch, np.int32)
         self.n_seq_id = np.zeros(n_batch, np.int32)
-        self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one a row
+        self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one per row
         self.logits = np.zeros(n_batch, np.int8)
-        # Ids that rows share by range (a lone root's, a chain's) stand in ``everyone``; a tree
+        # Ranges of ids shared by all rows (a lone root, a chain) point into ``all_seqs``; a tree
         # brings its own arrays.
-        self.everyone = np.arange(n_seq_max, dtype=np.int32)
-        self._everyone_address: int = self.everyone.ctypes.data
-        self._shared: Sequence[int] = range(0)  # the ids that the first rows share, if they do …
-        self._n_shared = 0  # … and how many do
-        self._n_tokens = 0  # as the struct says
-        self._is_fed = False  # with embeddings
+        self.all_seqs = np.arange(n_seq_max, dtype=np.int32)
+        self._all_seqs_address: int = self.all_seqs.ctypes.data
+        self._shared: Sequence[int] = range(0)  # ids shared by the first …
+        self._n_shared = 0  # … of the rows
+        self._n_tokens = 0  # mirrors the struct
+        self._has_embeddings = False
         self._ids: SeqIds | None = None
         self.first_token = ctypes.c_int32.from_address(self.token.ctypes.data)
         self.first_pos = ctypes.c_int32.from_address(self.pos.ctypes.data)
@@ -61,19 +60,22 @@ class BatchMemory:
         )
 
     def fill(self, rows: Rows, *, all_output: bool = False) -> None:
-        """Have the batch say what ``rows`` say; ``all_output`` gives every row output."""
+        """Fill the batch with ``rows``; ``all_output`` gives every row output."""
         n = len(rows.tokens)
         if n > self.n_batch:
             raise TreeTooLarge(
                 f"{n} rows do not fit a batch of {self.n_batch}; "
-                f"lower the draft, window or guesses, or raise n_batch"
+                f"lower the draft, window or guesses, or raise {{n_batch}}",
+                settings=("n_batch",),
+                requested=n,
+                available=self.n_batch,
             )
         if n != self._n_tokens:
             self._n_tokens = self.struct.n_tokens = n
         if all_output:
             rows = replace(rows, outputs=[True] * n)
-        if rows.embeddings is not None or self._is_fed:
-            self._feed(rows.embeddings)
+        if rows.embeddings is not None or self._has_embeddings:
+            self._set_embeddings(rows.embeddings)
         ints, flags = _packers(n)
         ints(self.token, 0, *rows.tokens)
         ints(self.pos, 0, *rows.positions)
@@ -87,16 +89,16 @@ class BatchMemory:
                 self._share(first, n)
             return
         if rows.seq_ids is self._ids and not self._n_shared:
-            return  # a tree of the same shape as the last
+            return  # same tree shape as the last batch
         ids = rows.seq_ids if isinstance(rows.seq_ids, SeqIds) else SeqIds(rows.seq_ids)
         self._check_width(len(first))
         self._n_shared = 0
-        self._ids = ids  # what the pointers point into lives until the next batch
+        self._ids = ids  # keeps the pointers' memory alive until the next batch
         self.n_seq_id[:n] = ids.counts
         self.seq_id[:n] = ids.pointers
 
-    def _feed(self, embeddings: Floats | None) -> None:
-        """Point the batch at embeddings, or back at tokens alone."""
+    def _set_embeddings(self, embeddings: Floats | None) -> None:
+        """Point the batch at embeddings, or back at tokens only."""
         token = embd = None
         if embeddings is None or self.takes_both:
             token = self.token.ctypes.data_as(ctypes.POINTER(C.llama_token))
@@ -107,26 +109,26 @@ class BatchMemory:
             self._embd[: len(embeddings)] = embeddings
             embd = self._embd.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self.struct.token, self.struct.embd = token, embd
-        self._is_fed = embd is not None
+        self._has_embeddings = embd is not None
 
     def _share(self, ids: Sequence[int], n: int) -> None:
         """Give the first ``n`` rows the sequences ``ids``, a range."""
         self._check_width(len(ids))
         self.n_seq_id[:n] = len(ids)
-        self.seq_id[:n] = self._everyone_address + 4 * ids[0]
+        self.seq_id[:n] = self._all_seqs_address + 4 * ids[0]
         self._shared, self._n_shared = ids, n
 
     def _check_width(self, n_seq: int) -> None:
-        if n_seq > len(self.everyone):
+        if n_seq > len(self.all_seqs):
             raise TreeTooWide(
-                f"{n_seq} sequences are wanted, the context has {len(self.everyone)}; "
+                f"the batch needs {n_seq} sequences, the context has {len(self.all_seqs)}; "
                 f"lower the number of branches or guesses"
             )
 
 
 @lru_cache(maxsize=1024)
 def _packers(n: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What writes ``n`` integers, and ``n`` flags, into memory: for lists faster than NumPy."""
+    """Functions that write ``n`` integers and ``n`` flags; faster than NumPy for lists."""
     return Struct(f"{n}i").pack_into, Struct(f"{n}?").pack_into
 
 

@@ -1,7 +1,7 @@
-"""Which characters a vocabulary has no tokens for: llama.cpp ends the process over them.
+"""Finds characters a vocabulary cannot encode, on which llama.cpp aborts.
 
-It does so with SentencePiece vocabularies that lack byte tokens; others drop such characters or
-have a token for all of them.
+Only SentencePiece vocabularies without byte tokens are affected; others drop such characters or
+map them to an unknown token.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+_SPACE = "\u2581"  # SentencePiece's symbol for a space
 _BYTES = frozenset(b"<0x%02X>" % byte for byte in range(256))
-_FIRST = 1024  # tokens among which byte tokens usually are
-_CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN  # read on request only
+_FIRST = 1024  # byte tokens are usually among these
+_CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed only with parse_special
 
 
-class Spelling:
-    """What the tokens of a vocabulary without byte tokens can spell."""
+class Charset:
+    """The characters a vocabulary without byte tokens can encode."""
 
     def __init__(self, vocab: Any, texts: list[bytes]) -> None:
         self._texts = frozenset(texts)
         attributes = [C.llama_vocab_get_attr(vocab, token) for token in range(len(texts))]
 
         def whole(kinds: int) -> re.Pattern[str]:
-            found = [t for t, kind in zip(texts, attributes, strict=True) if t and kind & kinds]
-            return re.compile("|".join(re.escape(t.decode("utf-8", "replace")) for t in found))
+            matches = [t for t, kind in zip(texts, attributes, strict=True) if t and kind & kinds]
+            return re.compile("|".join(re.escape(t.decode("utf-8", "replace")) for t in matches))
 
-        # Tokens that are found in a text before it is spelled.
+        # Tokens matched as a whole, before the rest of the text is encoded.
         self._whole = {
             False: whole(C.LLAMA_TOKEN_ATTR_USER_DEFINED),
             True: whole(C.LLAMA_TOKEN_ATTR_USER_DEFINED | _CONTROL),
         }
 
     def first_unknown(self, text: str, *, parse_special: bool) -> str | None:
-        """The first character of ``text`` that has no token, nor its bytes."""
+        """The first character of ``text`` without a token for it or its bytes."""
         rest = self._whole[parse_special].sub("", text)
         for character in dict.fromkeys(rest):
             data = character.replace(" ", _SPACE).encode("utf-8")
@@ -46,12 +46,12 @@ class Spelling:
         return None
 
 
-def spelling(vocab: Any, n_vocab: int) -> Spelling | None:
-    """What a ``llama_vocab *`` can spell; None where no character ends the process."""
+def limited_charset(vocab: Any, n_vocab: int) -> Charset | None:
+    """The characters a ``llama_vocab *`` can encode; None if no text makes llama.cpp abort."""
     if C.llama_vocab_type(vocab) != C.LLAMA_VOCAB_TYPE_SPM:
         return None
     for n in (min(n_vocab, _FIRST), n_vocab):
         texts = [C.llama_vocab_get_text(vocab, token) for token in range(n)]
         if _BYTES.issubset(texts):
             return None
-    return Spelling(vocab, texts)
+    return Charset(vocab, texts)

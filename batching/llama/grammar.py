@@ -1,7 +1,7 @@
-"""GBNF grammars and JSON schemas: what llama.cpp makes of them, and why it refuses one.
+"""Loads GBNF grammars and converts JSON schemas, with llama.cpp's parse errors.
 
-llama.cpp prints what is wrong with a grammar to stderr, past its own log, and runs out of memory or
-stack on some that it could refuse: those are refused here.
+llama.cpp prints grammar errors to stderr instead of its log, and runs out of memory or stack on
+some invalid grammars; those are rejected here first.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from typing import IO, Any
 import llama_cpp.llama_cpp as C
 
 from batching.errors import GrammarError
-from batching.llama.model import Model, forget_log, recent_log
+from batching.llama.log import clear_log, recent_log
+from batching.llama.model import Model
 
-MOST_BRACKETS = 500  # one in another; llama.cpp recurses into them
+MAX_DEPTH = 500  # nested brackets; llama.cpp's parser is recursive
 
-_NO_SYNTAX = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
-_REPEATED = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
+_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_REPETITION = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
 
 
 def load_grammar(model: Model, gbnf: str, root: str) -> Any:
-    """A ``llama_sampler *`` that allows what ``gbnf`` does, for the caller to free.
+    """A ``llama_sampler *`` for ``gbnf``, to be freed by the caller.
 
-    Raises GrammarError with llama.cpp's reason when it does not parse.
+    Raises GrammarError with llama.cpp's reason if it does not parse.
     """
-    reason = _refusal(gbnf)
+    reason = _syntax_error(gbnf)
     if not reason:
-        forget_log()
-        with TemporaryFile() as printed:
-            with _stderr_to(printed):
+        clear_log()
+        with TemporaryFile() as captured:
+            with _stderr_to(captured):
                 grammar = C.llama_sampler_init_grammar(model.vocab, gbnf.encode(), root.encode())
             if grammar:
                 return grammar
-            printed.seek(0)
-            said = printed.read().decode("utf-8", "replace").strip()
-        reason = (said or recent_log()).split("\n")[0].removeprefix("parse: ")
+            captured.seek(0)
+            stderr = captured.read().decode("utf-8", "replace").strip()
+        reason = (stderr or recent_log()).split("\n")[0].removeprefix("parse: ")
     raise GrammarError(
         f"the grammar does not parse: {reason}; it starts with {gbnf[:60]!r}; "
         f"see llama.cpp's grammars/README.md for GBNF"
@@ -49,16 +50,16 @@ def load_grammar(model: Model, gbnf: str, root: str) -> Any:
 
 
 def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
-    """The GBNF grammar of a JSON schema, given as text or as a mapping.
+    """Convert a JSON schema, as text or a mapping, to a GBNF grammar.
 
-    Raises GrammarError when the schema cannot be read.
+    Raises GrammarError if the schema cannot be read.
     """
     from llama_cpp.llama_grammar import json_schema_to_gbnf as convert
 
     text = schema if isinstance(schema, str) else json.dumps(schema)
     try:
         if not isinstance(json.loads(text), dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         return str(convert(text))
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -67,26 +68,26 @@ def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
         ) from error
 
 
-def _refusal(gbnf: str) -> str:
-    """Why a grammar is not even shown to llama.cpp, or nothing."""
-    syntax = _NO_SYNTAX.sub(" ", gbnf)
-    for match in _REPEATED.finditer(syntax):
+def _syntax_error(gbnf: str) -> str:
+    """Why a grammar must not be passed to llama.cpp; empty if it may be."""
+    syntax = _LITERALS.sub(" ", gbnf)
+    for match in _REPETITION.finditer(syntax):
         if int(match[2]) < int(match[1]):
-            return f"{match[0]} asks for more repetitions at least than at most"
+            return f"in {match[0]} the minimum exceeds the maximum"
     depth = 0
     for bracket in re.findall(r"[()]", syntax):
         depth += 1 if bracket == "(" else -1
-        if depth > MOST_BRACKETS:
-            return f"more than {MOST_BRACKETS} brackets stand in one another"
+        if depth > MAX_DEPTH:
+            return f"brackets are nested more than {MAX_DEPTH} deep"
     return "" if syntax.strip() else "it is empty"
 
 
 @contextmanager
 def _stderr_to(file: IO[bytes]) -> Iterator[None]:
-    """What the process prints to its stderr meanwhile goes into ``file``."""
+    """Redirect the process's stderr, including that of C code, into ``file``."""
     try:
         before = os.dup(2)
-    except OSError:  # a program without a console has none
+    except OSError:  # a program without a console has no stderr
         yield
         return
     if sys.stderr is not None:

@@ -1,4 +1,4 @@
-"""What the machine offers: cores, memory, and the devices that llama.cpp was built for and sees."""
+"""Hardware detection: physical cores, available memory, and llama.cpp's devices."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _KINDS = ("cpu", "gpu", "integrated gpu", "accelerator")  # ggml_backend_dev_typ
 
 @dataclass(frozen=True)
 class Device:
-    """A device that llama.cpp can compute on; ``kind`` is cpu, gpu, integrated gpu, accelerator."""
+    """A compute device; ``kind`` is cpu, gpu, integrated gpu, accelerator or other."""
 
     kind: str
     name: str
 
 
 def devices() -> list[Device]:
-    """The devices that llama.cpp sees, by the names their makers gave them, if it tells.
+    """The devices llama.cpp can use; empty if this build does not list them.
 
-    The functions belong to ggml, which llama-cpp-python does not bind.
+    Calls ggml functions that llama-cpp-python does not bind.
     """
     count, get = exported("ggml_backend_dev_count"), exported("ggml_backend_dev_get")
     describe = exported("ggml_backend_dev_description")
     kind = exported("ggml_backend_dev_type")
-    if None in (count, get, describe, kind):  # another build's library, perhaps
+    if None in (count, get, describe, kind):  # not exported by this build
         return []
     count.restype = ctypes.c_size_t
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -48,18 +48,18 @@ def devices() -> list[Device]:
 
 
 def supports_gpu() -> bool:
-    """Whether llama.cpp was built with a GPU backend and finds a GPU."""
+    """Whether llama.cpp has a GPU backend and finds a GPU."""
     return bool(C.llama_supports_gpu_offload())
 
 
 def build_info() -> str:
-    """The library's version and the CPU and GPU features it was built with."""
+    """The library's version and its CPU and GPU features."""
     version = getattr(sys.modules["llama_cpp"], "__version__", "?")
     return f"llama-cpp-python {version}: {C.llama_print_system_info().decode().strip(' |')}"
 
 
 def physical_cores() -> int:
-    """Physical cores this process may run on; the number of threads that suits llama.cpp."""
+    """Physical cores this process may use: the best thread count for llama.cpp."""
     if hasattr(os, "sched_getaffinity"):
         cores = set()
         for cpu in os.sched_getaffinity(0):
@@ -67,35 +67,35 @@ def physical_cores() -> int:
             cores.add(siblings.read_text() if siblings.exists() else str(cpu))
         return max(1, len(cores))
     if sys.platform == "darwin":
-        # The fast cores, or all that are no hyper-threads where they are alike, as in Intel's.
+        # Performance cores, or all physical cores on Macs with one kind (Intel).
         for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            found = _sysctl(name)
-            if found:
-                return found
-    return _cores_of_windows() or max(1, (os.cpu_count() or 2) // 2)
+            n_cores = _sysctl(name)
+            if n_cores:
+                return n_cores
+    return _windows_cores() or max(1, (os.cpu_count() or 2) // 2)
 
 
 def _sysctl(name: str) -> int:
-    """A number that macOS knows by ``name``, or 0."""
+    """An integer macOS sysctl, or 0."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    ask = ctypes.CDLL(None).sysctlbyname
-    failed = ask(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    query = ctypes.CDLL(None).sysctlbyname
+    failed = query(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
     return 0 if failed else value.value
 
 
-def _cores_of_windows() -> int:
-    """What Windows says, of processors without hyper-threads as well; 0 on other systems."""
+def _windows_cores() -> int:
+    """Physical cores on Windows, with or without hyper-threading; 0 on other systems."""
     if sys.platform != "win32":
         return 0
-    ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx
+    query = ctypes.windll.kernel32.GetLogicalProcessorInformationEx
     size = ctypes.c_uint32(0)
-    ask(0, None, ctypes.byref(size))  # of cores (0) it has so many bytes to tell
+    query(0, None, ctypes.byref(size))  # relation 0 = cores; returns the buffer size
     records = ctypes.create_string_buffer(size.value)
-    return _count_records(records.raw) if ask(0, records, ctypes.byref(size)) else 0
+    return _count_records(records.raw) if query(0, records, ctypes.byref(size)) else 0
 
 
 def _count_records(data: bytes) -> int:
-    """How many records there are, each with its length in its second four bytes."""
+    """Number of records; each has its length in its second four bytes."""
     n = at = 0
     while at + 8 <= len(data):
         at += max(8, struct.unpack_from("<I", data, at + 4)[0])
@@ -104,10 +104,10 @@ def _count_records(data: bytes) -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory that can still be had, or None where that cannot be told.
+    """Bytes of available main memory, or None if unknown.
 
-    Of macOS all there is: it writes out what others hold. Windows refuses what it has not, and
-    llama.cpp says so.
+    On macOS all physical memory, since it swaps other programs out. Not needed on Windows, where an
+    allocation that does not fit fails and llama.cpp reports it.
     """
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -1,4 +1,4 @@
-"""Ctrl-C while llama.cpp runs for long: Python cannot raise through its callbacks."""
+"""Ctrl-C during long llama.cpp calls: Python cannot raise through C callbacks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from types import FrameType
 
 
 @contextmanager
-def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Hold back Ctrl-C, which ctypes would drop where a callback of llama.cpp meets it.
+def deferred_interrupts() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C, which ctypes would swallow inside a llama.cpp callback.
 
-    It takes effect when what is yielded is called, or at the end. In threads other than the main
-    one, which get no signals, this does nothing.
+    Yields a function that delivers a pending one; the end of the block does, too. Does nothing
+    outside the main thread, which alone receives signals.
     """
-    came: list[int] = []
+    pending: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
-    def hold(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+    def defer(number: int, _frame: FrameType | None) -> None:
+        pending.append(number)
 
     def deliver() -> None:
-        if came and callable(before):
-            before(came.pop(), None)
+        if pending and callable(before):
+            before(pending.pop(), None)
 
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield deliver
         return
-    signal.signal(signal.SIGINT, hold)
+    signal.signal(signal.SIGINT, defer)
     try:
         yield deliver
     finally:

@@ -1,4 +1,4 @@
-"""The llama.cpp that runs here: where it was loaded from, and functions of it by their names."""
+"""The loaded llama.cpp library: its folder, and lookup of exported functions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
-# Linux and macOS look for a function in what a library is linked with, too; Windows does not.
+# Linux and macOS also search a library's dependencies for a symbol; Windows does not.
 _LINKED = ("ggml.dll", "ggml-base.dll", "libggml.dll", "libggml-base.dll")
 
 
 def library_folder() -> Path:
-    """The folder of llama.cpp's shared libraries: the package's own, or LLAMA_CPP_LIB_PATH."""
+    """The folder of llama.cpp's shared libraries: the package's, or LLAMA_CPP_LIB_PATH."""
     return Path(C._lib._name).absolute().parent
 
 
 @cache
 def exported(*names: str) -> Any:
-    """The function that llama.cpp or ggml exports under one of these names, or None."""
+    """The function llama.cpp or ggml exports under one of ``names``, or None."""
     for library in _libraries():
         for name in names:
             function = getattr(library, name, None)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,76 +23,23 @@ from batching.errors import (
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
-from batching.llama.charset import Spelling, spelling
+from batching.llama.charset import Charset, limited_charset
 from batching.llama.hardware import supports_gpu
-from batching.llama.interrupts import held_interrupts
+from batching.llama.interrupts import deferred_interrupts
+from batching.llama.log import clear_log, initialise, recent_log
 from batching.llama.private_api import GIVE_MTP_STATE, HEADS, LIMITS, MTP_GRAPHS, TAKE_BOTH
-from batching.llama.text_model import why_no_text
+from batching.llama.text_model import not_a_text_model
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
 
-# llama.cpp reports why something failed only through its log, so the last lines are kept for the
-# error message. Level 2 is info, 4 is error; 5 continues the line before.
-_log_lines: deque[str] = deque(maxlen=40)
-_all_lines: list[str] | None = None  # the same, as far as somebody wants all of them
-_verbose = False
-
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
-
-
-def _log(level: int, text: bytes, _user_data: int | None) -> None:
-    line = text.decode("utf-8", "replace")
-    _log_lines.append(line)
-    if _all_lines is not None:
-        _all_lines.append(line)
-    if _verbose:
-        sys.stderr.write(line)
-
-
-_log_callback = C.llama_log_callback(_log)
-_init_lock = threading.Lock()
-_initialised = False
-
-
-def initialise(verbose: bool | None = None) -> None:
-    """Start the backend once and take over its log; ``verbose`` sends the log to stderr."""
-    global _initialised, _verbose
-    with _init_lock:
-        if verbose is not None:
-            _verbose = verbose
-        if not _initialised:
-            C.llama_log_set(_log_callback, ctypes.c_void_p(0))
-            C.llama_backend_init()
-            _initialised = True
-
-
-def recent_log() -> str:
-    """The last lines of llama.cpp's log, for the text of an error."""
-    return "".join(_log_lines).strip()
-
-
-def forget_log() -> None:
-    """What is logged from here on is what ``recent_log`` gives."""
-    _log_lines.clear()
-
-
-@contextmanager
-def whole_log() -> Iterator[list[str]]:
-    """Every line that is logged meanwhile."""
-    global _all_lines
-    lines: list[str] = []
-    _all_lines = lines
-    try:
-        yield lines
-    finally:
-        _all_lines = None
 
 
 class Model:
     """A loaded GGUF: weights, vocabulary and metadata.
 
-    Close it, or use it as a context manager, after the contexts that run it.
+    Close it after its contexts, or use it as a context manager around them.
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
     """
@@ -109,17 +52,16 @@ class Model:
         mtp: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load ``path``; ``n_gpu_layers`` None offloads every layer where there is a GPU.
+        """Load ``path``. ``n_gpu_layers`` None offloads every layer if there is a GPU.
 
-        ``mtp`` loads the layers that predict further tokens as well, where the model has some.
-        ``progress`` is called with the share of the weights that is loaded, 0 to 1; what it raises
-        ends the load.
+        ``mtp`` also loads the model's multi-token-prediction layers, if any. ``progress`` is
+        called with the share of the weights loaded, 0 to 1; an exception from it stops the load.
         """
         self.path = Path(path)
         check_file(self.path)
         files = check_model_file(self.path, LIMITS)
         initialise()
-        forget_log()
+        clear_log()
         params = C.llama_model_default_params()
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
         params.load_mtp = mtp
@@ -131,7 +73,7 @@ class Model:
                 deliver()
                 if progress is not None:
                     progress(share)
-            except BaseException as error:  # cannot pass through llama.cpp
+            except BaseException as error:  # must not propagate through llama.cpp
                 stopped.append(error)
             return not stopped
 
@@ -139,7 +81,7 @@ class Model:
         params.progress_callback = callback
         handle = None
         try:
-            with held_interrupts() as deliver:
+            with deferred_interrupts() as deliver:
                 handle = C.llama_model_load_from_file(os.fsencode(self.path), params)
                 if stopped:
                     raise stopped[0]
@@ -150,7 +92,7 @@ class Model:
         if not handle:
             raise _load_error(self.path)
         self._handle: Any = handle
-        atexit.register(self.close)  # Metal ends the process over what is not freed before its end
+        atexit.register(self.close)  # Metal aborts at exit if anything is not freed
         self._vocab: Any = C.llama_model_get_vocab(handle)
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
@@ -160,29 +102,28 @@ class Model:
         self.takes_both = architecture in TAKE_BOTH
         self.is_head = architecture in HEADS
         self.n_layer: int = C.llama_model_n_layer(handle)
-        # Whether it hands out the state that layers for multi-token prediction begin with; how
-        # many of these were loaded and can be run; whether there is nothing else.
+        # Multi-token prediction: the model exposes the layers' input state; number of layers
+        # loaded and runnable; the file has no other layers.
         self.gives_mtp_state = architecture in GIVE_MTP_STATE
-        found = MtpLayers(0, alone=False)
+        mtp_layers = MtpLayers(0, alone=False)
         if C.llama_model_n_layer_nextn(handle):
-            found = find_mtp_layers(self.path, MTP_GRAPHS)
-        self.n_mtp = found.n_layers if mtp else 0
-        self.is_mtp_alone = found.alone
+            mtp_layers = find_mtp_layers(self.path, MTP_GRAPHS)
+        self.n_mtp = mtp_layers.n_layers if mtp else 0
+        self.is_mtp_alone = mtp_layers.alone
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
-        # Positions that a text may have: past those that a model has learned, as GPT-2 has, there
-        # are none, and llama.cpp ends the process.
-        has_learned = any("position_embd.weight" in file.tensors for file in files)
-        self.n_positions = self.n_ctx_train if has_learned else NO_LIMIT
+        # llama.cpp aborts past the end of learned position embeddings, as GPT-2 has.
+        learned_positions = any("position_embd.weight" in file.tensors for file in files)
+        self.n_positions = self.n_ctx_train if learned_positions else NO_LIMIT
         self.n_params: int = C.llama_model_n_params(handle)
         self.n_bytes: int = C.llama_model_size(handle)
-        # Whether its memory is a KV cache and nothing else, of which any part can be removed.
+        # Only a pure KV cache can drop any part of a sequence.
         self.can_rewind = not (
             C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)
         )
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        reason = None if self.is_head else why_no_text(handle, self.metadata)
+        reason = None if self.is_head else not_a_text_model(handle, self.metadata)
         if reason is not None:
             self.close()
             raise UnsupportedModel(f"{self.path} {reason}; {TEXT_MODEL}")
@@ -203,28 +144,28 @@ class Model:
     def description(self) -> str:
         """Architecture, size and quantisation, such as ``llama 6.7B Q4_0``.
 
-        llama.cpp's own words, but for the size: it goes by the number of layers, and 16 are 1B.
+        As in llama.cpp, except for the size, which llama.cpp guesses from the number of layers.
         """
         architecture, _, kind = _read_string(C.llama_model_desc, self.handle).split(" ", 2)
         return f"{architecture} {size_name(self.n_params)} {kind}"
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source of the chat template in the GGUF, or None."""
+        """The Jinja source of the GGUF's chat template, or None."""
         source = C.llama_model_chat_template(self.handle, None)
         return source.decode("utf-8") if source else None
 
     @property
     def n_host_layers(self) -> int:
-        """Layers that the CPU computes, their KV cache in main memory; the others are on a GPU."""
-        n_gpu = self.n_gpu_layers  # the output matrix, which goes there first, counts as one
+        """Layers on the CPU, with their KV cache in main memory; the others are on a GPU."""
+        n_gpu = self.n_gpu_layers  # the output matrix is offloaded first and counts as a layer
         if not supports_gpu():
             return self.n_layer
         return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
 
     @property
     def kv_values_per_layer(self) -> int:
-        """Numbers that one token keeps in the KV cache, keys and values of a layer."""
+        """Values per token and layer in the KV cache, keys and values together."""
         architecture = self.metadata("general.architecture")
         n_head = C.llama_model_n_head(self.handle)
         head_dim = int(
@@ -233,44 +174,43 @@ class Model:
         return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
 
     def metadata(self, key: str) -> str | None:
-        """A metadata value of the GGUF as text, or None."""
+        """A metadata value of the GGUF as a string, or None."""
         text = _read_string(C.llama_model_meta_val_str, self.handle, key.encode(), missing=None)
         return text or None
 
     def special_token(self, name: str) -> int | None:
-        """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None where there is none."""
+        """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None if undefined."""
         token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
         return token if token >= 0 else None
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a reply: EOS, EOT and the like."""
+        """The end-of-generation tokens: EOS, EOT and the like."""
         vocab = self.vocab
         return frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, t))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of ``text``, which is to be continued.
+        """Tokenize ``text`` for continuation.
 
-        ``add_special`` adds BOS where the model wants it, and no EOS even if it wants that;
-        ``parse_special`` reads the text of control tokens as those tokens, which is right for a
-        chat template and wrong for user text. Raises InvalidParameter for text that is not of
-        Unicode characters, or has some that the vocabulary lacks.
+        ``add_special`` adds BOS if the model expects it, but never EOS. ``parse_special`` turns the
+        text of control tokens into those tokens: right for chat templates, wrong for user text.
+        Raises InvalidParameter for lone surrogates and for characters the vocabulary lacks.
         """
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidParameter(
-                f"{text[error.start]!r} at position {error.start} is half of a character or a byte "
-                f"that is no text; give text in UTF-8"
+                f"{text[error.start]!r} at position {error.start} is a lone surrogate: half a "
+                f"character, or an undecodable byte; give valid UTF-8 text"
             ) from None
-        known = self._spelling
-        unknown = known and known.first_unknown(text, parse_special=parse_special)
+        charset = self._charset
+        unknown = charset and charset.first_unknown(text, parse_special=parse_special)
         if unknown:
             raise InvalidParameter(
-                f"the vocabulary of {self.path} has no token for {unknown!r}, nor for its bytes; "
-                f"leave it out of the text"
+                f"the vocabulary of {self.path} has no token for {unknown!r} or its bytes; "
+                f"remove it from the text"
             )
         capacity = len(data) + 8
         while True:
@@ -287,36 +227,37 @@ class Model:
             capacity = -n
 
     @cached_property
-    def _spelling(self) -> Spelling | None:
-        return spelling(self.vocab, self.n_vocab)
+    def _charset(self) -> Charset | None:
+        return limited_charset(self.vocab, self.n_vocab)
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens give their text.
+        """The bytes of a token; for control tokens, their text.
 
-        Raises InvalidParameter for a number that is no token's.
+        Raises InvalidParameter for an id outside the vocabulary.
         """
         piece = self._pieces.get(token)
         if piece is None:
             if not 0 <= token < self.n_vocab:
                 raise InvalidParameter(
-                    f"token {token} is not of this model, which has 0 to {self.n_vocab - 1}"
+                    f"token {token} is not in the vocabulary; this model has tokens 0 to "
+                    f"{self.n_vocab - 1}"
                 )
             piece = self._pieces[token] = self._read_piece(token)
         return piece
 
     def texts(self, tokens: Sequence[int]) -> list[str] | None:
-        """The text of each token; None where one ends a reply or is not made of whole characters.
+        """The text of each token; None if any ends generation or splits a UTF-8 character.
 
-        What most tokens are, in a fraction of the time that ``piece`` and a decoder take.
+        The fast path of detokenization: most tokens are whole characters.
         """
-        known = self._texts
+        cached = self._texts
         try:
-            found = [known[token] for token in tokens]
+            texts = [cached[token] for token in tokens]
         except KeyError:
             for token in tokens:
-                known[token] = self._whole_text(token)
-            found = [known[token] for token in tokens]
-        return None if None in found else found  # type: ignore[return-value]
+                cached[token] = self._whole_text(token)
+            texts = [cached[token] for token in tokens]
+        return None if None in texts else texts  # type: ignore[return-value]
 
     def _whole_text(self, token: int) -> str | None:
         if token in self.ends:
@@ -327,7 +268,7 @@ class Model:
             return None
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of ``tokens``, one piece after the other."""
+        """The bytes of ``tokens``, concatenated."""
         return b"".join(map(self.piece, tokens))
 
     def _read_piece(self, token: int) -> bytes:
@@ -358,13 +299,13 @@ class Model:
 
 
 def size_name(n_params: int) -> str:
-    """A number of parameters as people write it: ``260K``, ``14M``, ``6.7B``."""
+    """A parameter count in the usual short form: ``260K``, ``14M``, ``6.7B``."""
     size, unit = next((n_params / n, unit) for n, unit in _UNITS if n_params >= n)
     return f"{size:.1f}{unit}" if size < 10 else f"{size:.0f}{unit}"
 
 
 def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") -> str:
-    """A string from a C function that fills a buffer and returns the length it needs."""
+    """Read a string from a C function that fills a buffer and returns the required length."""
     capacity = 256
     while True:
         buffer = ctypes.create_string_buffer(capacity)
@@ -377,22 +318,22 @@ def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") ->
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no GGUF at all. Raises ModelFileMissing or NotGGUF."""
+    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
     if not path.is_file():
         raise ModelFileMissing(
-            f"there is no file {path}; check the path, or name a model of models.txt"
+            f"file not found: {path}; check the path, or give a name from models.txt"
         )
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
         raise NotGGUF(
-            f"{path} is no GGUF: it starts with {magic!r}, not b'GGUF'; "
+            f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
             f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
         )
 
 
 def _load_error(path: Path) -> Exception:
-    """The exception for a load that failed, told from the file and llama.cpp's log."""
+    """Choose the exception for a failed load from the file and llama.cpp's log."""
     log = recent_log()
     if "failed to read tensor info" in log:
         try:
@@ -415,6 +356,8 @@ def _load_error(path: Path) -> Exception:
     if "alloc" in lower or "out of memory" in lower:
         return OutOfMemory(
             f"not enough memory to load {path} ({size:,} bytes; {reason}); "
-            f"lower --gpu-layers or choose a smaller model or quantisation"
+            f"lower {{n_gpu_layers}}, or choose a smaller model or quantisation",
+            settings=("n_gpu_layers",),
+            requested=size,
         )
     return ModelError(f"llama.cpp could not load {path}: {reason}")

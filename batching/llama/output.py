@@ -1,4 +1,4 @@
-"""What a llama.cpp decode computed, read where llama.cpp keeps it. Part of the ctypes edge."""
+"""Logits and hidden states of a decode: views of llama.cpp's buffers. Part of the ctypes edge."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from batching.llama.model import Model
 from batching.llama.private_api import internal
 from batching.tree import Floats
 
-# A function object of our own: every step calls it, and the address comes out as an int.
+# A separate function object, since every step calls it: returns the address as an int.
 _logits_address: Any = C._lib["llama_get_logits"]
 _logits_address.restype = ctypes.c_void_p
 
 
 class DecodeOutput:
-    """Logits and hidden states of the last decode, as views of llama.cpp's own buffer.
+    """Logits and hidden states of the last decode, as views of llama.cpp's buffer.
 
-    has_hidden  whether decodes give hidden states, and so every row has output
-    layers      those whose inputs decodes give, of every row
+    has_hidden  hidden states are on, so every row has output
+    layers      layers whose inputs are available, for every row
     """
 
     def __init__(self, handle: Any, model: Model, *, is_head: bool) -> None:
-        """``is_head``: hidden states are what the next row takes, not what gives logits."""
+        """``is_head``: hidden states are the next row's input, not the output matrix's."""
         self._handle = handle
         self._model = model
         self._n_vocab = model.n_vocab
         self._is_head = is_head
         self.has_hidden = False
         self.layers: tuple[int, ...] = ()
-        self._inputs: dict[int, Floats] = {}  # of a layer, as far as they were asked for
+        self._inputs: dict[int, Floats] = {}  # by layer, fetched on demand
         self._hidden: Floats | None = None
         self._address = 0
         self._logits: Floats = np.zeros((0, model.n_vocab), np.float32)
-        self._views: list[Floats] = []  # of the first rows of logits
+        self._views: list[Floats] = []  # one view per row of logits
         self._outputs: Sequence[bool] = ()
         self._n_before = 0
-        self._all = False  # every row has output: a row's logits are where the row is
+        self._all = False  # every row has output, so logits are indexed by row
 
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
+        """Point the views at the decode just run. ``outputs``: which rows have output."""
         self._hidden = None
         if self._inputs:
             self._inputs = {}
         if self.has_hidden:
             outputs = [True] * len(outputs)
         n_outputs = sum(outputs)
-        address = _logits_address(self._handle)  # it also waits for the decode to end
+        address = _logits_address(self._handle)  # also waits for the decode to finish
         if n_outputs and (address != self._address or n_outputs > len(self._logits)):
             self._address = address
             buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
@@ -60,8 +61,8 @@ class DecodeOutput:
         self._all = n_outputs == len(outputs) and not n_before
 
     def renew_row(self) -> None:
-        """``renew`` after another single row."""
-        address = _logits_address(self._handle)  # it also waits for the decode to end
+        """Faster ``renew`` for a single row after another."""
+        address = _logits_address(self._handle)  # also waits for the decode to finish
         if address != self._address or self._hidden is not None or self._inputs:
             self.renew(self._outputs)
 
@@ -71,7 +72,7 @@ class DecodeOutput:
         place = self._n_before + row
         if self._outputs[place]:
             return sum(self._outputs[:place])
-        raise IndexError(f"row {row} of this batch has no output: its logits were not asked for")
+        raise IndexError(f"row {row} of this batch has no output: its logits were not requested")
 
     def logits(self, row: int) -> Floats:
         return self._views[self._row(row)]
@@ -91,8 +92,8 @@ class DecodeOutput:
     def hidden(self, row: int) -> Floats:
         if self._hidden is None:
             if not self.has_hidden:
-                raise RuntimeError("hidden states were not asked for before this decode")
-            # They lie behind the logits, wherever this batch's number of rows puts them.
+                raise RuntimeError("hidden states were not requested before this decode")
+            # They follow the logits, so their address depends on this batch's number of rows.
             if self._is_head:
                 pointer = internal("llama_get_embeddings_nextn")(self._handle)
             else:
@@ -114,10 +115,10 @@ class DecodeOutput:
         return np.concatenate([found[layer][row] for layer in layers])
 
     def _inputs_of(self, layer: int) -> Floats:
-        """What went into a layer, (n_rows, n_embd)."""
+        """The inputs of a layer, (n_rows, n_embd)."""
         model = self._model
         if layer not in self.layers:
-            raise RuntimeError(f"inputs of layer {layer} were not asked for before this decode")
+            raise RuntimeError(f"inputs of layer {layer} were not requested before this decode")
         if layer == model.n_layer:
             pointer, width = internal("llama_get_embeddings_nextn")(self._handle), model.n_embd_out
         else:

@@ -1,9 +1,8 @@
-"""What depends on one version of llama.cpp: undeclared functions, and lists kept by hand.
+"""Everything that depends on the llama.cpp version: private functions and hand-kept lists.
 
-The functions are exported but not in the public header, and are found by the names that C++
-compilers give them. A build may lack them; then what needs them raises UnsupportedModel, and
-everything else works. The lists were read from the source of CHECKED_WITH: compare them with the
-source of a newer version before you raise it.
+The functions are exported but not in the public header, so they are looked up by their mangled C++
+names. If a build lacks one, only the features that need it raise UnsupportedModel. The lists come
+from the source of CHECKED_WITH; compare them with a newer version's source before raising it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from batching.gguf.mtp import MtpGraphs
 from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
 
-# The version of llama-cpp-python that everything in this file was checked with.
+# The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
 
-# What llama.cpp asserts of a file: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
-# llama_rope_scaling_type, and the architectures whose one expert it takes for none
-# (llama-model.cpp).
+# Assertions in llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
+# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp).
 LIMITS = Limits(
     n_layers=512,
     n_experts=1024,
@@ -34,21 +32,21 @@ LIMITS = Limits(
     dense=("hunyuan-dense", "hunyuan_vl"),
 )
 
-# Architectures whose graphs llama.cpp builds wrong. It ends the process over rows without output
-# (chameleon) and over flash attention (plm), and for the rows that have output it gives the logits
-# of the batch's first ones (cogvlm).
-WRONG = ("chameleon", "cogvlm", "plm")
-# Architectures without logits of which the metadata do not tell.
-EMBED = ("llama-embed",)
+# Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and
+# on flash attention (plm), and returns the logits of the batch's first rows for those with output
+# (cogvlm).
+BROKEN_GRAPHS = ("chameleon", "cogvlm", "plm")
+# Embedding architectures whose metadata do not say so.
+EMBEDDING_MODELS = ("llama-embed",)
 
-# Architectures that draft for another model, and run beside it; rows of the first two hold a token
-# and an embedding.
+# Architectures of drafting heads that run beside their target. A row of the first two has both a
+# token and an embedding.
 TAKE_BOTH = ("eagle3", "gemma4-assistant")
 HEADS = (*TAKE_BOTH, "dflash")
 
-# Architectures for whose layers for multi-token prediction llama.cpp has a graph, and those of them
-# that may have several: over two of another's it would end the process. MiMo-V2-Flash has three
-# matrices where its graph wants one.
+# Architectures whose multi-token-prediction layers llama.cpp has a graph for. It aborts on more
+# than one such layer except in ``several``. MiMo-V2-Flash has three matrices where the graph
+# expects one.
 MTP_GRAPHS = MtpGraphs(
     architectures=(
         "bailingmoe3",
@@ -69,11 +67,11 @@ MTP_GRAPHS = MtpGraphs(
     several=("hy_v3", "mimo2", "step35"),
     needed={"mimo2": "attn_qkv.weight"},
 )
-# Architectures that hand out the state that such layers begin with: gemma4's are another file.
+# Architectures that expose the state MTP layers start from. Gemma 4's layers are a separate file.
 GIVE_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
 
-# Architectures whose graphs hand out the inputs of their layers. Asked for them, others end the
-# process, so what is not known to do it is refused. (qwen4exp's are wider than it would read.)
+# Architectures whose graphs expose layer inputs. Requesting them aborts others, so unlisted ones
+# are rejected. (qwen4exp is not listed: its inputs are wider than llama.cpp would copy.)
 TAPPED = (
     "bailingmoe3",
     "deepseek4",
@@ -100,7 +98,7 @@ TAPPED = (
 
 _CONTEXT = C.llama_context_p_ctypes
 _FLOATS = ctypes.POINTER(ctypes.c_float)
-# Arguments, what is returned, and the names of g++ and clang, and of MSVC.
+# Arguments, return type, and the mangled names of g++/clang and of MSVC.
 _FUNCTIONS: dict[str, tuple[list[Any], Any, str, str]] = {
     "llama_set_embeddings_layer_inp": (
         [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
@@ -131,20 +129,20 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any, str, str]] = {
 
 @cache
 def internal(name: str) -> Callable[..., Any]:
-    """One of the functions. Raises UnsupportedModel where this build does not export it."""
+    """A function of ``_FUNCTIONS``. Raises UnsupportedModel if this build does not export it."""
     arguments, returned, *mangled = _FUNCTIONS[name]
     function = exported(name, *mangled)
     if function is None:
         raise UnsupportedModel(
-            f"this build of llama.cpp does not export {name}, which heads over its layers need; "
-            f"install another version of llama-cpp-python, or use heads of another method"
+            f"this build of llama.cpp does not export {name}, which these heads need; install "
+            f"another version of llama-cpp-python, or use heads for another method"
         )
     function.argtypes, function.restype = arguments, returned
     return function  # type: ignore[no-any-return]
 
 
 class TappedModel(Protocol):
-    """What ``check_taps`` asks of a model."""
+    """The part of a model that ``check_taps`` uses."""
 
     @property
     def path(self) -> Path: ...
@@ -156,7 +154,7 @@ class TappedModel(Protocol):
 
 
 def check_taps(model: TappedModel, layers: Sequence[int]) -> None:
-    """Raise UnsupportedModel where the inputs of these layers cannot be had."""
+    """Raise UnsupportedModel if the inputs of ``layers`` are not available."""
     if model.gives_mtp_state and model.n_layer in layers:
         internal("llama_set_embeddings_nextn")
         layers = [layer for layer in layers if layer != model.n_layer]
@@ -165,14 +163,14 @@ def check_taps(model: TappedModel, layers: Sequence[int]) -> None:
     architecture = model.metadata("general.architecture")
     if architecture not in TAPPED:
         raise UnsupportedModel(
-            f"{model.path} is of the architecture {architecture}, of which llama.cpp does not give "
-            f"out the inputs of layers; it does for {', '.join(TAPPED)}"
+            f"{model.path} has architecture {architecture}, whose layer inputs llama.cpp does not "
+            f"expose; it exposes those of {', '.join(TAPPED)}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:
             raise UnsupportedModel(
-                f"the input of layer {layer} is wanted, and {model.path} has {model.n_layer} "
-                f"layers, counted from 0; take the heads that were made for it"
+                f"the heads need the input of layer {layer}, but {model.path} has layers 0 to "
+                f"{model.n_layer - 1}; use heads made for this model"
             )
     internal("llama_set_embeddings_layer_inp")
     internal("llama_get_embeddings_layer_inp")

@@ -1,7 +1,7 @@
-"""llama.cpp's sampler chain and grammar: one draw a token.
+"""llama.cpp's sampler chain and grammar: one draw per token.
 
-A ``Sampler`` only ever sees the tokens that were accepted, in order, so penalties, grammars and
-seeded draws give what they would without speculation. Greedy chains take an argmax shortcut.
+A ``Sampler`` sees only accepted tokens, in order, so penalties, grammars and seeded draws work as
+they would without speculation. Greedy sampling without a chain is a plain argmax.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from batching.errors import GrammarError, InvalidParameter
 from batching.llama.grammar import load_grammar
-from batching.llama.model import Model, initialise
+from batching.llama.log import initialise
+from batching.llama.model import Model
 from batching.target import Output
 from batching.tree import Floats
 
@@ -23,7 +24,7 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 class GreedySampler:
-    """The most likely token, without a chain."""
+    """Chooses the most likely token, without a chain."""
 
     def sample(self, output: Output, row: int) -> int:
         return output.argmax(row)
@@ -38,21 +39,21 @@ class GreedySampler:
 
 
 class SamplerChain:
-    """A ``llama_sampler_chain`` over the whole vocabulary, built link by link, with a grammar.
+    """A ``llama_sampler_chain`` over the whole vocabulary, with an optional grammar.
 
-    The grammar is checked on the drawn token first, and only where it refuses that token is the
-    whole vocabulary masked and the draw repeated; the distribution is the constrained one either
-    way, and the cost is one token's check instead of one for each of 150,000.
+    The grammar checks the drawn token first. Only if it rejects that token is the whole vocabulary
+    masked and the draw repeated. That usually saves checking 150,000 tokens; the result follows
+    the constrained distribution either way.
     """
 
     def __init__(self, model: Model) -> None:
         initialise()
         self.model = model
         self._chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        self._last: Any = None  # the link that chooses: a draw, mirostat or the likeliest
-        self._draws = False  # whether it is a draw
-        self._random_links = False  # whether links before it are random too
-        self.has_memory = False  # whether what was accepted matters
+        self._last: Any = None  # the link that chooses: a draw, mirostat or greedy
+        self._draws = False  # the last link is a draw
+        self._random_links = False  # earlier links are random too
+        self.has_memory = False  # the result depends on accepted tokens
         self._grammar: Any = None
         n = model.n_vocab
         self._ids = np.arange(n, dtype=np.int32)
@@ -125,24 +126,24 @@ class SamplerChain:
         return self._add(C.llama_sampler_init_temp(t))
 
     def mirostat(self, version: int, tau: float, eta: float, seed: int) -> SamplerChain:
-        """Mirostat 1 or 2, which draws the token itself: the last link."""
+        """Mirostat 1 or 2 as the last link, which draws the token."""
         if version == 1:
             return self._end(C.llama_sampler_init_mirostat(self.model.n_vocab, seed, tau, eta, 100))
         return self._end(C.llama_sampler_init_mirostat_v2(seed, tau, eta))
 
     def draw(self, seed: int) -> SamplerChain:
-        """Draw from what is left, one random number a token: the last link."""
+        """Draw from the remaining tokens, one random number per token. The last link."""
         self._draws = True
         return self._end(C.llama_sampler_init_dist(seed))
 
     def greedy(self) -> SamplerChain:
-        """Take the most likely of what is left: the last link."""
+        """Take the most likely of the remaining tokens. The last link."""
         return self._end(C.llama_sampler_init_greedy())
 
     def grammar(self, gbnf: str, root: str = "root") -> SamplerChain:
         """Constrain the text to a GBNF grammar.
 
-        Raises GrammarError with llama.cpp's reason when it does not parse.
+        Raises GrammarError with llama.cpp's reason if it does not parse.
         """
         self._grammar = load_grammar(self.model, gbnf, root)
         return self
@@ -156,27 +157,27 @@ class SamplerChain:
         return token
 
     def accept(self, token: int) -> None:
-        """Tell every link that ``token`` is part of the text; the prompt's tokens too."""
+        """Tell every link that ``token`` is part of the text."""
         if self._grammar is not None:
             C.llama_sampler_accept(self._grammar, token)
         C.llama_sampler_accept(self._chain, token)
         C.llama_sampler_accept(self._last, token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Show the prompt to the penalties; a grammar begins after it and is not told."""
+        """Pass the prompt to the penalties; a grammar applies only to the text after it."""
         for token in tokens:
             C.llama_sampler_accept(self._chain, token)
 
     def probabilities(self, logits: Floats) -> Floats:
-        """What the last link would draw from: ``(n_vocab,)``, zero for tokens that were cut off.
+        """The distribution the last link draws from: ``(n_vocab,)``, zero for filtered tokens.
 
-        Raises InvalidParameter where no such distribution exists: mirostat adapts while it draws,
-        XTC decides by chance, and a grammar is only asked about the token drawn.
+        Raises InvalidParameter if there is none: mirostat adapts while drawing, XTC is random, and
+        a grammar only checks the drawn token.
         """
         if not self._draws or self._random_links or self._grammar is not None:
             raise InvalidParameter(
-                "rejection and typical acceptance need a distribution, and mirostat, XTC, grammars "
-                "and JSON schemas do not give one; use verify=match with them"
+                "rejection and typical acceptance need a distribution, which mirostat, XTC, "
+                "grammars and JSON schemas do not provide; use verify=match with them"
             )
         self._fill(logits)
         array = self._array
@@ -191,7 +192,7 @@ class SamplerChain:
         return found
 
     def copy_state(self) -> SamplerChain:
-        """A chain with the same links that has seen the same tokens; a grammar is left out."""
+        """A copy of the chain with its state, without the grammar."""
         other = SamplerChain(self.model)
         C.llama_sampler_free(other._chain)
         other._chain = C.llama_sampler_clone(self._chain)
@@ -216,7 +217,7 @@ class SamplerChain:
             C.llama_sampler_apply(self._grammar, ctypes.byref(array))
             if not np.isfinite(candidates["logit"]).any():
                 raise GrammarError(
-                    "the grammar allows no token of this model here; loosen the grammar"
+                    "the grammar allows none of the model's tokens here; loosen the grammar"
                 )
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         C.llama_sampler_apply(self._last, ctypes.byref(array))
@@ -229,7 +230,7 @@ class SamplerChain:
         return bool(np.isfinite(self._one["logit"][0]))
 
     def _add(self, link: Any) -> SamplerChain:
-        C.llama_sampler_chain_add(self._chain, link)  # the chain owns the link from here on
+        C.llama_sampler_chain_add(self._chain, link)  # transfers ownership of the link
         return self
 
     def _end(self, link: Any) -> SamplerChain:

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF turned into numbers, and numbers into tensors, by the loaded ggml."""
+"""Dequantises and quantises GGUF tensors with the loaded ggml."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NUMPY_TYPES: dict[int, type[np.generic]] = {
 
 
 class Weights(GGUFFile):
-    """A GGUF whose quantised tensors can be read as well.
+    """A GGUF whose quantised tensors can be read too.
 
-    ``tensor``, ``rows`` and ``output_matrix`` raise UnsupportedModel for a type without a way back
-    to numbers.
+    ``tensor``, ``rows`` and ``output_matrix`` raise UnsupportedModel for a type ggml cannot
+    dequantise.
     """
 
     def _dequantized(self, name: str, data: npt.NDArray[np.uint8]) -> Floats:
@@ -37,8 +37,8 @@ class Weights(GGUFFile):
         to_float = traits(tensor.type).to_float
         if not to_float:
             raise UnsupportedModel(
-                f"{self.path}: {name} is of type {type_name(tensor.type)}, which ggml cannot "
-                f"turn into numbers; take another quantisation"
+                f"{self.path}: {name} has type {type_name(tensor.type)}, which ggml cannot "
+                f"dequantise; choose another quantisation"
             )
         data = np.ascontiguousarray(data)
         to_float(data.ctypes.data, values.ctypes.data, values.size)
@@ -46,7 +46,7 @@ class Weights(GGUFFile):
 
 
 class Traits(ctypes.Structure):
-    """ggml's ggml_type_traits, as far as the function that dequantises."""
+    """ggml_type_traits, up to the dequantisation function."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -60,21 +60,21 @@ class Traits(ctypes.Structure):
 
 @cache
 def traits(kind: int) -> Any:
-    """What ggml knows of a type of ``batching.gguf.types``: past its table it reads anything."""
+    """ggml's traits of a type in ``batching.gguf.types``; ggml does not check the index."""
     get = exported("ggml_get_type_traits")
     get.restype, get.argtypes = ctypes.POINTER(Traits), [ctypes.c_int]
     return get(kind).contents
 
 
 def encoded_tensor(values: Array, kind: int) -> NewTensor:
-    """A tensor of these numbers in the type ``kind``, to write."""
+    """A tensor to write, with ``values`` encoded as type ``kind``."""
     return NewTensor(values.shape, kind, lambda: encode(values, kind))
 
 
 def encode(values: Array, kind: int) -> Array:
-    """Numbers as ggml stores them in the type ``kind``: F32, F16, I32, I64 or a quantised one.
+    """Encode ``values`` as type ``kind``: F32, F16, I32, I64 or a quantised type.
 
-    Raises ValueError where rows are no whole blocks of a quantised type.
+    Raises ValueError if a row is not a whole number of blocks.
     """
     if kind in _NUMPY_TYPES:
         return np.ascontiguousarray(values, _NUMPY_TYPES[kind])
@@ -90,6 +90,6 @@ def encode(values: Array, kind: int) -> Array:
         ctypes.c_int64(0),
         ctypes.c_int64(floats.size // width),
         ctypes.c_int64(width),
-        None,  # importance of each column: all alike
+        None,  # no importance matrix
     )
     return encoded

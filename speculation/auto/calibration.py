@@ -1,9 +1,9 @@
-"""Measuring c(n) on the machine at hand, and keeping it between runs.
+"""Measures the cost curve c(n) on this machine, and caches it between runs.
 
-A decode takes what it takes because of those before it: after a large batch the caches are cold,
-after one of another size llama.cpp makes its compute graph anew. So the sizes are measured in the
-order a text would have them, small ones among single rows, and each as a multiple of the single
-rows beside it, since a machine is busier in one second than in the next.
+The time of a decode depends on the decodes before it: a large batch leaves the CPU caches cold, and
+a change of size makes llama.cpp rebuild its compute graph. So sizes are measured in the order they
+occur in a text, small ones between single rows. Each is measured relative to the single rows around
+it, because the load of the machine varies.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from batching.llama.hardware import build_info, devices
 from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
-from speculation.auto.cost_curve import REGIONS, SIZES, CostCurve, CostModel, middle
+from speculation.auto.cost_curve import REGIONS, SIZES, CostCurve, CostModel, typical_n_past
 from speculation.system.cache_folder import cache_folder
 
-_FAR = 1024  # the region that is measured beside the first
+_FAR = 1024  # the second region to measure, after region 0
 _FAR_SIZES = (1, 2, 4, 8, 16, 32, 64)
-_NEEDED = (1, 2, 4, 8, 16)  # sizes that are measured whatever they take: they show the bend
-_LARGEST_SMALL = 8  # rows; larger batches leave the caches cold, and are rare in a text
-_SINGLES = 4  # rows decoded one by one before a small size
+_REQUIRED = (1, 2, 4, 8, 16)  # measured regardless of the budget: they show where the curve bends
+_MAX_SMALL = 8  # rows; larger batches leave the caches cold and are rare in a text
+_SINGLES = 4  # single rows before each small size
 _REPEATS = 3  # of a small size
-_SMALL_ROUNDS = 3  # for each over the large sizes
-_MOST_ROUNDS = 32
-_WARM_SHARE = 0.05  # of the budget: what takes longer is timed without having been run before
-_DISTURBED = 1.5  # a single row's time, over a larger batch's
-_VERSION = 7  # of how it is measured: what an older one measured is measured again
+_SMALL_ROUNDS = 3  # per round over the large sizes
+_MAX_ROUNDS = 32
+_WARM_SHARE = 0.05  # of the budget; a decode longer than this gets no warm-up run
+_MAX_SINGLE_RATIO = 1.5  # time of one row over that of a larger batch; more is a bad measurement
+_VERSION = 7  # of the measurement; older cached curves are ignored
 
 
 def measure_curve(
@@ -44,23 +44,24 @@ def measure_curve(
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> CostCurve:
-    """The curve over ``sizes``, which ascend from 1, as ``decode`` says it.
+    """Measure the curve over ``sizes``, which ascend from 1.
 
-    ``decode(n)`` decodes n rows and returns the seconds that took. First each size once: 1, 2, 4, 8
-    and 16 in any case, since a large model's curve may be flat between the first and bend before
-    the last; then the other powers of two, then those between, which ends when the budget is spent:
-    sizes that it did not reach are left out. Then rounds, of which no one is begun that would
-    exceed the budget. In a round over the small sizes each comes three times after four single
-    rows; the last of each counts, relative to the median of the round's single rows, and the first
-    says what changing the size costs. One over the large sizes is measured by the single rows of
-    the round before. Of all rounds the medians count.
-    ``progress`` is told each size when it has been measured first.
+    ``decode(n)`` decodes n rows and returns the seconds it took. ``progress`` gets each size when
+    it has first been measured.
+
+    1. Measure each size once: 1, 2, 4, 8 and 16 in any case (a large model's curve may be flat at
+       first and bend before 16), then the other powers of two, then the rest until the budget is
+       spent. Sizes not reached are left out.
+    2. Repeat in rounds while one fits the budget. A round over the small sizes decodes each three
+       times after four single rows. The last of the three counts, relative to the median single row
+       of the round; the first gives the cost of switching sizes. A round over the large sizes is
+       relative to the single rows of the round before. The curve takes medians over all rounds.
     """
     rounds = _Rounds(decode)
     rounds.first(sizes, budget_seconds, progress)
-    small = [n for n in rounds.known if 1 < n <= _LARGEST_SMALL]
-    large = [n for n in rounds.known if n > _LARGEST_SMALL]
-    for turn in range(_MOST_ROUNDS):
+    small = [n for n in rounds.first_seconds if 1 < n <= _MAX_SMALL]
+    large = [n for n in rounds.first_seconds if n > _MAX_SMALL]
+    for turn in range(_MAX_ROUNDS):
         if rounds.spent + rounds.seconds_of_small(small) > budget_seconds:
             break
         rounds.small(small)
@@ -72,15 +73,15 @@ def measure_curve(
 
 
 class _Rounds:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self, decode: Callable[[int], float]) -> None:
         self._decode = decode
         self.spent = 0.0  # seconds
-        self.known: dict[int, float] = {}  # seconds of each size when it was measured first
-        self._singles: list[float] = []  # the median of each round
-        self._ratios: dict[int, list[float]] = {}  # of a size to the single rows of its round
-        self._switches: list[float] = []  # what a change costs, in single rows
+        self.first_seconds: dict[int, float] = {}  # first measurement of each size
+        self._singles: list[float] = []  # median single row of each round
+        self._ratios: dict[int, list[float]] = {}  # by size, relative to the round's single rows
+        self._switches: list[float] = []  # cost of a switch, in single rows
 
     def _seconds(self, n: int) -> float:
         seconds = self._decode(n)
@@ -90,30 +91,34 @@ class _Rounds:
     def first(
         self, sizes: Sequence[int], budget_seconds: float, progress: Callable[[int], None] | None
     ) -> None:
-        needed = [n for n in sizes if n in _NEEDED]
-        others = sorted((n for n in sizes if n not in _NEEDED), key=lambda n: (n & (n - 1) > 0, n))
-        known: dict[int, float] = {}
-        for n in (*needed, *others):
-            if n not in _NEEDED and self.spent > budget_seconds:
+        required = [n for n in sizes if n in _REQUIRED]
+        others = sorted(
+            (n for n in sizes if n not in _REQUIRED), key=lambda n: (n & (n - 1) > 0, n)
+        )
+        measured: dict[int, float] = {}
+        for n in (*required, *others):
+            if n not in _REQUIRED and self.spent > budget_seconds:
                 break
-            known[n] = self._seconds(n)  # memory may have to be found, and a compute graph made
-            if n == 1 or known[n] < _WARM_SHARE * budget_seconds:
-                known[n] = min(known[n], self._seconds(n))
+            measured[n] = self._seconds(n)  # may include allocation and building the graph
+            if n == 1 or measured[n] < _WARM_SHARE * budget_seconds:
+                measured[n] = min(measured[n], self._seconds(n))
             if progress is not None:
                 progress(n)
-        self.known = dict(sorted(known.items()))
+        self.first_seconds = dict(sorted(measured.items()))
 
     def seconds_of_small(self, sizes: Sequence[int]) -> float:
-        """About what a round takes."""
-        each = (_SINGLES * self.known[1] + _REPEATS * self.known[n] for n in sizes)
-        return sum(each, _SINGLES * self.known[1])
+        """Estimated duration of a round over the small sizes."""
+        single = self.first_seconds[1]
+        each = (_SINGLES * single + _REPEATS * self.first_seconds[n] for n in sizes)
+        return sum(each, _SINGLES * single)
 
     def seconds_of_large(self, sizes: Sequence[int]) -> float:
-        return sum(2 * self.known[n] for n in sizes)
+        """Estimated duration of a round over the large sizes."""
+        return sum(2 * self.first_seconds[n] for n in sizes)
 
     def small(self, sizes: Sequence[int]) -> None:
         singles = []
-        times: dict[int, tuple[float, float]] = {}  # of a size, the first and the last
+        times: dict[int, tuple[float, float]] = {}  # first and last time of each size
         for n in sizes or (1,):
             for _ in range(_SINGLES):
                 single = self._seconds(1)
@@ -123,9 +128,9 @@ class _Rounds:
                 times[n] = repeated[0], repeated[-1]
         single = median(singles)
         self._singles.append(single)
-        for n, (changed, same) in times.items():
-            self._ratios.setdefault(n, []).append(same / single)
-            self._switches.append((changed - same) / single)
+        for n, (after_switch, repeated_size) in times.items():
+            self._ratios.setdefault(n, []).append(repeated_size / single)
+            self._switches.append((after_switch - repeated_size) / single)
 
     def large(self, sizes: Sequence[int]) -> None:
         for n in sizes:
@@ -133,15 +138,15 @@ class _Rounds:
             self._ratios.setdefault(n, []).append(self._seconds(n) / self._singles[-1])
 
     def curve(self) -> CostCurve:
-        single = median(self._singles) if self._singles else self.known[1]
+        single = median(self._singles) if self._singles else self.first_seconds[1]
         seconds = [
-            single * median(self._ratios[n]) if n in self._ratios else known
-            for n, known in self.known.items()
+            single * median(self._ratios[n]) if n in self._ratios else first
+            for n, first in self.first_seconds.items()
         ]
         if self._singles:
             seconds[0] = single
         switch = median(self._switches) if self._switches else 0.0
-        return CostCurve(tuple(self.known), seconds, single * max(0.0, switch))
+        return CostCurve(tuple(self.first_seconds), seconds, single * max(0.0, switch))
 
 
 def measure_cost(
@@ -151,13 +156,13 @@ def measure_cost(
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> CostCurve:
-    """``measure_curve`` after ``n_past`` tokens, every row with output, as a tree's rows have.
+    """``measure_curve`` on ``context`` after ``n_past`` tokens, all rows with output as in a tree.
 
-    The context must be empty and is empty afterwards. Sizes that do not fit it are left out, as are
-    those that it cannot take back; one that cannot take back all is measured at its beginning.
+    The context must be empty, and is empty afterwards. Leaves out sizes that do not fit it or that
+    it cannot roll back. With limited rewind, measures at the start of the context.
     """
-    most = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
-    sizes = [size for size in sizes if size <= most]
+    max_rows = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
+    sizes = [size for size in sizes if size <= max_rows]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     if context.n_rewind < NO_LIMIT:
         n_past = 0
@@ -183,15 +188,15 @@ def measure_regions(
     budget_seconds: float = 1.5,
     progress: Callable[[int], None] | None = None,
 ) -> CostModel:
-    """The curve at the start of the context and, if the budget allows, one far along in it.
+    """Measure the curve at the start of the context and, if the budget allows, farther along.
 
-    A large model takes longer than the budget, for the few sizes without which nothing is known.
-    A far one that was cut short is left out: what disturbed its few times would be drawn on to 64
-    rows and from there to every region between, and drafts that look so dear are never tried again.
+    A large model exceeds the budget, because the required sizes are always measured. An incomplete
+    far curve is dropped: an outlier in it would be extrapolated to 64 rows and to every region in
+    between, and drafts that look that expensive are never tried again.
     """
     start = perf_counter()
-    n_past = affordable_text(context, middle(0), budget_seconds / 6)
-    is_quick = n_past == middle(0)
+    n_past = affordable_text(context, typical_n_past(0), budget_seconds / 6)
+    is_quick = n_past == typical_n_past(0)
     near = measure_cost(
         context,
         n_past=n_past,
@@ -199,9 +204,9 @@ def measure_regions(
         progress=progress,
     )
     curves = {0: near}
-    n_past = middle(_FAR)
+    n_past = typical_n_past(_FAR)
     if context.n_rewind == NO_LIMIT and n_past + SIZES[-1] < context.n_ctx:
-        seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # of getting there, about
+        seconds = near.at(SIZES[-1]) * n_past / SIZES[-1]  # rough time to decode that far
         left = budget_seconds - (perf_counter() - start) - seconds
         if left > 0:
             far = measure_cost(context, _FAR_SIZES, n_past, left, progress)
@@ -221,25 +226,25 @@ def load_cost(
     refresh: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> CostModel:
-    """The cost model of ``context``: from the user's cache, else measured now and put there.
+    """The cost model of ``context``, from the user's cache or else measured and cached.
 
-    It is kept for each model, build, device, number of threads, KV type and flash attention.
-    ``progress`` is told of each size measured, and what it raises ends the measuring.
+    Cached per model, build, device, thread count, KV type and flash attention. ``progress`` gets
+    each size measured; an exception from it stops the measurement.
     """
     path = cache_folder() / "cost" / f"{_key(context)}.json"
     if not refresh:
-        kept = _read(path)
-        if kept is not None:
-            return kept
+        cached = _read(path)
+        if cached is not None:
+            return cached
     cost = measure_regions(context, progress=progress)
-    if _is_nonsense(cost):
+    if _is_implausible(cost):
         cost = measure_regions(context, progress=progress)
     save_cost(context, cost)
     return cost
 
 
 def save_cost(context: Context, cost: CostModel) -> None:
-    """Keep ``cost``, refined by the steps since, for the next start. A full disk is no error."""
+    """Cache ``cost`` for the next start. Write errors, such as a full disk, are ignored."""
     path = cache_folder() / "cost" / f"{_key(context)}.json"
     regions = {
         str(region): {
@@ -266,30 +271,30 @@ def _read(path: Path) -> CostModel | None:
         regions: Any = json.loads(path.read_text(encoding="utf-8"))
         curves = {
             int(region): CostCurve(
-                kept["sizes"], kept["seconds"], kept["switch_seconds"], kept["weights"]
+                data["sizes"], data["seconds"], data["switch_seconds"], data["weights"]
             )
-            for region, kept in regions.items()
+            for region, data in regions.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not there, or of another version: it is measured again
+        return None  # missing, or another format: measure again
     if not curves or not set(curves) <= set(REGIONS):
         return None
     cost = CostModel(curves)
-    return None if _is_nonsense(cost) else cost
+    return None if _is_implausible(cost) else cost
 
 
-def _is_nonsense(cost: CostModel) -> bool:
-    """Whether a single row takes clearly longer than several, as where it was disturbed.
+def _is_implausible(cost: CostModel) -> bool:
+    """Whether one row seems to take much longer than several: a disturbed measurement.
 
-    With such a curve every draft looks free, single rows are never decoded, and it stands for good.
+    Such a curve never corrects itself: every draft looks free, so single rows are never decoded.
     """
     curves = cost.curves.values()
-    return any(curve.seconds[0] > _DISTURBED * min(curve.seconds) for curve in curves)
+    return any(curve.seconds[0] > _MAX_SINGLE_RATIO * min(curve.seconds) for curve in curves)
 
 
 def _key(context: Context) -> str:
     model = context.model
-    what = (
+    identity = (
         _VERSION,
         model.path.name,
         model.n_bytes,
@@ -302,4 +307,4 @@ def _key(context: Context) -> str:
         model.n_gpu_layers,
         context.n_rewind,
     )
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]

@@ -1,10 +1,10 @@
-"""Selection: which drafts to decode, the set with the most expected tokens per second. Pure.
+"""Selects the draft nodes with the most expected tokens per second. Pure.
 
 A node is accepted with its path probability, the product of the estimates from the root down. So a
-step with the nodes S yields 1 + sum of their path probabilities in expectation, at c(1 + |S|).
-Path probabilities fall along every path. The n most probable nodes therefore form a tree, no set of
-n yields more, and only the numbers n have to be compared: what this finds is what exhaustive search
-finds. Plain decoding is n = 0.
+step that decodes the nodes S is expected to yield 1 + the sum of their path probabilities, at cost
+c(1 + |S|). Path probabilities never rise along a path, so the n most probable nodes form a tree,
+and no set of n nodes yields more. Comparing all n is therefore as good as exhaustive search. Plain
+decoding is n = 0.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def select(
     overhead_seconds: float = 0.0,
     margin: float = 0.0,
 ) -> list[int]:
-    """The nodes beside the root that are worth decoding, ascending, within ``budget``.
+    """The nodes worth decoding, without the root, ascending, within ``budget``.
 
-    cost              seconds for a batch of 0, 1, 2, … rows; as many rows as it covers at most
-    last_rows         rows of the step before: another number costs ``switch_seconds`` more; 0 where
-                      every number is another
-    overhead_seconds  what a step costs whatever its rows
-    margin            by so much more tokens per second, as a share, drafts must beat plain decoding
+    cost              seconds for a batch of 0, 1, 2, … rows; its length limits the rows
+    last_rows         rows of the last step; a different number costs ``switch_seconds`` more.
+                      0 = none, so every number does
+    overhead_seconds  cost of a step regardless of its rows
+    margin            relative gain in tokens per second that drafts must have over plain decoding
 
-    Where more leaves would pay than ``budget.max_leaves``, the least probable nodes go. With
-    ``budget.chain_only`` they are the beginning of the likeliest path.
+    If the result has more than ``budget.max_leaves`` leaves, the least probable nodes are dropped.
+    With ``budget.chain_only``, returns a prefix of the likeliest path.
     """
     n_nodes = len(tree) - 1
-    most = min(budget.max_nodes, len(cost) - 2)
+    max_nodes = min(budget.max_nodes, len(cost) - 2)
     is_chain = tree.depths[-1] == n_nodes
-    if is_chain or budget.chain_only:  # path probabilities descend already
+    if is_chain or budget.chain_only:  # in order of path probability already
         path = range(1, n_nodes + 1) if is_chain else tree.likeliest_path()
-        path = path[: min(most, budget.max_depth)]
+        path = path[: min(max_nodes, budget.max_depth)]
         chain = list(accumulate([tree.probs[node] for node in path], mul))
         n = best_count(chain, cost, last_rows, switch_seconds, overhead_seconds, margin)
         return list(path[:n])
@@ -53,7 +53,7 @@ def select(
         nodes = [node for node in nodes if tree.depths[node] <= budget.max_depth]
     order = sorted(nodes, key=probs.__getitem__, reverse=True)  # parents first
     n = best_count(
-        [probs[node] for node in order[:most]],
+        [probs[node] for node in order[:max_nodes]],
         cost,
         last_rows,
         switch_seconds,
@@ -76,7 +76,11 @@ def best_count(
     overhead_seconds: float = 0.0,
     margin: float = 0.0,
 ) -> int:
-    """How many of the path probabilities ``probs``, which descend, to take."""
+    """How many nodes to decode, given their path probabilities in descending order.
+
+    >>> best_count([0.9, 0.5, 0.1], cost=[0.0, 1.0, 1.2, 1.4, 1.6])
+    2
+    """
     expected, best = 1.0, 0
     plain = cost[1] + overhead_seconds + (switch_seconds if last_rows != 1 else 0.0)
     best_rate = (1.0 + margin) / plain
@@ -92,7 +96,7 @@ def best_count(
 
 
 def max_useful_rows(cost: Sequence[float], overhead_seconds: float = 0.0) -> int:
-    """Rows beyond which more would gain 2% at most, even if all drafts were accepted.
+    """The batch size beyond which more rows gain at most 2%, even if all drafts are accepted.
 
     ``cost`` and ``overhead_seconds`` are as in ``select``.
     """

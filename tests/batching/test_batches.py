@@ -238,7 +238,7 @@ def test_named_branches_come_before_the_other_leaves() -> None:
 def test_drafts_must_come_before_the_other_nodes() -> None:
     tree = branching_tree()
     tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
-    with pytest.raises(ValueError, match="drafts cannot be added after nodes that are none"):
+    with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
         tree.add_chain(0, [17])
     assert tree.children(0, 15) == []
 
@@ -368,7 +368,7 @@ def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
 
 def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() -> None:
     cache = SequenceCache(FakeTarget(n_ctx=8))
-    with pytest.raises(PromptTooLong, match=r"9 tokens and the context holds 8.*at least 10"):
+    with pytest.raises(PromptTooLong, match=r"9 tokens but the context holds 8.*at least 10"):
         cache.prefill(list(range(8)))
 
 

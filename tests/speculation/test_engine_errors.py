@@ -30,7 +30,7 @@ from batching.errors import (
     UnsupportedModel,
 )
 from batching.llama.context import Context, ContextParams
-from batching.llama.interrupts import held_interrupts
+from batching.llama.interrupts import deferred_interrupts
 from batching.llama.model import Model
 from speculation import engine as engine_module
 from speculation.engine import Engine
@@ -40,7 +40,7 @@ from tests.support.tiny_gguf import write_learned_positions_gguf, write_tiny_ggu
 
 
 def test_a_missing_file_is_reported() -> None:
-    with pytest.raises(ModelFileMissing, match=r"no file /nowhere/x\.gguf; check the path"):
+    with pytest.raises(ModelFileMissing, match=r"file not found: /nowhere/x\.gguf; check the path"):
         Model("/nowhere/x.gguf")
 
 
@@ -77,7 +77,7 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
 def test_an_invalid_prompt_token_or_character_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidParameter, match="the prompt has token 999999; this model has 0 to"):
         engine.generate([1, 999999])
-    with pytest.raises(InvalidParameter, match="at position 1 is half of a character"):
+    with pytest.raises(InvalidParameter, match="at position 1 is a lone surrogate"):
         engine.generate("a\ud800")
 
 
@@ -102,7 +102,7 @@ def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Pat
 
 def test_a_context_is_limited_to_the_learned_positions(tmp_path: Path) -> None:
     path = write_learned_positions_gguf(tmp_path / "gpt2.gguf", n_ctx=100)
-    with pytest.raises(ContextError, match="has learned 100 positions, and a context of 512"):
+    with pytest.raises(ContextError, match="context of 512 tokens exceeds the 100 positions"):
         Engine.load(path, replace(EXACT, n_ctx=512))
     with Engine.load(path, replace(EXACT, n_ctx=0)) as engine:
         assert engine.context.n_ctx == 100
@@ -166,8 +166,8 @@ def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
         ("root ::= nope", "Undefined rule identifier 'nope'"),
         ('root ::= root "a"', "left recursion detected"),
         ('a ::= "b"', "does not contain a 'root' symbol"),
-        ('root ::= "a"{5,2}', "{5,2} asks for more repetitions at least than at most"),
-        ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "more than 500 brackets"),
+        ('root ::= "a"{5,2}', "in {5,2} the minimum exceeds the maximum"),
+        ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "nested more than 500 deep"),
         (" # nothing\n", "it is empty"),
     ],
 )
@@ -182,7 +182,7 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     ("schema", "reason"),
-    [("{nonsense", "Expecting property name"), ("[]", "it is no JSON object")],
+    [("{nonsense", "Expecting property name"), ("[]", "it is not a JSON object")],
 )
 def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=f"cannot be read: {reason}"):
@@ -222,7 +222,7 @@ def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) ->
 
 
 def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="batches cannot be traced to .*none/t"):
+    with pytest.raises(InvalidParameter, match="cannot write the batch trace .*none/t"):
         Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
 
 
@@ -268,7 +268,7 @@ def test_ctrl_c_is_not_lost_in_a_callback_from_llama_cpp(tiny_model: Path) -> No
 
     before = signal.getsignal(signal.SIGINT)
     continued = False
-    with pytest.raises(KeyboardInterrupt), held_interrupts():
+    with pytest.raises(KeyboardInterrupt), deferred_interrupts():
         callback()
         continued = True
     assert continued
@@ -290,7 +290,7 @@ def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
-        (-2, OutOfMemory, "(?s)no memory left to compute .* rows .*; lower n_ctx"),
+        (-2, OutOfMemory, "(?s)not enough memory to compute .* rows .*; lower n_ctx"),
         (-3, DecodeFailed, "llama_decode returned -3"),
     ],
 )
@@ -312,5 +312,5 @@ def test_a_failed_decode_reports_its_reason(
 def test_a_token_id_outside_the_vocabulary_is_refused(engine: Engine, past_the_end: bool) -> None:
     token = engine.model.n_vocab if past_the_end else -1
     for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
-        with pytest.raises(InvalidParameter, match=f"token {token} is not of this model"):
+        with pytest.raises(InvalidParameter, match=f"token {token} is not in the vocabulary"):
             use(token)

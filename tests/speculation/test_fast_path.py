@@ -205,7 +205,7 @@ def test_auto_is_idle_until_a_source_is_enabled_again() -> None:
     emitted(prompt_of(26), [auto], 10)
     (source,) = auto.sources
     source.enabled_at = auto._now + 6.5
-    auto._look_for_enabled()
+    auto._update_enabled()
     assert auto.idle([1, 2, 3]) == IdleHint(None, 7)
     auto.observe_plain(PlainSteps([4] * 7, [0.1] * 7))
     assert auto.idle([1, 2, 3]) is None

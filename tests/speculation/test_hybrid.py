@@ -63,7 +63,7 @@ def test_a_decode_can_be_rewound_only_once_and_only_as_far_as_copies_exist(
     context: Context,
 ) -> None:
     context.decode(chain(list(range(5, 25)), 0))
-    with pytest.raises(CannotRewind, match="cannot take back 9 tokens"):
+    with pytest.raises(CannotRewind, match="cannot roll back 9 tokens"):
         context.seq_rm(-1, 11, -1)
     context.seq_rm(-1, 12, -1)
     with pytest.raises(CannotRewind):  # only once

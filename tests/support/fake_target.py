@@ -123,7 +123,7 @@ class FakeOutput:
 
     def hidden(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
-        assert self._has_hidden, "hidden states were not asked for"
+        assert self._has_hidden, "hidden states were not requested"
         return fake_hidden(self._prefixes[self._n_before + row], self._logits)
 
     def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:

@@ -252,7 +252,7 @@ def test_a_file_that_is_not_a_gguf_is_named(
 ) -> None:
     path = tmp_path / "text.gguf"
     path.write_text("Once upon a time, and so on for some more bytes than a header has")
-    assert "text.gguf is no GGUF: it starts with" in failing(
+    assert "text.gguf is not a GGUF: it starts with" in failing(
         ["--model", str(path), "--out", str(tmp_path / "out.gguf")], capsys
     )
 

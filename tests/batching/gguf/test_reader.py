@@ -33,12 +33,12 @@ def with_type(source: Path, path: Path, name: str, kind: int) -> Path:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (45, "which this build of llama.cpp does not know; install a newer llama-cpp-python"),
-        (47, "which this build of llama.cpp does not know; install a newer llama-cpp-python"),
-        (52, "which this build of llama.cpp does not know; install a newer llama-cpp-python"),
-        (2**32 - 1, "which this build of llama.cpp does not know"),
-        (31, "which llama.cpp no longer reads; choose another quantisation"),
-        (36, "which llama.cpp no longer reads; choose another quantisation"),
+        (45, "which this build of llama.cpp does not support; install a newer llama-cpp-python"),
+        (47, "which this build of llama.cpp does not support; install a newer llama-cpp-python"),
+        (52, "which this build of llama.cpp does not support; install a newer llama-cpp-python"),
+        (2**32 - 1, "which this build of llama.cpp does not support"),
+        (31, "which llama.cpp no longer supports; choose another quantisation"),
+        (36, "which llama.cpp no longer supports; choose another quantisation"),
     ],
 )
 def test_an_unsupported_tensor_type_is_named_and_a_fix_suggested(
@@ -46,11 +46,11 @@ def test_an_unsupported_tensor_type_is_named_and_a_fix_suggested(
 ) -> None:
     name = "blk.1.attn_q.weight"
     path = with_type(tiny_model, tmp_path / "new.gguf", name, kind)
-    with pytest.raises(UnsupportedModel, match=f"{name} is of type {kind}, {reason}"):
+    with pytest.raises(UnsupportedModel, match=f"{name} has type {kind}, {reason}"):
         Model(path)
     file = Weights(path)
     assert file.tensor("output.weight").shape == (305, 32)
-    with pytest.raises(UnsupportedModel, match=f"{name} is of type {kind}, {reason}"):
+    with pytest.raises(UnsupportedModel, match=f"{name} has type {kind}, {reason}"):
         file.tensor(name)
 
 
@@ -79,7 +79,7 @@ def test_a_tensor_of_any_type_is_read_as_float32(tmp_path: Path) -> None:
     assert file.tensor("bf16").tolist() == [[1.5, -2.0]]
     assert file.tensor("q8_0").tolist() == [[0.5 * i for i in range(-16, 16)]] * 2
     assert file.rows("q8_0", [1]).tolist() == [[0.5 * i for i in range(-16, 16)]]
-    with pytest.raises(UnsupportedModel, match="q8_0 is of type Q8_0 and is to be F32, F16 or"):
+    with pytest.raises(UnsupportedModel, match="q8_0 has type Q8_0 but must be F32, F16 or"):
         GGUFFile(tmp_path / "x.gguf").tensor("q8_0")
 
 

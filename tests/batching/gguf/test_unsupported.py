@@ -16,8 +16,8 @@ from batching.gguf.reader import GGUFFile
 from batching.gguf.unsupported import check_model_file
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import LIMITS, WRONG
-from batching.llama.text_model import why_no_text
+from batching.llama.private_api import BROKEN_GRAPHS, LIMITS
+from batching.llama.text_model import not_a_text_model
 from speculation.engine import Engine
 from tests.support.paths import ROOT
 from tests.support.tiny_eagle3 import write_tiny_eagle3
@@ -41,17 +41,17 @@ def write_part(path: Path, architecture: str, kind: str | None = None) -> Path:
     ("architecture", "kind", "reason"),
     [
         ("llama", "adapter", "a LoRA adapter; merge it into its model with .*llama-export-lora"),
-        ("clip", "mmproj", "what a model sees or hears with; give the model that it came with"),
-        ("clip", None, "what a model sees or hears with; give the model that it came with"),
-        ("imatrix", "imatrix", "an importance matrix for quantising; give the model"),
-        ("controlvector", None, "a control vector; give the model"),
+        ("clip", "mmproj", "an image or audio encoder; load the model it belongs to"),
+        ("clip", None, "an image or audio encoder; load the model it belongs to"),
+        ("imatrix", "imatrix", "an importance matrix for quantising; load the model"),
+        ("controlvector", None, "a control vector; load the model"),
     ],
 )
 def test_a_file_that_belongs_to_a_model_is_not_loaded_as_one(
     tmp_path: Path, architecture: str, kind: str | None, reason: str
 ) -> None:
     path = write_part(tmp_path / "part.gguf", architecture, kind)
-    with pytest.raises(UnsupportedModel, match=f"part.gguf is no model but {reason}"):
+    with pytest.raises(UnsupportedModel, match=f"part.gguf is not a model but {reason}"):
         Model(path)
 
 
@@ -61,7 +61,7 @@ def test_a_vocabulary_without_weights_is_identified(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="no model but a vocabulary without weights; choose"):
+    with pytest.raises(UnsupportedModel, match="but a vocabulary without weights; choose"):
         Model(tmp_path / "vocab.gguf")
 
 
@@ -73,7 +73,7 @@ def test_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_a_diffusion_model_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "diffusion.gguf", architecture="llada")
-    with pytest.raises(UnsupportedModel, match=r"\(llada\) writes by diffusion.*choose a chat"):
+    with pytest.raises(UnsupportedModel, match=r"\(llada\) generates text by diff.*choose a chat"):
         Model(path)
 
 
@@ -88,7 +88,7 @@ def test_a_model_without_a_kv_cache_or_recurrent_state_is_refused(
 ) -> None:
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_is_diffusion", lambda _: False)
     path = write_tiny_gguf(tmp_path / "forgets.gguf", architecture="llada")
-    with Model(path) as model, pytest.raises(UnsupportedModel, match="keeps nothing of what it"):
+    with Model(path) as model, pytest.raises(UnsupportedModel, match="keeps no KV cache"):
         Context(model, ContextParams())
 
 
@@ -96,20 +96,20 @@ def test_a_model_with_an_encoder_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_has_encoder", lambda _: True)
-    with pytest.raises(UnsupportedModel, match=r"\(llama\) has an encoder, as translators"):
+    with pytest.raises(UnsupportedModel, match=r"\(llama\) has an encoder, like translation"):
         Model(tiny_model)
 
 
 def test_a_head_that_shares_a_context_is_not_a_model_by_itself(tmp_path: Path) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
-    with Model(path) as model, pytest.raises(UnsupportedModel, match="drafts for the model that"):
+    with Model(path) as model, pytest.raises(UnsupportedModel, match="contains drafting heads"):
         Context(model, ContextParams())
 
 
-@pytest.mark.parametrize("architecture", WRONG)
+@pytest.mark.parametrize("architecture", BROKEN_GRAPHS)
 def test_architectures_that_llama_cpp_computes_incorrectly_are_refused(architecture: str) -> None:
-    found = why_no_text(None, {"general.architecture": architecture}.get)
-    assert found == f"({architecture}) is of an architecture that llama.cpp computes wrong"
+    found = not_a_text_model(None, {"general.architecture": architecture}.get)
+    assert found == f"({architecture}) has an architecture that llama.cpp computes incorrectly"
 
 
 def rewritten(path: Path, **values: Any) -> Path:
@@ -135,20 +135,23 @@ def rewritten(path: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"llama__block_count": 0}, "llama.block_count is 0, and 1 to 512 is possible"),
-        ({"llama__block_count": 513}, "llama.block_count is 513, and 1 to 512 is possible"),
-        ({"llama__nextn_predict_layers": 3}, "nextn_predict_layers is 3, and 0 to 2"),
-        ({"llama__expert_count": 1}, "llama.expert_used_count is 0, and 1 to 1"),
-        ({"llama__expert_count": 1025}, "llama.expert_count is 1025, and 0 to 1024"),
-        ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2, and 0 to 0"),
-        ({"llama__expert_group_count": 3}, "llama.expert_group_count is 3, and 0 to 0"),
+        ({"llama__block_count": 0}, "llama.block_count is 0, outside 1 to 512"),
+        ({"llama__block_count": 513}, "llama.block_count is 513, outside 1 to 512"),
+        ({"llama__nextn_predict_layers": 3}, "nextn_predict_layers is 3, outside 0 to 2"),
+        ({"llama__expert_count": 1}, "llama.expert_used_count is 0, outside 1 to 1"),
+        ({"llama__expert_count": 1025}, "llama.expert_count is 1025, outside 0 to 1024"),
+        ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2, outside 0 to 0"),
+        ({"llama__expert_group_count": 3}, "llama.expert_group_count is 3, outside 0 to 0"),
         ({"llama__attention__layer_norm_rms_epsilon": math.nan}, "rms_epsilon is nan"),
         ({"llama__attention__layer_norm_rms_epsilon": -1.0}, r"rms_epsilon is -1\.0"),
         ({"llama__attention__layer_norm_rms_epsilon": math.inf}, "rms_epsilon is inf"),
         ({"llama__rope__freq_base": math.nan}, "llama.rope.freq_base is nan"),
-        ({"llama__rope__scaling__type": "x"}, "type is 'x', and one of none, linear, yarn, long"),
-        ({"tokenizer__ggml__model": "bert"}, "model is 'bert', and 256 of the tokens are bytes"),
-        ({"general__alignment": 1}, "begins at byte .*, no multiple of 32; general.alignment is 1"),
+        ({"llama__rope__scaling__type": "x"}, "type is 'x', not one of none, linear, yarn, long"),
+        ({"tokenizer__ggml__model": "bert"}, "model is 'bert', but 256 of the tokens are byte"),
+        (
+            {"general__alignment": 1},
+            "starts at byte .*multiple of 32; general.alignment is 1",
+        ),
     ],
 )
 def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(
@@ -165,17 +168,17 @@ def test_an_alignment_must_be_a_power_of_two(tmp_path: Path, alignment: int) -> 
     data = bytearray(rewritten(path, general__alignment=32).read_bytes())
     struct.pack_into("<I", data, data.index(b"general.alignment") + 21, alignment)
     path.write_bytes(data)
-    with pytest.raises(NotGGUF, match=f"general.alignment is {alignment}, and a power of two"):
+    with pytest.raises(NotGGUF, match=f"general.alignment is {alignment}, not a power of two"):
         Model(path)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "reason"),
     [
-        ("blk.0.attn_q.weight", np.int32, "is of type I32, which weights cannot have"),
-        ("token_embd.weight", np.int8, "is of type I8, which weights cannot have"),
-        ("output.weight", np.float64, "is of type F64, which weights cannot have"),
-        ("blk.1.ffn_norm.weight", np.float16, "is of type F16, and norms must be F32"),
+        ("blk.0.attn_q.weight", np.int32, "has type I32, which is not valid for weights"),
+        ("token_embd.weight", np.int8, "has type I8, which is not valid for weights"),
+        ("output.weight", np.float64, "has type F64, which is not valid for weights"),
+        ("blk.1.ffn_norm.weight", np.float16, "has type F16, but norms must be F32"),
     ],
 )
 def test_weights_of_an_unsupported_type_are_refused(

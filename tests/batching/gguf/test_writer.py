@@ -110,15 +110,15 @@ def test_a_partial_file_is_removed_when_writing_fails(
     assert list(tmp_path.iterdir()) == []
     if seen is DiskFull:
         assert str(caught.value) == (
-            f"cannot write {file}: the disk is full, or its quota used up ({raised}); make room, "
-            f"or give a file on another disk"
+            f"cannot write {file}: the disk is full or over quota ({raised}); free some space or "
+            f"write to another disk"
         )
 
 
 def test_rows_that_do_not_fill_whole_blocks_are_refused(tmp_path: Path) -> None:
     odd = encoded_tensor(np.ones((2, 33), np.float32), TensorType.Q8_0)
-    with pytest.raises(ValueError, match="rows of 33 are no whole blocks of 32"):
+    with pytest.raises(ValueError, match="rows of 33 values do not divide into blocks of 32"):
         write_gguf(tmp_path / "x.gguf", {}, {"a": odd})
     short = NewTensor((4,), TensorType.F32, lambda: np.ones(3, np.float32))
-    with pytest.raises(ValueError, match="a has 12 bytes, and its shape and type make 16"):
+    with pytest.raises(ValueError, match="a has 12 bytes; its shape and type require 16"):
         write_gguf(tmp_path / "x.gguf", {}, {"a": short})

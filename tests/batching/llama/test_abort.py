@@ -20,7 +20,7 @@ PROMPT = [5 + i % 7 + i % 3 for i in range(300)]
 @pytest.fixture(autouse=True)
 def _every_decode_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batching.llama.abort._SLOW", 0.0)
-    monkeypatch.setattr("batching.llama.abort._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("batching.llama.abort._POLL_SECONDS", 0.0)
 
 
 @pytest.fixture(params=[write_tiny_gguf, write_hybrid_gguf], ids=["tiny", "hybrid"])
@@ -142,4 +142,4 @@ def test_only_long_decodes_are_watched(
     n_bytes: int, n_rows: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert (n_rows > DecodeWatch(n_bytes).most_rows) == expected
+    assert (n_rows > DecodeWatch(n_bytes).max_unwatched) == expected

@@ -24,7 +24,7 @@ def without_bytes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_a_character_without_tokens_is_named_and_the_engine_stays_usable(
     without_bytes: Engine,
 ) -> None:
-    with pytest.raises(InvalidParameter, match="has no token for 'Z', nor for its bytes; leave it"):
+    with pytest.raises(InvalidParameter, match="has no token for 'Z' or its bytes; remove it"):
         without_bytes.generate("a catZ")
     assert without_bytes.generate("a cat é", method="ar", max_tokens=3).run().token_ids
 

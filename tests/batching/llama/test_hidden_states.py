@@ -59,7 +59,7 @@ def test_hidden_states_are_given_for_batches_of_any_size(
                 matrix @ output.hidden(n - 1), output.logits(n - 1), atol=1e-4
             )
         else:
-            with pytest.raises(RuntimeError, match="were not asked for"):
+            with pytest.raises(RuntimeError, match="were not requested"):
                 output.hidden(n - 1)
 
 

@@ -69,15 +69,15 @@ def test_method_draft_without_a_draft_model_asks_for_one(tiny_model: Path) -> No
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
 
 
-@pytest.mark.parametrize(("all_over_one", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
+@pytest.mark.parametrize(("thread_time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
 def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
     tiny_model: Path,
     tiny_draft: Path,
     monkeypatch: pytest.MonkeyPatch,
-    all_over_one: float,
+    thread_time_ratio: float,
     n_threads: int,
 ) -> None:
-    monkeypatch.setattr("batching.llama.context.all_over_one", lambda *_: all_over_one)
+    monkeypatch.setattr("batching.llama.context.thread_time_ratio", lambda *_: thread_time_ratio)
     with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
         assert engine.draft is not None
         handle = engine.draft._handle

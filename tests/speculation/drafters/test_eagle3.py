@@ -89,7 +89,7 @@ def test_auxiliary_hidden_states_match_the_reference_for_every_row(target: Path)
         np.testing.assert_allclose(output.aux_hidden_states(0, (2,)), expected[2][4], atol=1e-4)
         context.want_layers(())
         output = decode(5, 1)
-        with pytest.raises(RuntimeError, match="inputs of layer 2 were not asked for"):
+        with pytest.raises(RuntimeError, match="inputs of layer 2 were not requested"):
             output.aux_hidden_states(0, (2,))
 
 
@@ -131,10 +131,10 @@ def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Model(target) as model, Context(model, EXACT) as context:
-        with pytest.raises(UnsupportedModel, match="the input of layer 4 is wanted, .* 4 layers"):
+        with pytest.raises(UnsupportedModel, match="need the input of layer 4, .* layers 0 to 3"):
             context.want_layers((1, 4))
         monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
-        with pytest.raises(UnsupportedModel, match="architecture llama, .* it does for qwen3"):
+        with pytest.raises(UnsupportedModel, match="architecture llama, .* exposes those of qwen3"):
             context.want_layers((1,))
     other = write_recurrent_gguf(tmp_path / "other.gguf")
     with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
@@ -351,7 +351,7 @@ def test_a_target_without_layer_taps_is_refused_on_loading(
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
     monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
-    with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
+    with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
         Engine.load(target, EXACT, heads=path)
 
 

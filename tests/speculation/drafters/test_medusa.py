@@ -366,7 +366,7 @@ def test_files_without_heads_are_refused(tmp_path: Path, tiny_model: Path) -> No
         text.write_text("something else", encoding="utf-8")
         with pytest.raises(NotGGUF, match="b'some'"):
             load_heads([text], model)
-        with pytest.raises(ModelFileMissing, match="there is no file"):
+        with pytest.raises(ModelFileMissing, match="file not found"):
             load_heads([tmp_path / "none.gguf"], model)
         write_medusa(tmp_path / "x.gguf", HeadsInfo.of_target("owl", model), random_weights())
         with pytest.raises(HeadsError, match="the method 'owl', which this version does not have"):

@@ -114,5 +114,5 @@ def test_missing_layer_taps_and_missing_library_functions_are_reported(
         with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
             Engine.load(target, EXACT, heads=path)
     monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
-    with pytest.raises(UnsupportedModel, match="does not give out the inputs of layers"):
+    with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
         Engine.load(target, EXACT, heads=path)

@@ -1,0 +1,67 @@
+"""ContextParams: size, threads and KV cache type of a context, with the limits llama.cpp has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batching.errors import InvalidParameter
+
+MAX_SEQUENCES = 256  # llama.cpp's LLAMA_MAX_SEQ
+MAX_THREADS = 512  # ggml's GGML_MAX_N_THREADS; ggml aborts on more
+MAX_REWIND = 16  # with more, llama.cpp aborts on graphs of medium-sized LFM2 models
+MAX_CELLS = 2**31 - 256
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """How a context is set up.
+
+    n_ctx       KV cache cells; 0 = the model's training length, at most 8192
+    n_batch     rows per decode, at least n_seq_max; prompts are decoded in chunks of this size
+    n_seq_max   sequences; up to 64 are free, 256 cost 45 µs per decode (measured on 2 cores);
+                a recurrent or hybrid model, which cannot drop branches, gets one
+    n_rewind    drafts a recurrent or hybrid model can roll back, if llama.cpp supports it for the
+                model; each costs a copy of the state
+    n_threads   None = physical cores
+    kv_type     type of the KV cache: f32, f16 or q8_0
+    flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 512
+    n_seq_max: int = 64
+    n_rewind: int = 8
+    n_threads: int | None = None
+    kv_type: str = "f16"
+    flash_attn: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_range("n_ctx", self.n_ctx, 0, MAX_CELLS, least="0 (the model's own)")
+        if self.n_batch < 1:
+            raise InvalidParameter(
+                f"{{n_batch}} is {self.n_batch}; give at least 1", settings=("n_batch",)
+            )
+        _check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
+        _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
+        if self.n_threads is not None:
+            _check_range("n_threads", self.n_threads, 1, MAX_THREADS)
+        for name, choices in (("kv_type", KV_TYPES), ("flash_attn", FLASH_ATTN)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise InvalidParameter(
+                    f"{{{name}}} is {value!r}; give one of {', '.join(choices)}", settings=(name,)
+                )
+        if self.kv_type == "q8_0" and self.flash_attn == "off":
+            raise InvalidParameter(
+                "{kv_type} q8_0 needs flash attention; drop it, or {flash_attn} off",
+                settings=("kv_type", "flash_attn"),
+            )
+
+
+def _check_range(name: str, value: int, low: int, high: int, least: str = "") -> None:
+    if not low <= value <= high:
+        raise InvalidParameter(
+            f"{{{name}}} is {value}; give {least or low} to {high}", settings=(name,)
+        )

@@ -1,0 +1,62 @@
+"""Starts llama.cpp and captures its log.
+
+llama.cpp reports the reason for a failure only in its log, so the last lines are kept for error
+messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import llama_cpp.llama_cpp as C
+
+_recent: deque[str] = deque(maxlen=40)
+_captured: list[str] | None = None
+_init_lock = threading.Lock()
+_initialised = False
+
+
+def _log(_level: int, text: bytes, _user_data: int | None) -> None:
+    line = text.decode("utf-8", "replace")
+    _recent.append(line)
+    if _captured is not None:
+        _captured.append(line)
+
+
+_log_callback = C.llama_log_callback(_log)  # must outlive the library
+
+
+def initialise() -> None:
+    """Start llama.cpp's backend, once, and redirect its log here."""
+    global _initialised
+    with _init_lock:
+        if not _initialised:
+            C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+            C.llama_backend_init()
+            _initialised = True
+
+
+def recent_log() -> str:
+    """The last lines logged since ``clear_log``, for an error message."""
+    return "".join(_recent).strip()
+
+
+def clear_log() -> None:
+    """Forget the lines logged so far."""
+    _recent.clear()
+
+
+@contextmanager
+def capture_log() -> Iterator[list[str]]:
+    """Collect every line logged inside the block."""
+    global _captured
+    lines: list[str] = []
+    _captured = lines
+    try:
+        yield lines
+    finally:
+        _captured = None
