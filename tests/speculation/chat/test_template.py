@@ -133,7 +133,7 @@ def test_what_has_begun_says_whether_the_rest_begins_with_reasoning(
 
 def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
     engine = engines["thinks"]
-    assert engine.can_be_told_to_think
+    assert engine.has_thinking_switch
     assert prompt_text(engine, SAID[:1]).endswith("<|assistant|>")
     assert prompt_text(engine, SAID[:1], thinking=True).endswith("<|assistant|>")
     assert prompt_text(engine, SAID[:1], thinking=False).endswith("<|assistant|><think></think>")
@@ -141,7 +141,7 @@ def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
 
 def test_a_model_that_cannot_be_told_says_so(engines: dict[str, Engine]) -> None:
     engine = engines["opens"]
-    assert not engine.can_be_told_to_think
+    assert not engine.has_thinking_switch
     with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 

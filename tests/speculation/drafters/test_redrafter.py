@@ -291,7 +291,7 @@ def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
 
 
 def test_without_a_head_the_method_says_what_it_needs() -> None:
-    with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
+    with pytest.raises(InvalidParameter, match="heads; load them with heads"):
         parse_method("redrafter").drafters()
 
 

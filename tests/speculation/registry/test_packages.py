@@ -113,7 +113,7 @@ def test_a_conversion_that_fails_is_a_warning_and_the_original_is_used(
     empty_cache.write_text("no folder can be made here")
     with caplog.at_level(logging.WARNING):
         assert model_file("tiny") == package
-    assert "tiny.gguf is used unconverted" in caplog.text
+    assert "tiny.gguf, using it as it is" in caplog.text
 
 
 def test_an_unknown_type_leaves_the_original(
