@@ -14,7 +14,7 @@ from tools.recipe.export import load_decoder, write_gguf  # noqa: E402
 from tools.recipe.grow import deepen  # noqa: E402
 from tools.recipe.model import Decoder, Shape  # noqa: E402
 from tools.recipe.tokenizer import Tokenizer  # noqa: E402
-from tools.recipe.train import CHECKPOINT, Run, Schedule, start, take_up  # noqa: E402
+from tools.recipe.train import CHECKPOINT, Run, Schedule, restore, start  # noqa: E402
 
 TOKENIZER = MODELS / "speculation-14m.tokenizer.model"
 
@@ -67,13 +67,13 @@ def begun() -> Run:
 
 def test_a_checkpoint_is_not_written_over_by_another_run(tmp_path: Path) -> None:
     run = begun()
-    take_up(run, tmp_path, resume=False)
+    restore(run, tmp_path, resume=False)
     run.step = 7
     run.save(tmp_path / CHECKPOINT)
-    with pytest.raises(ValueError, match="would be written over; give --resume"):
-        take_up(begun(), tmp_path, resume=False)
+    with pytest.raises(ValueError, match="would be overwritten; add --resume"):
+        restore(begun(), tmp_path, resume=False)
     resumed = begun()
-    take_up(resumed, tmp_path, resume=True)
+    restore(resumed, tmp_path, resume=True)
     assert resumed.step == 7
 
 
@@ -81,18 +81,18 @@ def test_a_decay_that_would_never_begin_is_refused(tmp_path: Path) -> None:
     run = begun()
     run.step, run.decay_from = 1750, 1400
     run.save(tmp_path / CHECKPOINT)
-    take_up(begun(), tmp_path, resume=True, decay_at=1400)  # it has begun
-    take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1750)
-    with pytest.raises(ValueError, match="--decay-at is 1400 and the run stands at step 1750"):
-        take_up(begun(), tmp_path, resume=False, extend=True, decay_at=1400)
+    restore(begun(), tmp_path, resume=True, decay_at=1400)  # it has begun
+    restore(begun(), tmp_path, resume=False, extend=True, decay_at=1750)
+    with pytest.raises(ValueError, match="--decay-at is 1400, but the run is at step 1750"):
+        restore(begun(), tmp_path, resume=False, extend=True, decay_at=1400)
 
 
 def test_an_extended_run_does_not_end_with_the_decay_of_the_one_before(tmp_path: Path) -> None:
     begun().save(tmp_path / CHECKPOINT)
     (tmp_path / "decay").touch()
-    take_up(begun(), tmp_path, resume=True)
+    restore(begun(), tmp_path, resume=True)
     assert (tmp_path / "decay").exists()
-    take_up(begun(), tmp_path, resume=False, extend=True)
+    restore(begun(), tmp_path, resume=False, extend=True)
     assert not (tmp_path / "decay").exists()
 
 
