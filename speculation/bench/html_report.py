@@ -101,7 +101,7 @@ def write_report(
         _cards(rows),
         "<h2>Figures</h2>",
         *pictures,
-        *(["<h2>Choices</h2>", *chosen] if chosen else []),
+        *(["<h2>Draft sources</h2>", *chosen] if chosen else []),
         *(["<h2>Acceptance by position</h2>", *accepted] if accepted else []),
         "<h2>Tables</h2>",
         *tables,
