@@ -125,7 +125,9 @@ class Requirements:
         return Requirements(
             hidden=any(one.hidden for one in every),
             layers=_union(one.layers for one in every),
-            prompt_reader=_Readers(readers) if len(readers) > 1 else next(iter(readers), None),
+            prompt_reader=_CombinedReader(readers)
+            if len(readers) > 1
+            else next(iter(readers), None),
             rows=max((one.rows for one in every), default=1),
             branches=sum(one.branches for one in every),
         )
@@ -224,7 +226,7 @@ class MethodSpec:
         return (self.as_source.name if self.as_source is not None else "") or self.name
 
 
-class _Readers:
+class _CombinedReader:
     """Combines several prompt readers into one."""
 
     def __init__(self, readers: Sequence[StateReader]) -> None:

@@ -114,7 +114,7 @@ class Method:
     def __str__(self) -> str:
         """The method as on the command line, without defaults."""
         changed = [
-            f"{field.name}={_show(getattr(self.params, field.name))}"
+            f"{field.name}={_format(getattr(self.params, field.name))}"
             for field in dataclasses.fields(self.params)
             if getattr(self.params, field.name) != field.default
         ]
@@ -243,5 +243,5 @@ def _parse(method: str, name: str, text: str, default: Any) -> Any:
         raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

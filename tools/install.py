@@ -203,12 +203,12 @@ def pip(
     with LOG.open(encoding="utf-8") as file:
         file.seek(start)
         lines = file.read().splitlines()
-    end = end_of_build(lines)
+    end = build_failure(lines)
     if end:
         say("\n".join(end))
         raise InstallFailed(f"{what} failed, as shown above; the full log is {LOG}")
     hint = "check the network and pip's settings, then run this again"
-    raise InstallFailed(f"{what} failed: {reason_of(lines)}; {hint} (log: {LOG})")
+    raise InstallFailed(f"{what} failed: {failure_reason(lines)}; {hint} (log: {LOG})")
 
 
 def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
@@ -226,10 +226,10 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
     )
     progress = Progress(what)
     try:
-        for line in lines_as_they_come(process):
+        for line in read_lines(process):
             if line:
                 log.write(line)
-                progress.see(line)
+                progress.update(line)
             progress.show()
     except BaseException:
         process.terminate()
@@ -242,7 +242,7 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
     return process.wait()
 
 
-def lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[str]:
+def read_lines(process: subprocess.Popen[str]) -> Iterator[str]:
     """The lines of the output, and an empty string after each second without one."""
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
@@ -288,7 +288,7 @@ class Progress:
         self._shown = ""
         self._terminal = sys.stderr.isatty()
 
-    def see(self, line: str) -> None:
+    def update(self, line: str) -> None:
         """Update the stage from a line of output."""
         compiled = NINJA.match(line) or MAKE.match(line)
         if compiled:
@@ -341,7 +341,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def end_of_build(lines: Sequence[str]) -> list[str]:
+def build_failure(lines: Sequence[str]) -> list[str]:
     """Up to 25 lines of a failed build's log, from the first failure on.
 
     Empty if no build failed. A build whose tools could not be downloaded never started.
@@ -357,7 +357,7 @@ def end_of_build(lines: Sequence[str]) -> list[str]:
     return build[-25:]
 
 
-def reason_of(lines: Sequence[str]) -> str:
+def failure_reason(lines: Sequence[str]) -> str:
     """Why pip failed, in one line: a connection error of the system, else pip's own error."""
     for line in lines:
         system = re.search(r"connection broken by .*?(\[(?:Errno|SSL)[^'\")]+)", line)

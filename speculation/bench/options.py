@@ -228,14 +228,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_what(parser.add_argument_group("what is measured"))
+    _add_measurement(parser.add_argument_group("what is measured"))
     _add_prompts(parser.add_argument_group("prompts"))
     _add_model(parser.add_argument_group("model and context"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
 
-def _add_what(group: argparse._ArgumentGroup) -> None:
+def _add_measurement(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--suite",
         choices=tuple(SUITES),

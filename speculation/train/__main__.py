@@ -39,7 +39,7 @@ from speculation.heads.tree import (
 from speculation.methods import parameter_docs
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import replace_unencodable, worded
-from speculation.system.files import digest, require_other, require_writable
+from speculation.system.files import digest, require_distinct, require_writable
 from speculation.train import TrainError, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
@@ -143,15 +143,15 @@ def _params(args: argparse.Namespace, kind: type[T]) -> T:
             raise InvalidParameter(
                 f"--{name.replace('_', '-')} is {getattr(args, name)}; give {least} or more"
             )
-    require_other(args.out, args.data)
+    require_distinct(args.out, args.data)
     require_writable(args.out)
-    _chosen(args.device)
+    _checked_device(args.device)
     return params
 
 
 def _load(args: argparse.Namespace) -> Engine:
     path = resolve(args.model)
-    require_other(args.out, [path])
+    require_distinct(args.out, [path])
     return Engine.load(
         path,
         ContextParams(n_ctx=args.ctx, n_threads=args.threads),
@@ -165,10 +165,10 @@ def _device(args: argparse.Namespace) -> str:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return _chosen(args.device)
+    return _checked_device(args.device)
 
 
-def _chosen(device: str | None) -> str:
+def _checked_device(device: str | None) -> str:
     """The PyTorch device to train on. Raises InvalidParameter if there is no such device."""
     import torch
 

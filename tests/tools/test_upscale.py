@@ -21,7 +21,7 @@ from tests.support.tiny_gguf import write_recurrent_gguf
 from tools.upscale.__main__ import main
 from tools.upscale.gguf_file import Source, write_upscaled
 from tools.upscale.shape import Shape, UpscaleError
-from tools.upscale.tensors import Kind, grown, new_shape, plans
+from tools.upscale.tensors import Kind, new_shape, plans, upscaled_tensor
 
 PROMPT = "the cat saw a dog, a cat and the dog in an inn."
 GROUPED = Shape(width=64, layers=2, hidden=160, heads=8, kv_heads=2, head_dim=8, norm_eps=1e-5)
@@ -189,19 +189,19 @@ def test_quantised_types_want_whole_blocks() -> None:
 def test_old_weights_stand_in_the_first_corner() -> None:
     rng = np.random.default_rng(0)
     old = np.array([[1, 2], [3, 4]], np.float32)
-    assert grown(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
+    assert upscaled_tensor(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
         [1, 2, 0],
         [3, 4, 0],
         [0, 0, 0],
     ]
-    filled = grown(old, Kind(("hidden", "width"), "random"), (3, 4), 2.0, rng)
+    filled = upscaled_tensor(old, Kind(("hidden", "width"), "random"), (3, 4), 2.0, rng)
     assert filled[:2, :2].tolist() == [[1, 2], [3, 4]]
     assert filled[2].any()
     assert np.abs(filled[:, 2:]).max() <= 0.02
 
 
 def test_norms_are_divided_by_the_root_of_the_widening() -> None:
-    norm = grown(
+    norm = upscaled_tensor(
         np.array([2, 4], np.float32), Kind(("width",), "one"), (8,), 4.0, np.random.default_rng(0)
     )
     assert norm.tolist() == [1, 2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]

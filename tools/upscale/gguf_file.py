@@ -23,7 +23,7 @@ from batching.gguf.writer import (
 )
 from batching.llama.weights import Weights, encode
 from tools.upscale.shape import Shape, UpscaleError
-from tools.upscale.tensors import VOCAB, Plan, grown, new_shape, plans
+from tools.upscale.tensors import VOCAB, Plan, new_shape, plans, upscaled_tensor
 
 ARCHITECTURE = "llama"
 TYPES = tuple(FILE_TYPES)  # of the matrices
@@ -64,8 +64,8 @@ class Source:
         return embedding.shape[0]
 
     def _read_shape(self) -> Shape:
-        width = self._whole("embedding_length")
-        heads = self._whole("attention.head_count")
+        width = self._integer("embedding_length")
+        heads = self._integer("attention.head_count")
         head_dim = int(self.value("attention.key_length") or width // heads)
         value_dim = int(self.value("attention.value_length") or head_dim)
         if value_dim != head_dim:
@@ -76,15 +76,15 @@ class Source:
         kv_heads = self.value("attention.head_count_kv")
         return Shape(
             width=width,
-            layers=self._whole("block_count"),
-            hidden=self._whole("feed_forward_length"),
+            layers=self._integer("block_count"),
+            hidden=self._integer("feed_forward_length"),
             heads=heads,
-            kv_heads=heads if kv_heads is None else self._whole("attention.head_count_kv"),
+            kv_heads=heads if kv_heads is None else self._integer("attention.head_count_kv"),
             head_dim=head_dim,
             norm_eps=float(self.value("attention.layer_norm_rms_epsilon") or 0),
         )
 
-    def _whole(self, key: str) -> int:
+    def _integer(self, key: str) -> int:
         value = self.value(key)
         if not isinstance(value, int):
             raise UpscaleError(
@@ -149,7 +149,7 @@ def _data(
 ) -> Array:
     values = source.gguf.tensor(plan.name) if plan.source else None
     if plan.kind is not None:
-        values = grown(values, plan.kind, shape, widening, rng)
+        values = upscaled_tensor(values, plan.kind, shape, widening, rng)
     assert values is not None  # what is new has a kind
     return encode(values, written_as)
 

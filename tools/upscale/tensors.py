@@ -99,7 +99,7 @@ def new_shape(kind: Kind, to: Shape, n_vocab: int) -> tuple[int, ...]:
     return tuple(n_vocab if axis == VOCAB else to.size(axis) for axis in kind.axes)
 
 
-def grown(
+def upscaled_tensor(
     values: Floats | None,
     kind: Kind,
     shape: tuple[int, ...],
