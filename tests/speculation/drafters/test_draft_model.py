@@ -66,7 +66,7 @@ def test_the_first_token_of_a_text_matters_where_one_is_added(
 def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) -> None:
     with (
         Engine.load(tiny_model, EXACT) as engine,
-        pytest.raises(InvalidParameter, match="give one with draft_model"),
+        pytest.raises(InvalidParameter, match="load one with draft_model"),
     ):
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
 
