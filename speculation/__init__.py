@@ -6,8 +6,8 @@
         for token in engine.chat("Hello!"):
             print(token.text, end="")
 
-``decode`` holds the one decode loop, ``drafters/`` one file a method, ``methods`` the table of
-them, ``engine`` the interface that bench and app use.
+``engine`` is the interface for users, bench and app; ``decode`` has the decode loop, ``drafters/``
+one file per method, ``methods`` the table of methods.
 """
 
 from speculation.engine import Engine, Generation, Token

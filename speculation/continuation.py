@@ -1,7 +1,7 @@
-"""Continuation: one text while it is decoded, and the two halves of its steps.
+"""Continuation: the state of one text while it is decoded, and the two halves of a step.
 
-``propose`` drafts a tree, ``accept`` verifies what the target made of it. Between the two stands
-one decode, which may hold the trees of several texts.
+``propose`` drafts a tree, ``accept`` verifies the target's output for it. Between the two comes one
+decode, whose batch may have the trees of several texts.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ _NO_DRAFTERS = IdleHint(None, NO_LIMIT)
 
 
 class TextSink(Protocol):
-    """Where the tokens go, and what says where the text ends: ``ReplyText``.
+    """Takes the tokens and decides where the text ends. Implemented by ``ReplyText``.
 
-    ends  tokens that may end the text for another reason than its length
+    ends  tokens that may end the text for a reason other than its length
     """
 
     ends: Container[int]
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
-        """Take in tokens, each once and in order: how many of them belong to the text, and why it
-        ends with the last of these, or None.
+        """Add tokens in order. Returns how many of them belong to the text, and why the text ends
+        after those, or None.
 
-        A text may end in the middle of an accepted path. What lies beyond is neither shown nor
-        kept.
+        A text may end in the middle of an accepted path; the tokens after its end are discarded.
         """
         ...
 
 
 class Emitted(NamedTuple):
-    """What a step, or several plain ones, added to the text.
+    """The tokens that a step, or a run of plain steps, added to the text.
 
     tokens         in order
-    n_drafted      the first so many were drafted: all, or all but the last
-    finish_reason  why the text ends with the last token, if it does
+    n_drafted      how many of them, from the first, were drafted: all, or all but the last
+    finish_reason  why the text ends after the last token, or None
     """
 
     tokens: list[int]
@@ -55,13 +54,13 @@ class Emitted(NamedTuple):
 
 @dataclass
 class Continuation:
-    """A text in the making.
+    """The state of a text while it is decoded.
 
-    cache       holds the prompt but for its last token, the root of the first step. What was
-                deferred of the prompt is decoded with the first step, which counts as the end of
-                the prefill: the time to the first token
-    tokens      the text so far, prompt included
-    max_length  tokens that the text has at the end, prompt included, at most
+    cache       has the prompt except its last token, the root of the first step. The first step
+                also decodes the deferred end of the prompt, so its time counts as prefill: the time
+                to the first token
+    tokens      the text so far, including the prompt
+    max_length  maximum number of tokens, including the prompt
     """
 
     cache: SequenceCache
@@ -72,12 +71,12 @@ class Continuation:
     text: TextSink
     stats: Stats
     max_length: int = NO_LIMIT
-    started: float = field(default=0.0, repr=False)  # when the step began …
+    started: float = field(default=0.0, repr=False)  # time when the step began …
     _drafted: float = field(default=0.0, repr=False)  # … when its tree was drafted …
-    _built: float = field(default=0.0, repr=False)  # … and when its rows were ready
+    _built: float = field(default=0.0, repr=False)  # … and when its rows were built
 
     def begin(self) -> None:
-        """Show the prompt to the drafters and ask the target for the states they need."""
+        """Give the prompt to the drafters, and request the states they need from the target."""
         start = perf_counter()
         for drafter in self.drafters:
             drafter.begin(self.tokens)
@@ -87,22 +86,22 @@ class Continuation:
         self.cache.target.want_layers(needed.layers)
 
     def end(self) -> None:
-        """Leave the cache with the text but for its last token."""
+        """Leave the text in the cache, except its last token."""
         self.cache.target.want_hidden(False)
         self.cache.target.want_layers(())
         self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past))
 
     def idle_hint(self) -> IdleHint | None:
-        """Steps from here on in which nothing would be drafted; None = the next step drafts."""
+        """Whether the next steps would draft nothing, and for how long; None = draft a tree."""
         self.started = perf_counter()
         if not self.stats.n_steps:
-            return None  # the end of the prompt is decoded with the first step
+            return None  # the first step also decodes the end of the prompt
         if not self.drafters:
             return _NO_DRAFTERS
         return self.drafters[0].idle(self.tokens) if len(self.drafters) == 1 else None
 
     def propose(self) -> tuple[TokenTree, Rows]:
-        """Draft the next step's tree, and lay it out as rows."""
+        """Draft the next step's tree and convert it to rows."""
         cache, tokens = self.cache, self.tokens
         target, n_past, n_rewind = cache.target, cache.n_past, cache.target.n_rewind
         budget = DraftBudget(
@@ -111,7 +110,7 @@ class Continuation:
             max_leaves=target.n_seq_max,
             chain_only=n_rewind < NO_LIMIT,
         )
-        # The root is the last token, whose KV entry this step makes.
+        # The root is the last token; this step computes its KV entry.
         tree = TokenTree(tokens[-1])
         for drafter in self.drafters:
             drafter.draft(tokens, tree, budget)
@@ -128,7 +127,6 @@ class Continuation:
         """Verify the decoded tree, commit the accepted path, and let the drafters learn."""
         cache, stats, decoded = self.cache, self.stats, perf_counter()
         n_past = cache.n_past
-        # An accepted path and the bonus token, or as much of them as belongs to the text.
         path, bonus = self.verifier.verify(tree, output, self.sampler)
         step = Step(tree, output, path, bonus, decoded - self._built)
         n, reason = self.text.take(step.tokens)

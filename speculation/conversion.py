@@ -1,4 +1,4 @@
-"""The way from a model's name to the file to load, converted once where models.txt asks for it."""
+"""Resolves a model's name to its file, converting it once if models.txt asks for that."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def model_file(
     progress: bool | None = None,
     bar: BarMaker | None = None,
 ) -> Path:
-    """What ``registry.resolve`` gives, after the conversion that the model asks for.
+    """``registry.resolve`` after the conversion that models.txt asks for, if any.
 
-    A conversion that fails is a warning, and the file is used as it came. Raises as ``resolve``.
+    If the conversion fails, it logs a warning and uses the original file. Raises as ``resolve``.
     """
-    todo = pending_conversion(name_or_path)
-    if todo is not None:
+    pending = pending_conversion(name_or_path)
+    if pending is not None:
         try:
-            quantize(todo.source, todo.target, todo.file_type)
+            quantize(pending.source, pending.target, pending.file_type)
         except (SpeculationError, OSError) as error:
-            log.warning("%s is used unconverted: %s", todo.source, error)
+            log.warning("could not convert %s, using it as it is: %s", pending.source, error)
     return resolve(name_or_path, progress=progress, bar=bar)

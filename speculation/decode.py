@@ -9,25 +9,25 @@ from speculation.fast_path import plain_steps
 
 
 def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> Iterator[Emitted]:
-    """Continue ``text``, yielding what each step, or a run of plain steps, added to it.
+    """Continue ``text``; yield the tokens of each step, or of each run of plain steps.
 
-    ``cancelled`` is asked after each plain step, which ends the run; to stop is up to the caller.
-    When the context is full, the finish reason is ``context``. The cache ends up with the text but
-    for its last token, also where the generator is closed early.
+    ``cancelled`` is polled after each plain step and ends the run; stopping is up to the caller. If
+    the context is full, the finish reason is ``context``. The cache is left with the text except
+    its last token, even if the generator is closed early.
     """
     try:
         text.begin()
         while True:
             if (idle := text.idle_hint()) is not None:
-                # Nobody would draft: plain steps, without a tree.
+                # No drafter would draft: plain steps, without a tree.
                 for emitted in plain_steps(text, idle, cancelled):
                     yield emitted
             else:
-                # 1. Draft a tree below the last token, as many drafts as the budget allows.
+                # 1. Draft a tree below the last token, within the budget.
                 tree, rows = text.propose()
-                # 2. Decode the whole tree at once: one forward pass.
+                # 2. Decode the whole tree in one forward pass.
                 output = text.cache.decode(rows)
-                # 3. Verify it, keep the accepted path's KV entries, and take the bonus token.
+                # 3. Verify it, keep the accepted path's KV entries, and add the bonus token.
                 emitted = text.accept(tree, rows, output)
                 yield emitted
             if emitted.finish_reason is not None:

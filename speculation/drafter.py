@@ -1,8 +1,8 @@
-"""The interface of a method: what it is, what it needs, what it drafts and what it sees.
+"""The interface for methods: MethodSpec, Drafter, DraftBudget, Step and Requirements.
 
-A method is a ``MethodSpec``, which makes a ``Drafter`` for each text. In every step the decode loop
-asks the drafter to grow the step's token tree within a ``DraftBudget``, and shows it the ``Step``
-that came of it. ``docs/method.md`` builds one from nothing.
+A method is a ``MethodSpec``, which makes a ``Drafter`` for each text. In every step the drafter
+adds drafts to the step's token tree within a ``DraftBudget``, and then observes the resulting
+``Step``. ``docs/method.md`` builds a method from scratch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from speculation.verify import Match, Verifier
 
 
 class DraftBudget(NamedTuple):
-    """What a drafter may add to the tree of one step.
+    """Limits on the tree of one step.
 
-    max_nodes      drafts in the whole tree, at most
-    max_depth      longest path from the root, in drafts
-    max_leaves     ends of branches, at most
-    min_path_prob  path probability below which a node does not pay. 0 means that nobody selects
-                   among the drafts afterwards, so the drafter's own parameters decide how many
+    max_nodes      maximum drafts in the whole tree
+    max_depth      maximum length of a path from the root, in drafts
+    max_leaves     maximum number of branches
+    min_path_prob  path probability below which a node is not worth its cost. 0 means that no
+                   selection follows, so the drafter's own parameters decide how much to draft
     chain_only     only one path will be decoded, because the target has a single sequence
     """
 
@@ -42,14 +42,14 @@ class DraftBudget(NamedTuple):
 
 
 class Step:
-    """What one decode led to.
+    """The result of one step.
 
-    tree    the tree that was decoded
-    output  its logits, by node; valid until the next decode
-    path    accepted nodes, the root first, so ``path[0] == 0``
-    bonus   the token sampled after the path's last node: the root of the next tree
-    decode_seconds  wall-clock time of the tree's decode
-    tokens  what was added to the text: the accepted drafts, then the bonus token
+    tree            the tree that was decoded
+    output          its logits by node; valid until the next decode
+    path            accepted nodes, starting with the root: ``path[0] == 0``
+    bonus           the token sampled after the path's last node; the root of the next tree
+    decode_seconds  wall-clock time of the decode
+    tokens          the tokens added to the text: the accepted drafts, then the bonus token
     """
 
     __slots__ = ("bonus", "decode_seconds", "output", "path", "tokens", "tree")
@@ -72,11 +72,11 @@ class Step:
 
 
 class IdleHint(NamedTuple):
-    """A drafter's word that it will draft nothing for some steps, so that they may be plain steps.
+    """A drafter's promise to draft nothing for some steps, which can then be plain steps.
 
-    until    ask again after any of these tokens, or after a token already seen in these steps;
-             None = after no token
-    n_steps  ask again after so many steps at the latest
+    until    ask again after any of these tokens, or after a token already seen in this run; None =
+             after no token
+    n_steps  ask again after this many steps at the latest
     """
 
     until: Container[int] | None
@@ -84,9 +84,9 @@ class IdleHint(NamedTuple):
 
 
 class PlainSteps(NamedTuple):
-    """Steps that were decoded without drafts, one token each.
+    """A run of steps without drafts, one token each.
 
-    tokens   the tokens they made
+    tokens   one per step
     seconds  wall-clock time of each decode
     """
 
@@ -96,15 +96,14 @@ class PlainSteps(NamedTuple):
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a drafter needs of the target and its context.
+    """What a drafter needs from the target and its context.
 
-    hidden         final hidden states of every row, ``step.output.hidden``. The prompt is read
-                   without them, so the first states seen are those of the first step
-    layers         layers whose inputs (auxiliary hidden states) are read from
-                   ``step.output.aux_hidden_states``
-    prompt_reader  what reads the target's states of the prompt, if anything does
-    rows           rows that one step must be able to have; above 1 they are branches side by side
-    branches       branches it may draft at most; 0 for chains
+    hidden         whether it reads the final hidden states of every row, ``step.output.hidden``.
+                   The prefill has none, so the first states are those of the first step
+    layers         layers whose inputs it reads, ``step.output.aux_hidden_states``
+    prompt_reader  reads the target's states during the prefill, or None
+    rows           rows that a step must have room for; more than 1 means parallel branches
+    branches       maximum number of branches; 0 for chains
     """
 
     hidden: bool = False
@@ -115,18 +114,20 @@ class Requirements:
 
     @property
     def reads_states(self) -> bool:
-        """Whether any states of the target are read, so that every row has output."""
+        """Whether it reads states of the target, which gives every row output."""
         return self.hidden or bool(self.layers)
 
     @staticmethod
-    def of_all(some: Iterable[Requirements]) -> Requirements:
-        """What several drafters need together."""
-        every = list(some)
+    def of_all(requirements: Iterable[Requirements]) -> Requirements:
+        """The combined requirements of several drafters."""
+        every = list(requirements)
         readers = [one.prompt_reader for one in every if one.prompt_reader is not None]
         return Requirements(
             hidden=any(one.hidden for one in every),
             layers=_union(one.layers for one in every),
-            prompt_reader=_Readers(readers) if len(readers) > 1 else next(iter(readers), None),
+            prompt_reader=_CombinedReader(readers)
+            if len(readers) > 1
+            else next(iter(readers), None),
             rows=max((one.rows for one in every), default=1),
             branches=sum(one.branches for one in every),
         )
@@ -135,51 +136,51 @@ class Requirements:
 class Drafter:
     """Drafts for one text. A method subclasses it and overrides what it needs.
 
-    requires  what it needs of the target, known when it is made
+    requires  what it needs from the target, fixed at construction
     """
 
     requires: Requirements = Requirements()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts with ``prompt``, whose last token is the first tree's root."""
+        """A new text starts with ``prompt``, whose last token is the root of the first tree."""
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        """Add drafts to ``tree``, within ``budget``.
+        """Add drafts to ``tree`` within ``budget``.
 
-        ``tokens`` is the whole text so far, prompt included; its last token is the root.
+        ``tokens`` is the whole text so far, including the prompt; its last token is the root.
         """
 
     def observe(self, step: Step) -> None:
-        """See what became of a step, whether this drafter drafted in it or not."""
+        """Learn from a step, whether or not this drafter drafted in it."""
 
     def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        """Whether it has nothing to draft after ``tokens``, the whole text, and for how long."""
+        """An idle hint if there is nothing to draft after ``tokens``, the whole text."""
         return None
 
     def observe_plain(self, steps: PlainSteps) -> None:
-        """See plain steps that followed its idle hint; ``observe`` does not see them."""
+        """Learn from the plain steps after its idle hint; ``observe`` is not called for those."""
 
     def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add rows that are only looked at, after the drafts of a shared tree were selected."""
+        """Add rows that are only observed, after the drafts of a shared tree are selected."""
 
     @property
     def explored_rows(self) -> int:
-        """Rows that ``explore`` adds; 0 for a drafter that only drafts."""
+        """How many rows ``explore`` adds; 0 for a drafter that only drafts."""
         return 0
 
     @property
     def explored_branches(self) -> int:
-        """Branches that those rows end."""
+        """How many branches those rows form."""
         return 0
 
 
 @dataclass(frozen=True)
 class AsSource:
-    """How a method joins ``auto``.
+    """How a method becomes a source of ``auto``.
 
-    params  the parameters it has there, or None where it stays out: nothing that it needs is
-            loaded, or it cannot pay at the costs measured here
-    name    what ``auto:sources=`` calls it; the method's own name by default
+    params  its parameters as a source, or None to stay out: what it needs is not loaded, or it
+            cannot pay off at the measured costs
+    name    its name in ``auto:sources=``; default: the method's name
     """
 
     params: Callable[[Resources], Any]
@@ -188,21 +189,21 @@ class AsSource:
 
 @dataclass(frozen=True)
 class NoParams:
-    """Nothing to set."""
+    """No parameters."""
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """All there is to know of a method. One per method, in the drafter's own file.
+    """The definition of a method, one per method, in the file of its drafter.
 
-    name       what users write, followed by ``:parameter=value,…`` if need be
-    title      what the page shows
-    make       the drafter for a text, from parameters and the engine's resources; None for a method
-               that drafts nothing there. Raises InvalidParameter, MissingResource
+    name       what users write, optionally followed by ``:parameter=value,…``
+    title      the name on the page
+    make       makes the drafter for a text from the parameters and the engine's resources; returns
+               None if the method would draft nothing. Raises InvalidParameter, MissingResource
     params     a frozen dataclass; its docstring describes each field on a line of its own
-    verifier   how drafts are verified, from the same two
-    as_source  how the method joins ``auto``; None = not at all
-    check      raises InvalidParameter for parameters that only the finished table can judge
+    verifier   makes the verifier from the same two arguments
+    as_source  how the method becomes a source of ``auto``; None = not at all
+    check      raises InvalidParameter for parameters that depend on the complete method table
     """
 
     name: str
@@ -215,18 +216,18 @@ class MethodSpec:
 
     @property
     def summary(self) -> str:
-        """What the method does: the first line of the docstring of the module that makes it."""
+        """What the method does: the first line of its module's docstring."""
         module = inspect.getmodule(inspect.unwrap(getattr(self.make, "func", self.make)))
         return (inspect.getdoc(module) or self.title).splitlines()[0]
 
     @property
     def source_name(self) -> str:
-        """What ``auto:sources=`` calls it."""
+        """Its name in ``auto:sources=``."""
         return (self.as_source.name if self.as_source is not None else "") or self.name
 
 
-class _Readers:
-    """Several readers of a prompt's states as one."""
+class _CombinedReader:
+    """Combines several prompt readers into one."""
 
     def __init__(self, readers: Sequence[StateReader]) -> None:
         self._readers = readers
@@ -241,5 +242,5 @@ class _Readers:
             reader.read(first, n, output)
 
 
-def _union(some: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(sorted({layer for layers in some for layer in layers}))
+def _union(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(sorted({layer for layers in lists for layer in layers}))

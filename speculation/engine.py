@@ -1,4 +1,4 @@
-"""Engine: a model in memory that continues texts by any method. What bench, app and users call."""
+"""Engine: loads a model and generates text with any method. The API for users, bench and app."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """One model, one context, one text at a time. Close it or use it as a context manager.
+    """One model, one context, one generation at a time. Close it or use it as a context manager.
 
-    A text that is being iterated in another thread is not ended from here: ``generate``, ``chat``,
-    ``reserve``, ``prepare``, ``stop_running`` and ``close`` then raise EngineInUse.
+    Starting a generation ends the previous one, unless another thread is iterating over it:
+    ``generate``, ``chat``, ``reserve``, ``prepare``, ``stop_running`` and ``close`` then raise
+    EngineInUse.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class Engine:
         draft: Context | None = None,
         heads: Mapping[str, Any] | None = None,
     ) -> None:
-        """``draft`` is the context of a draft model, whose vocabulary must be the model's.
+        """``draft`` is the context of a draft model with the same vocabulary.
 
-        ``heads`` are drafting heads for the model, by method, as ``load_heads`` gives them.
+        ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
 
-        Raises VocabularyMismatch where it is not, UnsupportedModel where the model has none.
+        Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
+        none.
         """
         check_vocabulary(model)
         if draft is not None:
@@ -92,15 +94,17 @@ class Engine:
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
-        """Load a GGUF by path, or by its name in models.txt; None is ``default_model()``.
+        """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
 
-        ``draft_model`` is a smaller model of the same vocabulary, for the methods draft and auto;
-        ``"paired"`` takes the one that models.txt names for the model.
-        ``heads`` are files of heads trained on this very model, one a method (docs/heads.md), or
-        ``"paired"`` again. ``mtp`` loads what a model has of layers for multi-token prediction.
-        ``n_gpu_layers`` None offloads every layer where the library has a GPU; ``trace_batches``
-        names a file that gets one JSON line for each decode; ``progress`` sees the share of the
-        model that is loaded, then that of the draft model, and what it raises ends the load.
+        draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
+                       ``"paired"``: the one paired with the model in models.txt
+        heads          files of heads trained for this model, one per method (docs/heads.md), or
+                       ``"paired"``
+        mtp            whether to load the model's own layers for multi-token prediction, if any
+        n_gpu_layers   layers to offload to the GPU, if there is one; None = all
+        trace_batches  a file that gets one JSON line per decode
+        progress       called with the share of the model loaded so far, then that of the draft
+                       model; an exception it raises ends loading
         """
         model = default_model() if model is None else model
         loading = model_file(model)
@@ -135,8 +139,8 @@ class Engine:
     def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generation:
         """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
 
-        Keyword arguments are the fields of ``Settings``. Starting a text ends the one before,
-        should it still be running. Raises InvalidParameter, EngineInUse.
+        Keyword arguments are the fields of ``Settings``. Ends the previous generation if it is
+        still running. Raises InvalidParameter, EngineInUse.
         """
         return self._start(GenerationRequest(self._tokens(prompt), **settings))
 
@@ -150,14 +154,14 @@ class Engine:
         self._require_open()
         if isinstance(prompt, str):
             return tuple(self.model.tokenize(prompt))
-        tokens, most = tuple(prompt), self.model.n_vocab - 1
-        if tokens and not 0 <= min(tokens) <= max(tokens) <= most:
-            wrong = next(token for token in tokens if not 0 <= token <= most)
-            raise InvalidParameter(f"the prompt has token {wrong}; this model has 0 to {most}")
+        tokens, last = tuple(prompt), self.model.n_vocab - 1
+        if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
+            invalid = next(token for token in tokens if not 0 <= token <= last)
+            raise InvalidParameter(f"the prompt has token {invalid}; this model has 0 to {last}")
         return tokens
 
     def _require_open(self) -> None:
-        _ = self.model.handle  # which raises where it is closed
+        _ = self.model.handle  # raises if the model is closed
 
     def chat(
         self,
@@ -166,13 +170,13 @@ class Engine:
         thinking: bool | None = None,
         **settings: Unpack[Settings],
     ) -> Generation:
-        """Reply to a conversation in the GGUF's chat format. A text is one user message.
+        """Reply to a conversation in the GGUF's chat format. A string is one user message.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. If the last
-        one is from the assistant, generation continues it. Only what the cache does not hold is
-        decoded. ``thinking`` tells a model that can be told (``can_be_told_to_think``) whether to
-        reason before it answers; None leaves that to the model. Keyword arguments are the fields of
-        ``Settings``. Raises InvalidParameter, EngineInUse.
+        one is from the assistant, generation continues it. A prefix that is still in the KV cache
+        is reused. ``thinking`` turns reasoning on or off, for models with ``has_thinking_switch``;
+        None = the model's default. Keyword arguments are the fields of ``Settings``. Raises
+        InvalidParameter, EngineInUse.
         """
         self._require_open()
         if isinstance(messages, str):
@@ -181,32 +185,32 @@ class Engine:
         request = GenerationRequest(tuple(prompt.tokens), opening=prompt.opening, **settings)
         if messages[-1]["role"] == ASSISTANT and request.sampling and request.sampling.has_grammar:
             raise InvalidParameter(
-                "a grammar or JSON schema is for a whole reply, and this one has begun: leave it "
-                "out to continue the reply, or begin the reply anew"
+                "a grammar or JSON schema applies to a whole reply and cannot continue one; leave "
+                "it out, or remove the last message to start a new reply"
             )
         return self._start(request)
 
     def count_tokens(self, messages: Sequence[Message], *, thinking: bool | None = None) -> int:
-        """How many tokens ``chat`` would read of a conversation, as ``turns_to_leave_out`` asks."""
+        """The number of prompt tokens of a conversation; for ``turns_to_leave_out``."""
         return len(chat_prompt(self.model, messages, thinking=thinking).tokens)
 
     @property
-    def can_be_told_to_think(self) -> bool:
-        """Whether the model's chat template asks if it is to think before it answers."""
+    def has_thinking_switch(self) -> bool:
+        """Whether the chat template can turn the model's reasoning on or off."""
         return asks_for_thinking(self.model.chat_template)
 
     def reserve(self, n_seq: int) -> None:
-        """Have room for ``n_seq`` sequences, of which one is in use until a tree needs more.
+        """Make room for ``n_seq`` sequences; one is in use until a tree needs more.
 
-        Where the context has fewer, a new one takes its place. It ends a text that is running.
-        Raises InvalidParameter above 256, llama.cpp's limit.
+        If the context has fewer, it is replaced. Ends a running generation. Raises InvalidParameter
+        above 256, llama.cpp's limit.
         """
         with self.exclusive:
             self._end_running()
             self.widen(n_seq)
 
     def widen(self, n_seq: int) -> None:
-        """``reserve`` from within a text, which goes on."""
+        """``reserve`` without ending the running generation."""
         context = self.context
         if n_seq > context.n_seq_max:
             wider = replace(
@@ -231,11 +235,11 @@ class Engine:
         self.cache.reserve(1)
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
-        """Measure now what a decode costs here, in a second or two, rather than in the first reply.
+        """Measure the cost of a decode now, in a second or two, instead of in the first reply.
 
-        ``progress`` is called while that goes on, and what it raises ends it.
-        It empties the cache. Later calls do nothing, nor does it for a model that cannot drop
-        drafts: whatever a batch costs there, none will be tried.
+        ``progress`` is called meanwhile; an exception it raises ends the measurement. Empties the
+        KV cache. Does nothing if the cost is known, or if the model cannot drop rejected drafts and
+        so never drafts.
         """
         self._require_open()
         if not self.context.n_rewind or self.resources.known_cost is not None:
@@ -250,11 +254,11 @@ class Engine:
 
     def _measure_cost(self) -> CostModel:
         self.cache.truncate(0)
-        tell = self._preparing
-        return load_cost(self.context, progress=None if tell is None else lambda _: tell())
+        progress = self._preparing
+        return load_cost(self.context, progress=None if progress is None else lambda _: progress())
 
     def method_drafters(self, method: Method) -> list[Drafter]:
-        """The drafters of a method, for one text."""
+        """The drafters of a method for one text."""
         return method.drafters(self.resources)
 
     def _draft_sampler(self) -> DraftDistribution:
@@ -267,7 +271,7 @@ class Engine:
         return [head for head in heads if isinstance(head, HeadInContext)]
 
     def stop_running(self) -> None:
-        """End the text that is being generated, if any; the cache stays clean and usable."""
+        """End the running generation, if any. The KV cache stays clean and usable."""
         with self.exclusive:
             self._end_running()
 
@@ -277,9 +281,9 @@ class Engine:
             self._running = None
 
     def close(self) -> None:
-        """Free context and model. Idempotent.
+        """Free the context and the model. Idempotent.
 
-        Raises EngineInUse, and frees nothing, while another thread generates.
+        Raises EngineInUse, and frees nothing, while another thread is generating.
         """
         with self.exclusive:
             if self.model.is_closed:
@@ -303,12 +307,12 @@ class Engine:
 
 
 def _draft_params(context: Context) -> ContextParams:
-    """A draft context holds the same text as the target's, and a few leaves of a tree."""
+    """Parameters of a draft model's context: as long as the target's, with a few branches."""
     n_batch = min(context.n_batch, context.n_ctx)
     return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=16)
 
 
 def _head_params(context: Context) -> ContextParams:
-    """Heads with a context of their own hold the text as well, and compute as the target does."""
+    """Parameters of a head's own context: as a draft model's, with the target's flash attention."""
     flash_attn = "on" if context.flash_attn else "off"
     return replace(_draft_params(context), flash_attn=flash_attn)

@@ -1,6 +1,6 @@
-"""One user of an engine at a time: others are refused rather than kept waiting.
+"""Mutual exclusion for an engine: a second thread gets EngineInUse instead of waiting.
 
-llama.cpp's contexts are not for several threads at once: two of them in one end the process.
+llama.cpp's contexts are not thread-safe: two threads in one crash the process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from batching.errors import EngineInUse
 
 def in_use() -> EngineInUse:
     return EngineInUse(
-        "another thread is generating with this engine; end that text by its cancelled= or "
-        "close(), wait for it, or load a second engine"
+        "another thread is generating with this engine; stop it with cancelled= or close(), wait "
+        "for it, or load a second engine"
     )
 
 
 class Exclusive:
-    """``with exclusive:`` around what must run alone: a step of a text, a change of the context.
+    """``with exclusive:`` guards a step of a text or a change of the context.
 
-    A thread may enter it again. Raises EngineInUse where another thread is inside. It is held while
-    something runs and never between steps, so a text that is left unfinished holds nothing.
+    Reentrant. Raises EngineInUse if another thread is inside. It is never held between steps, so an
+    unfinished text does not block the engine.
     """
 
     def __init__(self) -> None:

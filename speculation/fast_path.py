@@ -1,7 +1,7 @@
-"""Runs of plain steps: single rows, decoded without a tree while no drafter has anything to draft.
+"""Runs of plain steps: single rows, decoded without a tree while no drafter would draft.
 
-Without a tree, a plain step takes Python 9 to 18 µs instead of 50, beside a model whose step takes
-a millisecond.
+Without a tree, the Python overhead of a step is 9 to 18 µs instead of 50. That matters for small
+models, whose decode takes a millisecond.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from speculation.continuation import Continuation, Emitted
 from speculation.drafter import IdleHint, PlainSteps
 from speculation.verify import Match
 
-RUN_SECONDS = 0.016  # a run ends after about one frame of a display, so that text appears smoothly
+RUN_SECONDS = 0.016  # about one display frame, so that text appears smoothly
 
 
 def plain_steps(
     text: Continuation, idle: IdleHint, cancelled: Callable[[], bool] | None = None
 ) -> Iterator[Emitted]:
-    """Decode plain steps for as long as ``idle`` allows and yield what they added to the text.
+    """Decode plain steps for as long as ``idle`` allows, and yield the tokens they added.
 
-    An error after some steps is raised once their tokens are handed over.
+    If a later step fails, the tokens before it are yielded first and then the error is raised.
     """
     cache, stats, phases = text.cache, text.stats, text.stats.phase_seconds
     start, n_ctx = text.started, cache.target.n_ctx
@@ -61,10 +61,10 @@ def _decode_rows(
     until: Container[int] | None,
     cancelled: Callable[[], bool] | None,
 ) -> None:
-    """At most ``n_steps`` plain steps, added to ``steps`` and to the text.
+    """Decode at most ``n_steps`` plain steps; add their tokens to ``steps`` and to the text.
 
-    Fewer after a token in ``until`` or seen before in these steps, after one that may end the text,
-    after RUN_SECONDS, and when ``cancelled`` says so.
+    Stops early after a token in ``until`` or seen before in this run, after a token that may end
+    the text, after RUN_SECONDS, and when ``cancelled`` returns True.
     """
     target, committed, n_seq = text.cache.target, text.cache.tokens, text.cache.n_seq
     sample, tokens, (found, seconds), ends = _sampling(text), text.tokens, steps, text.text.ends
@@ -90,9 +90,9 @@ def _decode_rows(
 
 
 def _sampling(text: Continuation) -> Callable[[Output, int], int]:
-    """What chooses the token after a row without drafts below it."""
+    """The function that chooses the next token after a single row."""
     verifier, sampler = text.verifier, text.sampler
     if type(verifier) is Match:
-        return sampler.sample  # all that ``Match`` would ask, in less time
+        return sampler.sample  # the same as ``Match.verify`` here, but faster
     tree = TokenTree(text.tokens[-1])
     return lambda output, row: verifier.verify(tree, output, sampler)[1]

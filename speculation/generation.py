@@ -1,4 +1,4 @@
-"""Generation: one text that an engine makes, from its request to its last token."""
+"""Generation: one text from its request to its last token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_METHOD = "auto"
 
 
 class Host(Protocol):
-    """What a text needs of the engine that makes it."""
+    """What a generation needs from its engine."""
 
     model: Model
     context: Context
@@ -39,23 +39,23 @@ class Host(Protocol):
     exclusive: Exclusive
 
     def method_drafters(self, method: Method) -> list[Drafter]:
-        """The drafters of a method, for one text."""
+        """The drafters of a method for one text."""
         ...
 
     def widen(self, n_seq: int) -> None:
-        """Have room for ``n_seq`` sequences, of which one is in use."""
+        """Make room for ``n_seq`` sequences, one of them in use."""
         ...
 
 
 class Settings(TypedDict, total=False):
-    """How a text is made: the keyword arguments of ``Engine.generate`` and ``Engine.chat``.
+    """Settings of a generation: the keyword arguments of ``Engine.generate`` and ``Engine.chat``.
 
-    method      a name, ``name:parameter=value,…`` or a Method; ``auto`` by default
-    sampling    how tokens are chosen; greedily by default
-    max_tokens  most tokens; None goes on to the end of the context
-    stop        strings that end the text and do not appear in it
-    progress    called with the prompt tokens that were read, and all of them
-    cancelled   asked while the prompt is read and between steps; True ends the text
+    method      a name, ``name:parameter=value,…`` or a Method; default ``auto``
+    sampling    how tokens are chosen; default greedy
+    max_tokens  limit on generated tokens; None = up to the end of the context
+    stop        strings that end the text; they are not part of it
+    progress    called with the number of prompt tokens decoded so far, and their total
+    cancelled   polled during the prefill and between steps; True ends the text
     """
 
     method: str | Method
@@ -68,10 +68,10 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What to generate: a prompt, and the fields of ``Settings``.
+    """A prompt and the fields of ``Settings``.
 
     prompt   token ids, at least one
-    opening  the mark that begins the model's reasoning, where the prompt ends with it
+    opening  the opening mark of the reasoning if the prompt ends with it; else empty
     """
 
     prompt: tuple[int, ...]
@@ -97,10 +97,10 @@ class GenerationRequest:
 
 
 class Generation:
-    """A text in the making: iterate for tokens; read ``text``, ``stats`` and ``finish_reason``.
+    """A running generation: iterate for tokens; read ``text``, ``stats`` and ``finish_reason``.
 
-    finish_reason  None while it runs, or where an error ended it; then ``stop`` (end of generation
-                   or a stop string), ``length`` (max_tokens), ``context`` (full) or ``cancelled``
+    finish_reason  ``stop`` (end-of-generation token or stop string), ``length`` (max_tokens),
+                   ``context`` (full) or ``cancelled``; None while it runs or after an error
     """
 
     def __init__(self, engine: Host, request: GenerationRequest) -> None:
@@ -115,51 +115,51 @@ class Generation:
         self._text = ReplyText(engine.model, request.stop, request.max_tokens)
         self.token_ids = self._text.ids
         self._tokens = self._run()
-        self._thread = get_ident()  # which made the last step
-        self._n_iterators = 0  # that began and were not dropped
-        self._was_taken = False  # whether a text of another thread took its place
+        self._thread = get_ident()  # the thread of the last step
+        self._n_iterators = 0  # iterators that are alive
+        self._was_replaced = False  # whether another thread started a generation in its place
 
     @property
     def opening(self) -> str:
-        """The mark that begins the reasoning, where the prompt ends with it."""
+        """The opening mark of the reasoning if the prompt ends with it; else empty."""
         return self.request.opening
 
     @property
     def text(self) -> str:
-        """The text so far, without a stop string and without control tokens at its end."""
+        """The text so far, without a stop string or control tokens at its end."""
         return self._text.shown
 
     @property
     def answer(self) -> str:
-        """The text without the reasoning before it; all of it while the model still reasons."""
+        """The text without the reasoning; the whole text while the model is still reasoning."""
         return answer_of(self.text, self.opening)
 
     def __iter__(self) -> Iterator[Token]:
-        """Each iterator goes on where the last one stopped.
+        """Iterate over the tokens; a new iterator continues where the last one stopped.
 
-        Raises EngineInUse where another thread iterates, or has begun a text in its place.
+        Raises EngineInUse if another thread is iterating, or has started another generation.
         """
         self._n_iterators += 1
         try:
-            for token in self._tokens:  # noqa: UP028 (a dropped iterator ends no text)
+            for token in self._tokens:  # noqa: UP028 (dropping an iterator must not end the text)
                 yield token
         except ValueError as error:
             raise (in_use() if _is_executing(error) else error) from None
         finally:
             self._n_iterators -= 1
-        if self._was_taken:
+        if self._was_replaced:
             raise in_use()
 
     def run(self) -> Generation:
-        """Generate to the end, and return itself."""
+        """Generate to the end; return self."""
         for _ in self:
             pass
         return self
 
     def close(self) -> None:
-        """Stop here. The cache keeps what was generated and stays usable.
+        """Stop here. The KV cache keeps the text so far and stays usable.
 
-        Raises EngineInUse in the middle of another thread's step.
+        Raises EngineInUse while another thread is in a step.
         """
         try:
             self._tokens.close()
@@ -169,18 +169,21 @@ class Generation:
             self.finish_reason = "cancelled"
 
     def end(self) -> None:
-        """Make room for another text. Raises EngineInUse while another thread iterates."""
+        """Stop, to make room for another generation.
+
+        Raises EngineInUse while another thread is iterating.
+        """
         is_other = self._thread != get_ident()
         if is_other and self._n_iterators and self.finish_reason is None:
             raise in_use()
-        self._was_taken = is_other and self.finish_reason is None
+        self._was_replaced = is_other and self.finish_reason is None
         self.close()
 
     def _run(self) -> Generator[Token, None, None]:
         exclusive, steps, cancelled = self._engine.exclusive, self._steps(), self.request.cancelled
         try:
             while True:
-                with exclusive:  # a step, or a run of plain ones
+                with exclusive:  # for one step, or one run of plain steps
                     self._thread = get_ident()
                     emitted = next(steps, None)
                 if emitted is None:
@@ -209,7 +212,7 @@ class Generation:
         try:
             start = perf_counter()
             _check_rows(engine.context, self.method, needed)
-            if engine.context.n_rewind == NO_LIMIT:  # others have one sequence
+            if engine.context.n_rewind == NO_LIMIT:  # recurrent models have one sequence
                 engine.widen(1 + needed.branches)
             cache: SequenceCache = engine.cache
             stats.n_reused = cache.prefill(
@@ -217,7 +220,7 @@ class Generation:
                 progress=self.request.progress,
                 cancelled=cancelled,
                 reader=needed.prompt_reader,
-                # Where states are read, every row has output, which a prompt's must not have.
+                # If states are read, every row of a step has output; a prompt's rows must not.
                 defer=not needed.reads_states,
             )
             if isinstance(sampler, SamplerChain):
@@ -240,12 +243,12 @@ class Generation:
 
 
 def _is_executing(error: ValueError) -> bool:
-    """Whether a generator was asked to go on, or to end, in the middle of a step."""
+    """Whether a generator was resumed or closed while another thread was inside it."""
     return str(error) == "generator already executing"
 
 
 def _check_rewind(context: Context, method: Method, needed: Requirements) -> None:
-    """Refuse what a recurrent or hybrid model cannot do. Raises CannotRewind."""
+    """Raise CannotRewind if the method needs what a recurrent or hybrid model cannot do."""
     n_rewind, model = context.n_rewind, context.model
     what = f"{model.path} ({model.description}) is recurrent or hybrid: its memory"
     if not n_rewind:
@@ -254,19 +257,19 @@ def _check_rewind(context: Context, method: Method, needed: Requirements) -> Non
         )
     if n_rewind < NO_LIMIT and needed.rows > 1:
         raise CannotRewind(
-            f"{what} holds one path of {n_rewind} drafts at most, and method {method.name} needs "
-            f"branches beside each other; use auto or another method"
+            f"{what} allows only one path of at most {n_rewind} drafts, but method {method.name} "
+            f"needs several branches; use auto or another method"
         )
 
 
 def _check_rows(context: Context, method: Method, needed: Requirements) -> None:
-    """Refuse a method whose step no batch can hold. Raises InvalidParameter."""
+    """Raise InvalidParameter if a step of the method does not fit in a batch."""
     if needed.rows > context.n_batch:
-        # A batch holds no more than the context.
+        # A batch is never larger than the context.
         setting = "n_ctx" if context.n_batch < context.params.n_batch else "n_batch"
         raise InvalidParameter(
-            f"method {method.name} with these parameters decodes {needed.rows} rows at a time, and "
-            f"a batch holds {context.n_batch} here; lower window, ngram or guesses, or raise "
+            f"method {method.name} with these parameters decodes {needed.rows} rows at a time, but "
+            f"a batch has at most {context.n_batch} here; lower window, ngram or guesses, or raise "
             f"{{{setting}}}",
             settings=(setting,),
             requested=needed.rows,

@@ -1,7 +1,7 @@
-"""The table of methods: their list, one line each, and methods from outside the package.
+"""The table of methods: built-in ones, those of other packages, and those of files.
 
-A package adds a method by an entry point of the group ``speculation.methods`` that names its
-``MethodSpec``; a file adds one by ``load_method_file``.
+A package adds a method with an entry point in the group ``speculation.methods`` that refers to its
+``MethodSpec``; ``load_method_file`` adds one from a file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class MethodTable(Mapping[str, MethodSpec]):
-    """Methods by name: the package's own, and those of entry points, found at the first look."""
+    """Methods by name: the built-in ones and those of entry points, loaded on first use."""
 
     def __init__(self, built_in: Iterable[MethodSpec]) -> None:
         self._specs = {spec.name: spec for spec in built_in}
@@ -61,9 +61,9 @@ class MethodTable(Mapping[str, MethodSpec]):
         return len(self._all())
 
     def add(self, spec: MethodSpec) -> None:
-        """Add a method. Raises InvalidParameter for a name that is taken."""
+        """Add a method. Raises InvalidParameter if another has its name."""
         if self._specs.get(spec.name, spec) is not spec:
-            raise InvalidParameter(f"there is a method {spec.name!r} already; choose another name")
+            raise InvalidParameter(f"a method {spec.name!r} already exists; choose another name")
         self._specs[spec.name] = spec
 
     def _all(self) -> Mapping[str, MethodSpec]:
@@ -76,11 +76,11 @@ class MethodTable(Mapping[str, MethodSpec]):
     def _add_entry_point(self, point: EntryPoint) -> None:
         try:
             self.add(_require_spec(point.load(), point.value))
-        except Exception as error:  # somebody else's code: the rest must still work
+        except Exception as error:  # third-party code must not break the other methods
             log.warning("the method %s (%s) cannot be used: %s", point.name, point.value, error)
 
 
-# In the order in which ``auto`` asks its sources: those that cost little first.
+# ``auto`` asks its sources in this order: cheap ones first.
 BUILT_IN: tuple[MethodSpec, ...] = (
     auto_spec(lambda: METHODS.values()),
     autoregressive.spec,
@@ -112,16 +112,16 @@ class Method:
         return self.spec.name
 
     def __str__(self) -> str:
-        """The method as it is written on the command line, defaults left out."""
+        """The method as on the command line, without defaults."""
         changed = [
-            f"{field.name}={_show(getattr(self.params, field.name))}"
+            f"{field.name}={_format(getattr(self.params, field.name))}"
             for field in dataclasses.fields(self.params)
             if getattr(self.params, field.name) != field.default
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def drafters(self, resources: Resources | None = None) -> list[Drafter]:
-        """The drafters for one text, one or none; ``resources`` are the engine's."""
+        """The method's drafter for one text, or an empty list; ``resources`` are the engine's."""
         drafter = self.spec.make(self.params, resources or Resources())
         return [] if drafter is None else [drafter]
 
@@ -130,10 +130,10 @@ class Method:
 
 
 def load_method_file(text: str) -> str:
-    """Add the method of ``FILE.py:SPEC`` or ``FILE.py:SPEC:parameter=value,…`` to the table.
+    """Add the method given as ``FILE.py:SPEC`` or ``FILE.py:SPEC:parameter=value,…`` to the table.
 
-    Runs the file, so ``text`` must come from whoever started the program. Returns the method as
-    ``parse_method`` takes it; other text is returned as it is. Raises InvalidParameter.
+    Runs the file, so ``text`` must come from the user who started the program. Returns the method
+    in the form for ``parse_method``; returns any other text unchanged. Raises InvalidParameter.
     """
     match = re.fullmatch(r"(?P<file>.+\.py):(?P<name>\w+)(?P<rest>:.*)?", text)
     if match is None:
@@ -147,43 +147,46 @@ def load_method_file(text: str) -> str:
 
 @cache
 def _module(path: Path) -> ModuleType:
-    """The module in a file, run once."""
+    """The module in a file; runs it once."""
     if not path.is_file():
-        raise InvalidParameter(f"there is no file {path}; give FILE.py:SPEC")
+        raise InvalidParameter(f"file not found: {path}; give FILE.py:SPEC")
     loader = SourceFileLoader(f"{__name__}.file.{path.stem}", str(path))
     module = ModuleType(loader.name)
     module.__file__ = str(path)
-    sys.modules[loader.name] = module  # dataclasses look their module up
+    sys.modules[loader.name] = module  # dataclasses look up their module there
     try:
         loader.exec_module(module)
     except Exception as error:
-        raise InvalidParameter(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        raise InvalidParameter(f"{path} failed: {type(error).__name__}: {error}") from error
     return module
 
 
 def _require_spec(found: object, where: str) -> MethodSpec:
     if not isinstance(found, MethodSpec):
-        raise InvalidParameter(f"{where} is no MethodSpec; give FILE.py:SPEC that is one")
+        raise InvalidParameter(f"{where} is not a MethodSpec; give FILE.py:SPEC")
     return found
 
 
 def parse_method(text: str) -> Method:
-    """A method from ``name`` or ``name:parameter=value,parameter=value``.
+    """Parse a method from ``name`` or ``name:parameter=value,parameter=value``.
 
-    Raises InvalidParameter naming the unknown method or parameter, or the value out of range.
+    Raises InvalidParameter for an unknown method or parameter, or a value out of range.
     """
     name, _, rest = text.partition(":")
     spec = METHODS.get(name.strip())
     if spec is None:
         raise InvalidParameter(
-            f"there is no method {name!r}; {_meant(name, METHODS)}give one of {', '.join(METHODS)}"
+            f"there is no method {name!r}; {_suggestion(name, METHODS)}give one of "
+            f"{', '.join(METHODS)}"
         )
     fields = {field.name: field for field in dataclasses.fields(spec.params)}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if key not in fields:
-            raise InvalidParameter(f"{spec.name} has no parameter {key!r}; {_known(key, fields)}")
+            raise InvalidParameter(
+                f"{spec.name} has no parameter {key!r}; {_alternatives(key, fields)}"
+            )
         if not equals:
             raise InvalidParameter(f"{spec.name}: {key} has no value; write {key}=value")
         if key in values:
@@ -194,23 +197,23 @@ def parse_method(text: str) -> Method:
     return Method(spec, params)
 
 
-def _known(key: str, fields: Collection[str]) -> str:
-    """What to write instead of a parameter that a method does not have."""
+def _alternatives(key: str, fields: Collection[str]) -> str:
+    """What to write instead of an unknown parameter."""
     if not fields:
         return "it has none"
-    return f"{_meant(key, fields)}write parameter=value with one of: {', '.join(fields)}"
+    return f"{_suggestion(key, fields)}write parameter=value with one of: {', '.join(fields)}"
 
 
-def _meant(text: str, known: Collection[str]) -> str:
+def _suggestion(text: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(text, known, 1)
     return f"did you mean {near[0]}? " if near else ""
 
 
 def parameter_docs(params: type[Any]) -> dict[str, str]:
-    """What the docstring of a parameters dataclass says of each field, on one line.
+    """The description of each field in the docstring of a parameters dataclass, on one line.
 
-    The docstring has a line ``name  text`` or ``name: text`` for each, continued on lines that are
-    indented further.
+    The docstring has a line ``name  text`` or ``name: text`` for each field; indented lines
+    continue it.
     """
     names = [field.name for field in dataclasses.fields(params)]
     docs = dict.fromkeys(names, "")
@@ -240,5 +243,5 @@ def _parse(method: str, name: str, text: str, default: Any) -> Any:
         raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Resources: what an engine offers its methods beside the text, kept while the model is loaded."""
+"""Resources: what methods share and keep across texts while the model is loaded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class Resources:
-    """What a decode costs, what was loaded to draft with, and what methods have learnt.
+    """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
-    Drafters live for one text. What outlives it (counted probabilities, tables) is kept here, in
+    A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here, in
     memory only.
 
-    model     the target, or None where drafters are tried without one
+    model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
     draft     the draft model's context, or None
-    heads     drafting heads, by what they are called in their files' method
-    sampling  how the tokens of the current text are chosen
+    heads     drafting heads by the method named in their files
+    sampling  the current text's sampling parameters
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Resources:
         heads: Mapping[str, Any] | None = None,
         draft_sampler: Callable[[], DraftSampler] | None = None,
     ) -> None:
-        """``measure_cost`` is called once, when a method first asks for the cost; ``draft_sampler``
-        for each text whose drafts are sampled."""
+        """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
+        is called for each text whose drafts are sampled."""
         self._measure_cost = measure_cost
         self._cost: CostModel | None = None
         self._kept: dict[Any, Any] = {}
@@ -52,7 +52,7 @@ class Resources:
 
     @property
     def cost(self) -> CostModel:
-        """What a batch of n rows costs here. The first use measures it, in a second or two."""
+        """The cost of decoding n rows. The first use measures it, in a second or two."""
         if self._cost is None:
             if self._measure_cost is None:
                 raise RuntimeError("these resources were made without a way to measure cost")
@@ -61,35 +61,33 @@ class Resources:
 
     @property
     def known_cost(self) -> CostModel | None:
-        """The cost, if it was asked for before."""
+        """The cost if it has been measured, else None."""
         return self._cost
 
     def step_seconds(self) -> float:
-        """Time of a plain step of the target."""
+        """The target's time for a plain step."""
         return self.cost.curve(0).at(1)
 
     def require_draft(self, method: str) -> Target:
-        """The draft model's context. Raises MissingResource when no draft model was loaded."""
+        """The draft model's context. Raises MissingResource if no draft model is loaded."""
         if self.draft is None:
             raise MissingResource(
-                f"method {method} needs a draft model and none was loaded; give one with "
-                "{draft_model}",
+                f"method {method} needs a draft model; load one with {{draft_model}}",
                 settings=("draft_model",),
             )
         return self.draft
 
     def require_heads(self, kind: str, method: str, what: str = "") -> Any:
-        """Heads of a kind, called ``what``. Raises MissingResource when none were loaded."""
+        """The heads of a kind. Raises MissingResource, naming them ``what``, if none are loaded."""
         if kind not in self.heads:
             raise MissingResource(
-                f"method {method} needs {what or f'heads of the kind {kind}'} and none were "
-                "loaded; give them with {heads}",
+                f"method {method} needs {what or f'{kind} heads'}; load them with {{heads}}",
                 settings=("heads",),
             )
         return self.heads[kind]
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """What is kept under ``key``, made when it is first asked for."""
+        """The object kept under ``key``; ``make`` creates it on first use."""
         if key not in self._kept:
             self._kept[key] = make()
         found: T = self._kept[key]

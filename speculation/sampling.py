@@ -1,4 +1,4 @@
-"""SamplingParams: what a user may set, and the sampler chain that follows from it."""
+"""SamplingParams, and the llama.cpp sampler chain built from them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from speculation.verify import draw
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. Names and order of the links are llama.cpp's own.
+    """How the next token is chosen. Names, meanings and order of the samplers are llama.cpp's.
 
-    With ``temperature`` 0 the most likely token is taken; otherwise one is drawn with ``seed``, and
-    the same seed gives the same text with every method. Defaults leave each link out. -1 for how
-    far penalties and DRY look back is the whole context. Of a JSON schema everything holds that
-    llama-cpp-python makes a grammar of, and so no bounds of numbers (``minimum``, ``multipleOf``).
+    ``temperature`` 0 takes the most likely token; otherwise tokens are drawn with ``seed``, and the
+    same seed gives the same text with every method. By default every sampler is off. -1 for
+    ``penalty_last_n`` and ``dry_last_n`` means the whole context. Of a JSON schema, only what
+    llama-cpp-python's grammar supports is enforced; numeric bounds (``minimum``, ``multipleOf``)
+    are not.
     """
 
     temperature: float = 0.0
@@ -57,7 +58,7 @@ class SamplingParams:
             self,
             (
                 ("temperature", 0.0, 100.0),
-                ("seed", 0, 2**32 - 2),  # the next one stands for chance in llama.cpp
+                ("seed", 0, 2**32 - 2),  # 2**32 - 1 means a random seed in llama.cpp
                 ("top_k", 0, 2**31 - 1),
                 ("top_p", 0.0, 1.0),
                 ("min_p", 0.0, 1.0),
@@ -78,7 +79,7 @@ class SamplingParams:
             ),
         )
         if self.grammar is not None and self.json_schema is not None:
-            raise InvalidParameter("grammar and json_schema are both given; give one")
+            raise InvalidParameter("grammar and json_schema exclude each other; give one")
         for token, value in self.logit_bias.items():
             if math.isnan(value) or value == math.inf:
                 raise InvalidParameter(
@@ -87,7 +88,7 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether nothing but the argmax is asked for."""
+        """Whether the sampler is a plain argmax."""
         return (
             self.temperature == 0
             and not self._has_penalties
@@ -98,7 +99,7 @@ class SamplingParams:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar or a JSON schema says what may be written."""
+        """Whether a grammar or a JSON schema restricts the output."""
         return self.grammar is not None or self.json_schema is not None
 
     @property
@@ -109,29 +110,28 @@ class SamplingParams:
 
 
 def make_sampler(params: SamplingParams, model: Model, n_ctx: int) -> GreedySampler | SamplerChain:
-    """The sampler of ``params``: an argmax, or llama.cpp's chain in llama.cpp's order.
+    """The sampler for ``params``: an argmax, or llama.cpp's chain in llama.cpp's order.
 
-    No link looks back further than the ``n_ctx`` tokens of a context: llama.cpp sets the memory for
-    that aside.
-    Raises GrammarError when a grammar or schema does not parse, InvalidParameter for a bias of a
-    token that the model has not.
+    Look-back windows are limited to ``n_ctx``, because llama.cpp allocates memory for them. Raises
+    GrammarError if a grammar or schema does not parse, InvalidParameter for a logit bias on an
+    unknown token.
     """
     if params.is_plain_greedy:
         return GreedySampler()
     for token in params.logit_bias:
         if not 0 <= token < model.n_vocab:
             raise InvalidParameter(
-                f"logit_bias names token {token}, and the model has 0 to {model.n_vocab - 1}"
+                f"logit_bias has token {token}; this model has 0 to {model.n_vocab - 1}"
             )
     chain = SamplerChain(model)
     try:
-        return _with_links(chain, params, n_ctx)
+        return _add_samplers(chain, params, n_ctx)
     except BaseException:
         chain.close()
         raise
 
 
-def _with_links(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> SamplerChain:
+def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> SamplerChain:
     if params.json_schema is not None:
         chain.grammar(json_schema_to_gbnf(params.json_schema))
     elif params.grammar is not None:
@@ -177,33 +177,33 @@ def _window(last_n: int, n_ctx: int) -> int:
 
 
 class DraftSampler(Protocol):
-    """How drafts are sampled from q; greedy drafting needs none of it."""
+    """Samples drafts from q. Not needed for greedy drafting."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text starts with ``prompt``."""
         ...
 
     def accept(self, token: int) -> None:
-        """A token became part of the text."""
+        """A token was added to the text."""
         ...
 
     def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
-        """q after the text and the drafts in ``path``, (n_vocab,)."""
+        """q after the text and the drafts in ``path``, from the draft model's ``logits``."""
         ...
 
     def draw(self, q: Floats) -> int:
-        """A token from ``q``."""
+        """Draw a token from ``q``."""
         ...
 
 
 class DraftDistribution:
-    """q: the target's own sampler chain, applied to a draft model's logits.
+    """q: the target's sampler settings applied to a draft model's logits.
 
-    The chain sees the text and, where it has a memory (penalties), the drafts of the path as well.
+    The chain sees the text and, if it has memory (penalties), also the drafts of the path.
     """
 
     def __init__(self, chain: SamplerChain | GreedySampler, seed: int) -> None:
-        """``chain`` is of its own; ``seed`` is that of the drafts' draws."""
+        """``chain`` must not be shared with the target; ``seed`` seeds the drafts' draws."""
         self._chain = chain
         self._random = np.random.default_rng([seed, 1])
 

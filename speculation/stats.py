@@ -1,4 +1,4 @@
-"""Counters and phase timers of a generation."""
+"""Stats: counters, phase timers and histograms of a generation."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ PHASES = ("draft", "build", "decode", "verify", "commit")
 
 @dataclass(slots=True)
 class Stats:
-    """What a generation cost and yielded. Seconds are wall-clock.
+    """Counters and times of a generation. Seconds are wall-clock.
 
-    n_prompt         prompt tokens, those reused from the cache among them (n_reused)
-    n_tokens         tokens generated, an end-of-generation token included
-    n_first          those of the first step, which is part of the prefill
-    n_steps          target decodes that yielded tokens
-    n_rows           rows those decodes held, without the prompt's
-    n_drafted        draft tokens offered; n_accepted of them became text
-    prefill_seconds  the time to the first token: the prompt, the drafters' own preparations and the
-                     first step, whose decode has the end of the prompt in it
-    decode_seconds   from the second step to the end, the consumer's time between tokens left out
-    phase_seconds    the same by phase; what is missing to the sum is the loop itself
-    rows_histogram   rows of a step -> steps that had so many
-    tokens_histogram  tokens a step yielded -> steps that yielded so many
-    accepted_by_source  source of a draft token -> how many of its tokens became text; empty where a
-                     method has one source only
+    n_prompt         prompt tokens
+    n_reused         prompt tokens reused from the KV cache
+    n_tokens         generated tokens, including an end-of-generation token
+    n_first          tokens of the first step, which counts as prefill
+    n_steps          target decodes after the prompt, one per step
+    n_rows           rows in those decodes, without the prompt's
+    n_drafted        draft tokens
+    n_accepted       draft tokens that became text
+    prefill_seconds  time to the first token: the prompt, the drafters' preparation, and the first
+                     step, which also decodes the end of the prompt
+    decode_seconds   from the second step to the end, without the consumer's time between tokens
+    phase_seconds    decode_seconds by phase; the difference to the sum is the loop itself
+    rows_histogram   rows of a step -> number of steps
+    tokens_histogram  tokens of a step -> number of steps
+    accepted_by_source  draft source -> accepted tokens; empty for methods with one source
     """
 
     n_prompt: int = 0
@@ -49,7 +50,7 @@ class Stats:
     def add_step(
         self, tree: TokenTree, path: Sequence[int], n_emitted: int, n_accepted: int
     ) -> None:
-        """Count a step: its tree, the accepted path, and how much of that became text."""
+        """Count a step: its tree, its accepted path, and how many tokens became text."""
         n_rows = len(tree)
         self.n_tokens += n_emitted
         self.n_steps += 1
@@ -65,7 +66,7 @@ class Stats:
                 counts[source] = counts.get(source, 0) + 1
 
     def add_plain(self, n: int) -> None:
-        """Count ``n`` steps of one row that made a token each."""
+        """Count ``n`` plain steps: one row and one token each."""
         self.n_tokens += n
         self.n_steps += n
         self.n_rows += n
@@ -74,7 +75,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first step; 0 where there is none."""
+        """Excludes the first step; 0 if there was no other."""
         return rate(self.n_tokens, self.n_first, self.decode_seconds)
 
     @property
@@ -89,11 +90,11 @@ class Stats:
 
     @property
     def overhead_seconds_per_step(self) -> float:
-        """Time outside ``llama_decode`` per step after the first."""
+        """Time per step outside ``llama_decode``, without the first step."""
         outside = self.decode_seconds - self.phase_seconds["decode"]
         return outside / (self.n_steps - 1) if self.n_steps > 1 else 0.0
 
 
 def rate(n_tokens: int, n_first: int, decode_seconds: float) -> float:
-    """Tokens per second after the first step, which made ``n_first``; 0 where there is none."""
+    """Tokens per second without the first step, which made ``n_first``; 0 if there was no other."""
     return (n_tokens - n_first) / decode_seconds if decode_seconds else 0.0

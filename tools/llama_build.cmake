@@ -1,15 +1,15 @@
-# Included by llama-cpp-python's project(): what is built of llama.cpp, and how.
+# Included by llama-cpp-python's project() to customise the build of llama.cpp.
 
-# tools/install.py builds the targets llama and ggml. llama-cpp-python's install rules also name
-# llama-common and mtmd, which nothing here loads.
+# tools/install.py builds the targets llama and ggml only. llama-cpp-python would also install
+# llama-common and mtmd, which this project does not use.
 macro(install)
   if(NOT "${ARGV}" MATCHES "llama-common|mtmd")
     _install(${ARGV})
   endif()
 endmacro()
 
-# llama.cpp's AMX kernels end the process at the first batch (llama.cpp issue 20824): GCC 12 drops
-# the tile configuration that they build on the stack.
+# llama.cpp's AMX kernels crash at the first batch (llama.cpp issue 20824): GCC 12 drops the tile
+# configuration that they build on the stack.
 include(CheckCXXCompilerFlag)
 foreach(feature amx-tile amx-int8 amx-bf16)
   check_cxx_compiler_flag(-m${feature} has_${feature})

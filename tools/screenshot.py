@@ -1,4 +1,4 @@
-"""Takes ``docs/screenshot.png``: the app with the bundled model, after the given messages.
+"""Takes ``docs/screenshot.png``: the app with the bundled model after the given messages.
 
 python -m tools.screenshot [--model NAME] [--threads N] [--phone] [--dark] [message …]
 """

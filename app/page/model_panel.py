@@ -189,7 +189,7 @@ def status_html(status: Status) -> str:
     parts = []
     if status.model is not None:
         name = Path(status.model.spec.model).name
-        thinks = " data-thinks" if status.model.can_be_told_to_think else ""
+        thinks = " data-thinks" if status.model.has_thinking_switch else ""
         parts.append(f"<b{thinks}>{escape(name)}</b> <span>{escape(_details(status.model))}</span>")
     if status.loading is not None:
         parts.append(notice_html(loading_notice(status.loading)))

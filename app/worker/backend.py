@@ -142,7 +142,7 @@ class LocalBackend:
         if engine is None:
             raise ModelError(f"no model is loaded; choose one and load it. {error or ''}".strip())
         self._slot.forget_error()
-        thinking = request.thinking if engine.can_be_told_to_think else None
+        thinking = request.thinking if engine.has_thinking_switch else None
         left_out = _left_out(engine, request, thinking)
         if left_out != request.left_out:
             job.emit(left_out)

@@ -127,7 +127,7 @@ class ModelSlot:
             engine.context.n_ctx,
             engine.model.chat_template is not None,
             self._n_loads,
-            engine.can_be_told_to_think,
+            engine.has_thinking_switch,
             engine.model.n_mtp > 0,
         )
 

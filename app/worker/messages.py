@@ -63,7 +63,7 @@ class ModelSpec:
 class LoadedModel:
     """The model in memory. ``load`` counts loads: speeds of different loads do not compare.
 
-    can_be_told_to_think  whether a request's ``thinking`` means anything to it
+    has_thinking_switch  whether a request's ``thinking`` means anything to it
     has_mtp               whether it has layers of its own for multi-token prediction
     """
 
@@ -72,7 +72,7 @@ class LoadedModel:
     n_ctx: int
     has_chat_template: bool
     load: int
-    can_be_told_to_think: bool = False
+    has_thinking_switch: bool = False
     has_mtp: bool = False
 
 

@@ -97,7 +97,7 @@ def _bench(options: Options, command: str) -> int:
         trace_batches=options.trace_batches,
     ) as engine:
         prompts = suite.prompts(given, engine, plan)
-        results = _begin(engine, options, plan, prompts)
+        results = _empty_results(engine, options, plan, prompts)
         if earlier is not None and options.json is not None:
             require_fit(options.json, earlier, results)
             results = earlier
@@ -118,7 +118,9 @@ def _bench(options: Options, command: str) -> int:
     return code
 
 
-def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]) -> Results:
+def _empty_results(
+    engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]
+) -> Results:
     """Empty results, with the model, the device and the settings."""
     return Results(
         model=describe_model(engine.model, None if engine.draft is None else engine.draft.model),

@@ -101,7 +101,7 @@ def write_report(
         _cards(rows),
         "<h2>Figures</h2>",
         *pictures,
-        *(["<h2>Choices</h2>", *chosen] if chosen else []),
+        *(["<h2>Draft sources</h2>", *chosen] if chosen else []),
         *(["<h2>Acceptance by position</h2>", *accepted] if accepted else []),
         "<h2>Tables</h2>",
         *tables,
@@ -164,7 +164,7 @@ def _figure(name: str, caption: str, picture: str) -> str:
 
 def _facts(title: str, facts: Mapping[str, Any]) -> str:
     rows = "\n".join(
-        f"<tr><th scope=row>{escape(name)}</th><td>{escape(_show(value))}</td></tr>"
+        f"<tr><th scope=row>{escape(name)}</th><td>{escape(_format(value))}</td></tr>"
         for name, value in facts.items()
         if value is not None
     )
@@ -179,7 +179,7 @@ def _when(started: str) -> str:
     return f"{started[:10]} {started[11:16]} UTC"
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

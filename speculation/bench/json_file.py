@@ -20,14 +20,14 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import Row, summarise
-from speculation.system.files import obstacle
+from speculation.system.files import write_problem
 
 _WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between attempts
 
 
 def check_writable(path: Path) -> None:
     """Check before measuring that the file can be written. Raises InvalidParameter."""
-    reason = obstacle(path)
+    reason = write_problem(path)
     if reason:
         raise InvalidParameter(
             f"cannot write --json {path}: {reason}; give the path of a file in a folder that exists"

@@ -21,7 +21,7 @@ def list_methods() -> str:
 def _describe(spec: MethodSpec) -> str:
     fields = dataclasses.fields(spec.params)
     lines = textwrap.wrap(f"{spec.name}  {spec.summary}", WIDTH, subsequent_indent="    ")
-    shown = [(f"{field.name}={_show(field.default)}", field.name) for field in fields]
+    shown = [(f"{field.name}={_format(field.default)}", field.name) for field in fields]
     column = min(COLUMN, 6 + max((len(text) for text, _ in shown), default=0))
     docs = parameter_docs(spec.params)
     for text, name in shown:
@@ -35,5 +35,5 @@ def _describe(spec: MethodSpec) -> str:
     return "\n".join(lines)
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

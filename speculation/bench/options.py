@@ -170,17 +170,17 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args(arguments))
     suite = values["suite"] = SUITES[values["suite"]]
     values["heads"] = [PAIRED] if values["heads"] == [] else values["heads"] or []
-    for name in _not_for(suite, values):
+    for name in _fixed_by_suite(suite, values):
         parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
     if suite.no_runs:
-        for name in _of_runs(values):
+        for name in _generation_flags(values):
             parser.error(f"--suite {suite.name} generates nothing; leave --{name} out")
     if values["resume"] and values["json"] is None:
         parser.error("--resume needs a file to continue; give --json FILE")
     if values["raw"] and values["thinking"] is not None:
         parser.error("--thinking needs the chat template, and --raw does not use it; drop one")
     if values["compare_llama_cpp"] is not None:
-        for name in _not_compared(values):
+        for name in _unsupported_by_compare(values):
             parser.error(f"--compare-llama-cpp does not support --{name}; leave it out")
         values["methods"] = values["methods"] or []  # the comparison has its own
     if values["methods"] is None:
@@ -191,7 +191,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     return Options(**values)
 
 
-def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
+def _fixed_by_suite(suite: Suite, values: dict[str, Any]) -> list[str]:
     """Given flags that the suite does not allow, because it chooses these itself."""
     names = ["methods"] if suite.own_methods else []
     if suite.own_prompts:
@@ -199,14 +199,14 @@ def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
     return [name for name in names if values[name] not in (None, BUILTIN)]
 
 
-def _of_runs(values: dict[str, Any]) -> list[str]:
+def _generation_flags(values: dict[str, Any]) -> list[str]:
     """Given flags that apply to generation only."""
     unless_given = {"n_predict": None, "repeat": 1, "temperature": 0, "seed": 0, "raw": None}
     given = [name for name, value in unless_given.items() if values[name] != value]
     return [name.replace("_", "-") for name in given]
 
 
-def _not_compared(values: dict[str, Any]) -> list[str]:
+def _unsupported_by_compare(values: dict[str, Any]) -> list[str]:
     """Given flags that ``--compare-llama-cpp`` does not support."""
     given = {
         "suite": values["suite"] is not SUITES["builtin"],
@@ -228,14 +228,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_what(parser.add_argument_group("what is measured"))
+    _add_measurement(parser.add_argument_group("what is measured"))
     _add_prompts(parser.add_argument_group("prompts"))
     _add_model(parser.add_argument_group("model and context"))
     _add_output(parser.add_argument_group("output"))
     return parser
 
 
-def _add_what(group: argparse._ArgumentGroup) -> None:
+def _add_measurement(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--suite",
         choices=tuple(SUITES),

@@ -74,7 +74,7 @@ def choices(rows: Sequence[Row]) -> list[Table]:
         else:
             note += "; no draft was accepted"
         lines = [_choices_of(row, sources) for row in of_method]
-        found.append(Table(f"what {method} chose", headings, lines, note))
+        found.append(Table(f"rows and draft sources of {method}", headings, lines, note))
     return found
 
 

@@ -71,8 +71,8 @@ def _changes(
     for name in names:
         before, after = earlier.get(name), now.get(name)
         if before != after:
-            yield f"{what} {name}".strip() + f": was {_show(before)}, is now {_show(after)}"
+            yield f"{what} {name}".strip() + f": was {_format(before)}, is now {_format(after)}"
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -23,7 +23,7 @@ from batching.rows import Rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import replace_unencodable, worded
-from speculation.system.files import read_text, require_other, require_writable
+from speculation.system.files import read_text, require_distinct, require_writable
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -56,7 +56,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
                 for successor, p in zip(top.tolist(), shares.tolist(), strict=True):
                     found[successor] = found.get(successor, 0.0) + p
     context.seq_rm(-1, 0, -1)
-    return BigramTable.of_sums(sums, counts, context.n_vocab)
+    return BigramTable.from_sums(sums, counts, context.n_vocab)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -
     if max_tokens < 1:
         raise InvalidParameter(f"--max-tokens is {max_tokens}; give 1 or more")
     if out is not None:
-        require_other(out, files)
+        require_distinct(out, files)
         require_writable(out)
     texts = [read_text(file) for file in files]
     if not any(text.strip() for text in texts):
@@ -106,7 +106,7 @@ def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -
         )
     target = resolve(name)
     if out is not None:
-        require_other(out, [target])
+        require_distinct(out, [target])
     with Model(target) as model, Context(model, ContextParams(n_ctx=512)) as context:
         if out is None:
             out = cached_file(model)

@@ -43,7 +43,7 @@ class BigramTable:
         self._rows: dict[int, list[tuple[int, float]]] = {}
 
     @classmethod
-    def of_sums(
+    def from_sums(
         cls, sums: Mapping[int, Mapping[int, float]], counts: Mapping[int, int], n_vocab: int
     ) -> BigramTable:
         """A table of average probabilities.

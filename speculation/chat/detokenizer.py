@@ -43,7 +43,7 @@ class ReplyText:
         self.stopped = False
         self._model = model
         self._stop = tuple(stop)
-        self._most = NO_LIMIT if max_tokens is None else max_tokens
+        self._max_tokens = NO_LIMIT if max_tokens is None else max_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_whole = True  # the text does not end inside a character
         self._pieces: list[str] = []  # characters that each token completed
@@ -64,7 +64,7 @@ class ReplyText:
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """Add a step's tokens. Returns how many of them belong to the text, and why the text ends
         after those (``stop``, ``length``), or None."""
-        if self._is_whole and not self._stop and len(self.ids) + len(tokens) < self._most:
+        if self._is_whole and not self._stop and len(self.ids) + len(tokens) < self._max_tokens:
             texts = self._model.texts(tokens)
             if texts is not None:
                 self.ids += tokens
@@ -86,7 +86,7 @@ class ReplyText:
         self._pieces.append(piece)
         if self._stop and self._completes_stop(piece):
             return "stop"
-        return "length" if len(self.ids) >= self._most else None
+        return "length" if len(self.ids) >= self._max_tokens else None
 
     def _completes_stop(self, piece: str) -> bool:
         """Whether the last ``piece`` completes a stop string; if so, cuts the text before it."""

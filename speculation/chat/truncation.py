@@ -29,21 +29,21 @@ def turns_to_leave_out(
     context, or, if the last turn alone takes more, one that fits. The last turn always stays,
     whether or not it fits.
     """
-    most = len(_starts(messages)) - 1
-    left_out = min(left_out, most)
+    n_max = len(_starts(messages)) - 1
+    left_out = min(left_out, n_max)
 
     @cache
-    def takes(n: int) -> int:
+    def n_tokens(n: int) -> int:
         return count(without_turns(messages, n))
 
     half, limit = n_ctx // 2, n_ctx - room
-    fits = takes(left_out) <= limit
-    if fits and (left_out == 0 or takes(left_out) > half):
+    fits = n_tokens(left_out) <= limit
+    if fits and (left_out == 0 or n_tokens(left_out) > half):
         return left_out
-    if takes(most) > half:
-        return _fewest(takes, most, limit)
-    n = _fewest(takes, left_out if fits else most, min(half, limit))
-    return 0 if fits and _outgrown(takes, n, limit, most + 1 - n) is None else n
+    if n_tokens(n_max) > half:
+        return _fewest(n_tokens, n_max, limit)
+    n = _fewest(n_tokens, left_out if fits else n_max, min(half, limit))
+    return 0 if fits and _exceeding(n_tokens, n, limit, n_max + 1 - n) is None else n
 
 
 def room_for_reply(n_ctx: int, max_tokens: int | None) -> int:
@@ -69,22 +69,22 @@ def _starts(messages: Sequence[Message]) -> list[int]:
     return [first, *(i for i, role in enumerate(roles) if role == "user" and i > first)]
 
 
-def _fewest(takes: Callable[[int], int], most: int, limit: int) -> int:
-    """The smallest ``n`` up to ``most`` with ``takes(n)``, which decreases, within the limit;
-    ``most`` if there is none."""
-    beyond = _outgrown(takes, most, limit, 1)
+def _fewest(n_tokens: Callable[[int], int], n_max: int, limit: int) -> int:
+    """The smallest ``n`` up to ``n_max`` with ``n_tokens(n)``, which decreases, within the limit;
+    ``n_max`` if there is none."""
+    beyond = _exceeding(n_tokens, n_max, limit, 1)
     if beyond is None:
         return 0
-    return bisect_left(range(most), True, lo=beyond + 1, key=lambda n: takes(n) <= limit)
+    return bisect_left(range(n_max), True, lo=beyond + 1, key=lambda n: n_tokens(n) <= limit)
 
 
-def _outgrown(takes: Callable[[int], int], n: int, limit: int, step: int) -> int | None:
+def _exceeding(n_tokens: Callable[[int], int], n: int, limit: int, step: int) -> int | None:
     """A smaller ``n`` whose prompt exceeds the limit, or None.
 
     Searches in growing steps, so that prompts far beyond the limit need not be counted.
     """
     while n:
         n, step = max(0, n - step), 2 * step
-        if takes(n) > limit:
+        if n_tokens(n) > limit:
             return n
     return None

@@ -11,7 +11,7 @@ from batching.errors import InvalidParameter
 _CHUNK = 2**20
 
 
-def obstacle(path: Path) -> str:
+def write_problem(path: Path) -> str:
     """Why ``path`` cannot be replaced by a file; empty if it can."""
     if path.is_dir():
         return "it is a folder"
@@ -28,7 +28,7 @@ def require_writable(path: Path) -> None:
     Output is written to ``NAME.partial`` in the same folder and then renamed. Raises
     InvalidParameter with the reason.
     """
-    reason = obstacle(path)
+    reason = write_problem(path)
     if not reason:
         partial = path.with_name(f"{path.name}.partial")
         try:
@@ -44,7 +44,7 @@ def require_writable(path: Path) -> None:
         )
 
 
-def require_other(path: Path, files: Iterable[Path]) -> None:
+def require_distinct(path: Path, files: Iterable[Path]) -> None:
     """Check that the output ``path`` is none of the input ``files``. Raises InvalidParameter."""
     for file in files:
         if path.resolve() == file.resolve():

@@ -182,12 +182,12 @@ def train_eagle(
     for sequences in batches(train, lengths, params.batch, n_steps, params.seed):
         batch = data.batch(sequences)
         before = batch.before + noise * (torch.rand_like(batch.before) * 2 - 1)
-        guesses = model(batch.embeddings, before, params.passes)
+        predictions = model(batch.embeddings, before, params.passes)
         loss: Any = 0.0
-        for s, guess in enumerate(guesses):
+        for s, prediction in enumerate(predictions):
             mask = batch.mask.clone()
-            mask[:, :s] = False  # chains of s tokens start at position s
-            wanted, ours = batch.after[mask], model.read(guess[mask])
+            mask[:, :s] = False  # meaningless in pass s, see ``layer.attend``
+            wanted, ours = batch.after[mask], model.read(prediction[mask])
             loss = loss + _LOSS_DECAY**s * distribution_loss(ours, matrix, wanted, matrix)
             if weight:
                 state_loss = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
@@ -225,10 +225,10 @@ def _ranks(
             mask = batch.mask[0].cpu().numpy()
             choices = batch.choices[0].cpu().numpy()
             ranks = np.full((len(mask), N_DEPTHS), -1, np.int64)
-            for depth, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
-                logits = (model.read(guess) @ matrix.T)[0]
-                at = np.where(mask, ranks_of(logits, choices, tokens), -1)
+            for depth, prediction in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
+                logits = (model.read(prediction) @ matrix.T)[0]
+                found_ranks = np.where(mask, ranks_of(logits, choices, tokens), -1)
                 # Pass ``depth`` predicts each position from a chain begun ``depth`` earlier.
-                ranks[: len(at) - depth, depth] = at[depth:]
+                ranks[: len(found_ranks) - depth, depth] = found_ranks[depth:]
             found.append(ranks[mask])
     return np.concatenate(found)

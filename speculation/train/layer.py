@@ -81,11 +81,11 @@ def attend(q: Tensor, past: Past) -> Tensor:
     keys, values = past[0]
     seen = torch.ones(time, time, dtype=torch.bool, device=q.device).tril(-s)
     scores = (q @ keys.transpose(2, 3) * scale).masked_fill(~seen, -torch.inf)
-    guessed = [(k.roll(s - j, 2), v.roll(s - j, 2)) for j, (k, v) in enumerate(past[1:], 1)]
-    own = [(q * k).sum(dim=3, keepdim=True) * scale for k, _ in guessed]
+    predicted = [(k.roll(s - j, 2), v.roll(s - j, 2)) for j, (k, v) in enumerate(past[1:], 1)]
+    own = [(q * k).sum(dim=3, keepdim=True) * scale for k, _ in predicted]
     weights = torch.cat([scores, *own], dim=3).softmax(dim=3)
     mixed = weights[..., :time] @ values
-    for j, (_, v) in enumerate(guessed):
+    for j, (_, v) in enumerate(predicted):
         mixed = mixed + weights[..., time + j, None] * v
     return mixed
 

@@ -153,29 +153,32 @@ def _Head(  # noqa: N802 - makes a class
 
             A chain ends before the first position outside the mask.
             """
-            where = batch.mask.flatten().nonzero().squeeze(1)
-            row = torch.full((batch.mask.numel(),), -1, device=where.device)
-            row[where] = torch.arange(len(where), device=where.device)
+            positions = batch.mask.flatten().nonzero().squeeze(1)
+            index_of = torch.full((batch.mask.numel(),), -1, device=positions.device)
+            index_of[positions] = torch.arange(len(positions), device=positions.device)
             time = batch.mask.shape[1]
-            hidden = batch.before.flatten(0, 1)[where]
-            inner = self.token(batch.embeddings.flatten(0, 1)[where])
-            of_hidden = hidden @ self.mixing.weight[:, n_embd:].T + self.mixing.bias
-            places = torch.arange(len(where), device=where.device)
+            hidden = batch.before.flatten(0, 1)[positions]
+            token_inputs = self.token(batch.embeddings.flatten(0, 1)[positions])
+            hidden_input = hidden @ self.mixing.weight[:, n_embd:].T + self.mixing.bias
+            indices = torch.arange(len(positions), device=positions.device)
             state = None
             for _ in range(length):
-                now = inner[places]
-                state = nn.functional.silu(now if state is None else now + self.recurrent(state))
-                mixed = state @ self.mixing.weight[:, :n_embd].T + of_hidden
+                summed = token_inputs[indices]
+                if state is not None:
+                    summed = summed + self.recurrent(state)
+                state = nn.functional.silu(summed)
+                mixed = state @ self.mixing.weight[:, :n_embd].T + hidden_input
                 u = nn.functional.silu(mixed)
                 for block in self.blocks:
                     u = u + nn.functional.silu(block(u))
-                yield places, hidden + self.projection(u)
-                last = (where[places] + 1) % time == 0
-                further = torch.where(last, -1, row[(where[places] + 1).clamp(max=len(row) - 1)])
-                on = further >= 0
-                places, state = further[on], state[on]
-                hidden, of_hidden = hidden[on], of_hidden[on]
-                if not len(places):
+                yield indices, hidden + self.projection(u)
+                is_last = (positions[indices] + 1) % time == 0
+                after = (positions[indices] + 1).clamp(max=len(index_of) - 1)
+                following = torch.where(is_last, -1, index_of[after])
+                alive = following >= 0
+                indices, state = following[alive], state[alive]
+                hidden, hidden_input = hidden[alive], hidden_input[alive]
+                if not len(indices):
                     return
 
         def weights(self, tokens: npt.NDArray[np.int32] | None) -> ReDrafterWeights:

@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 def table_with(successor: int, n_vocab: int) -> BigramTable:
     """A table in which ``successor`` follows token 5."""
-    return BigramTable.of_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
+    return BigramTable.from_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
 
 
 def put(path: Path, table: BigramTable, n_vocab: int) -> None:

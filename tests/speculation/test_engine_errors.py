@@ -138,7 +138,7 @@ def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
 
 @pytest.mark.parametrize(
     ("n_ctx", "way_out"),
-    [(256, "holds 256 .* or raise n_ctx"), (1024, "holds 512 .* or raise n_ba")],
+    [(256, "has at most 256 .* or raise n_ctx"), (1024, "has at most 512 .* or raise n_ba")],
 )
 def test_a_window_too_large_for_a_batch_is_refused(
     tiny_model: Path, n_ctx: int, way_out: str
@@ -146,7 +146,7 @@ def test_a_window_too_large_for_a_batch_is_refused(
     with (
         Engine.load(tiny_model, ContextParams(n_ctx=n_ctx)) as engine,
         pytest.raises(
-            InvalidParameter, match=rf"decodes \d+ rows at a time, and a batch {way_out}"
+            InvalidParameter, match=rf"decodes \d+ rows at a time, but a batch {way_out}"
         ),
     ):
         engine.generate(PROMPT, method="lookahead:window=60,ngram=15", max_tokens=9).run()
@@ -154,7 +154,7 @@ def test_a_window_too_large_for_a_batch_is_refused(
 
 def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
     with pytest.raises(
-        InvalidParameter, match="method medusa needs heads .*none were loaded; give them with heads"
+        InvalidParameter, match="method medusa needs medusa heads; load them with heads"
     ):
         engine.generate(PROMPT, method="auto:sources=prompt-lookup+medusa", max_tokens=9).run()
 
@@ -192,7 +192,9 @@ def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: 
 def test_a_grammar_is_refused_for_a_continued_reply(engine: Engine) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for sampling in (SamplingParams(grammar='root ::= "a"'), SamplingParams(json_schema="{}")):
-        with pytest.raises(InvalidParameter, match="is for a whole reply, and this one has begun"):
+        with pytest.raises(
+            InvalidParameter, match="applies to a whole reply and cannot continue one"
+        ):
             engine.chat(messages, sampling=sampling)
 
 
@@ -203,7 +205,7 @@ def test_a_grammar_is_refused_for_a_continued_reply(engine: Engine) -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"mirostat": 3}, "mirostat is 3"),
         ({"seed": 2**32 - 1}, "seed is 4294967295; give 0 to 4294967294"),
-        ({"seed": 1.5}, "seed is 1.5; give a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; give an integer"),
         ({"grammar": "x", "json_schema": "{}"}, "give one"),
     ],
 )
@@ -214,7 +216,7 @@ def test_sampling_out_of_range_is_refused(params: dict[str, object], message: st
 
 def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) -> None:
     for token in (-1, engine.model.n_vocab):
-        with pytest.raises(InvalidParameter, match=f"names token {token}, and the model has 0 to"):
+        with pytest.raises(InvalidParameter, match=f"has token {token}; this model has 0 to"):
             engine.generate("hi", sampling=SamplingParams(logit_bias={token: 1.0})).run()
     for value in (math.nan, math.inf):
         with pytest.raises(InvalidParameter, match=f"logit_bias of token 5 is {value}"):

@@ -304,13 +304,13 @@ def test_a_method_is_loaded_from_a_file_by_its_path(tmp_path: Path) -> None:
     assert load_method_file("prompt-lookup:branches=2") == "prompt-lookup:branches=2"
     wrong = tmp_path / "wrong.py"
     wrong.write_text("spec = 1")
-    with pytest.raises(InvalidParameter, match=r"wrong.py:spec is no MethodSpec"):
+    with pytest.raises(InvalidParameter, match=r"wrong.py:spec is not a MethodSpec"):
         load_method_file(f"{wrong}:spec")
     failing = tmp_path / "failing.py"
     failing.write_text("1 / 0")
-    with pytest.raises(InvalidParameter, match="cannot be run: ZeroDivisionError"):
+    with pytest.raises(InvalidParameter, match="failing.py failed: ZeroDivisionError"):
         load_method_file(f"{failing}:spec")
-    with pytest.raises(InvalidParameter, match="there is no file"):
+    with pytest.raises(InvalidParameter, match="file not found"):
         load_method_file("nowhere.py:spec")
 
 

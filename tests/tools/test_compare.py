@@ -195,7 +195,7 @@ def test_a_different_window_is_not_compared() -> None:
     assert window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead")) is None
     assert (
         window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead:window=7"))
-        == "it was compiled with W=15, N=5, G=15 and the method has W=7, N=5, G=15"
+        == "it was compiled with W=15, N=5, G=15, but the method has W=7, N=5, G=15"
     )
     assert window_mismatch({"W": 15}, parse_method("lookahead")) is None
     assert window_mismatch({}, parse_method("prompt-lookup")) is None
@@ -211,7 +211,7 @@ def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
 
 
 def test_the_table_has_the_median_ratio_and_its_spread() -> None:
-    failed = [Failure("p9", 0, "llama-lookup ended 10 times without showing figures")]
+    failed = [Failure("p9", 0, "llama-lookup ran 10 times without printing its speed")]
     shown = table(
         [comparison("lookahead", 0.9, 1.1, 1.02), comparison("prompt-lookup", failures=failed)]
     )
@@ -238,10 +238,10 @@ def test_llama_bench_has_a_row_for_the_run_that_skips_the_prompt() -> None:
 def test_every_failure_is_listed() -> None:
     failed = [Failure(f"p{i}", 0, "ended") for i in range(12)]
     lines = failures([comparison("lookahead", 1.0), comparison("ar", failures=failed)]).splitlines()
-    assert lines[0] == "12 of 13 pairs failed and are in no ratio:"
+    assert lines[0] == "12 of 13 pairs failed and are excluded from the ratios:"
     assert lines[1] == "  ar  p0: ended"
     assert lines[-2:] == [
-        "  and 2 more; --json keeps them all",
+        "  and 2 more; --json saves them all",
         "given up after three failures: ar",
     ]
     assert failures([comparison("lookahead", 1.0)]) == ""
@@ -262,7 +262,7 @@ def test_libraries_are_the_same_only_if_their_bytes_are(tmp_path: Path) -> None:
     assert (differ.same, differ.unlike) == (False, ("libggml-cpu.so", "libggml-cuda.so"))
     assert "NOT the same build (libggml-cpu.so, libggml-cuda.so differ)" in differ.text(theirs)
     assert f"LLAMA_CPP_LIB_PATH={theirs}" in differ.text(theirs)
-    assert "cannot be told" in compare_libraries(ours, tmp_path).text(tmp_path)
+    assert "so its build cannot be compared" in compare_libraries(ours, tmp_path).text(tmp_path)
 
 
 def test_the_library_folder_contains_the_loaded_library() -> None:
@@ -279,14 +279,16 @@ def test_methods_that_cannot_be_compared_are_listed_and_the_rest_run(fake_progra
     assert [str(one.method) for one in found] == ["prompt-lookup"]
     assert left_out == [
         "jacobi (llama.cpp has no program for it)",
-        f"lookahead ({fake_programs} has no llama-lookahead that can be run)",
+        f"lookahead ({fake_programs} has no executable llama-lookahead)",
     ]
 
 
 def test_a_folder_without_any_program_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match=r"nothing can be compared.*has no llama-bench"):
+    with pytest.raises(
+        InvalidParameter, match=r"nothing can be compared.*has no executable llama-bench"
+    ):
         choose([parse_method("ar")], tmp_path)
-    with pytest.raises(InvalidParameter, match="none is no folder; give the one that holds"):
+    with pytest.raises(InvalidParameter, match="none is not a folder; give the folder with"):
         choose([parse_method("ar")], tmp_path / "none")
 
 
@@ -298,7 +300,7 @@ def test_flags_that_make_no_sense_in_a_comparison_are_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         parse_options(["--compare-llama-cpp", "d", *flags])
-    assert f"measures without {flags[0]}; leave it out" in capsys.readouterr().err
+    assert f"does not support {flags[0]}; leave it out" in capsys.readouterr().err
 
 
 # The whole comparison, with shell scripts in place of the programs
@@ -372,7 +374,7 @@ def test_each_method_and_its_program_take_turns_going_first(
     assert str(tmp_path) not in (tmp_path / "out.json").read_text(encoding="utf-8")
     shown = capsys.readouterr().out
     assert "ours ÷ llama.cpp's own programs" in shown
-    assert "cannot be told" in shown
+    assert "so its build cannot be compared" in shown
 
 
 def test_a_draft_model_adds_its_method_to_the_comparison(
@@ -430,15 +432,15 @@ def test_a_program_that_never_shows_figures_is_reported_and_abandoned(
     assert len(bench_["pairs"]) == 5
     assert (lookup["pairs"], lookup["ratio_median"]) == ([], None)
     assert {failure["reason"] for failure in lookup["failures"]} == {
-        "llama-lookup ended 10 times without showing figures"
+        "llama-lookup ran 10 times without printing its speed"
     }
     assert len(lookup["failures"]) == 3
     assert len((fake_programs / "llama-lookup.runs").read_text().splitlines()) == 30
     assert {failure["reason"] for failure in lookahead["failures"]} == {
-        "llama-lookahead ended with code 3: E error: no such thing"
+        "llama-lookahead exited with code 3: E error: no such thing"
     }
     shown = capsys.readouterr().out
-    assert "6 of 11 pairs failed and are in no ratio:" in shown
+    assert "6 of 11 pairs failed and are excluded from the ratios:" in shown
     assert "given up after three failures: prompt-lookup, lookahead" in shown
 
 
@@ -446,5 +448,5 @@ def test_a_prompt_that_the_program_tokenizes_differently_is_not_compared(
     fake_programs: Path,
 ) -> None:
     put(fake_programs, "llama-lookup", SHOW.format(n_prompt=77))
-    with pytest.raises(ProgramFailed, match="read 77 prompt tokens and 5 were meant"):
+    with pytest.raises(ProgramFailed, match="read 77 prompt tokens instead of 5"):
         programs.run(PROGRAMS["prompt-lookup"], [str(fake_programs / "llama-lookup")], 5)

@@ -16,7 +16,7 @@ from tools.recipe.export import load_decoder, write_gguf  # noqa: E402
 from tools.recipe.grow import deepen  # noqa: E402
 from tools.recipe.model import Decoder, Shape  # noqa: E402
 from tools.recipe.tokenizer import Tokenizer  # noqa: E402
-from tools.recipe.train import CHECKPOINT, Run, Schedule, start, take_up  # noqa: E402
+from tools.recipe.train import CHECKPOINT, Run, Schedule, restore, start  # noqa: E402
 
 TOKENIZER = MODELS / "speculation-14m.tokenizer.model"
 
@@ -71,13 +71,13 @@ def started_run() -> Run:
 
 def test_a_checkpoint_is_not_overwritten_by_another_run(tmp_path: Path) -> None:
     run = started_run()
-    take_up(run, tmp_path, resume=False)
+    restore(run, tmp_path, resume=False)
     run.step = 7
     run.save(tmp_path / CHECKPOINT)
-    with pytest.raises(ValueError, match="would be written over; give --resume"):
-        take_up(started_run(), tmp_path, resume=False)
+    with pytest.raises(ValueError, match="would be overwritten; add --resume"):
+        restore(started_run(), tmp_path, resume=False)
     resumed = started_run()
-    take_up(resumed, tmp_path, resume=True)
+    restore(resumed, tmp_path, resume=True)
     assert resumed.step == 7
 
 
@@ -85,18 +85,18 @@ def test_a_decay_that_would_never_start_is_refused(tmp_path: Path) -> None:
     run = started_run()
     run.step, run.decay_from = 1750, 1400
     run.save(tmp_path / CHECKPOINT)
-    take_up(started_run(), tmp_path, resume=True, decay_at=1400)  # the decay has started
-    take_up(started_run(), tmp_path, resume=False, extend=True, decay_at=1750)
-    with pytest.raises(ValueError, match="--decay-at is 1400 and the run stands at step 1750"):
-        take_up(started_run(), tmp_path, resume=False, extend=True, decay_at=1400)
+    restore(started_run(), tmp_path, resume=True, decay_at=1400)  # it has begun
+    restore(started_run(), tmp_path, resume=False, extend=True, decay_at=1750)
+    with pytest.raises(ValueError, match="--decay-at is 1400, but the run is at step 1750"):
+        restore(started_run(), tmp_path, resume=False, extend=True, decay_at=1400)
 
 
 def test_an_extended_run_does_not_inherit_the_previous_decay(tmp_path: Path) -> None:
     started_run().save(tmp_path / CHECKPOINT)
     (tmp_path / "decay").touch()
-    take_up(started_run(), tmp_path, resume=True)
+    restore(started_run(), tmp_path, resume=True)
     assert (tmp_path / "decay").exists()
-    take_up(started_run(), tmp_path, resume=False, extend=True)
+    restore(started_run(), tmp_path, resume=False, extend=True)
     assert not (tmp_path / "decay").exists()
 
 

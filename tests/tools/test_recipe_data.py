@@ -10,7 +10,7 @@ import pytest
 
 from tools.recipe import tasks, wishes
 from tools.recipe.corpus import Corpus, Fact, Message, Word
-from tools.recipe.rows import said_weights
+from tools.recipe.rows import loss_weights
 from tools.recipe.tokenizer import BOS, END, ROLES
 
 CORPUS = Corpus(
@@ -82,8 +82,8 @@ def test_user_messages_can_weigh_less_than_replies() -> None:
         BOS, ROLES["system"], 300, END, ROLES["user"], 301, 302, END, ROLES["assistant"], 303, END,
         ROLES["user"], 304, END, ROLES["assistant"], 305, 306, END, BOS, ROLES["user"], 307,
     ])  # fmt: skip
-    assert said_weights(ids, 0.25).tolist() == [
+    assert loss_weights(ids, 0.25).tolist() == [
         0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 1, 1,
         0.25, 0.25, 0.25, 0.25, 1, 1, 1, 0.25, 0.25, 0.25,
     ]  # fmt: skip
-    assert said_weights(ids, 1.0).tolist() == [1.0] * 20
+    assert loss_weights(ids, 1.0).tolist() == [1.0] * 20

@@ -229,7 +229,7 @@ def test_progress_is_read_from_pips_output(
     line: str, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress = install.Progress("Installing llama.cpp")
-    progress.see(line)
+    progress.update(line)
     progress.show()
     assert f"Installing llama.cpp: {shown}" in capsys.readouterr().err
 
@@ -248,7 +248,7 @@ def test_a_failed_build_shows_the_first_failure_without_pips_comments() -> None:
         "  error: subprocess-exited-with-error",
         "  note: This error originates from a subprocess",
     ]
-    assert install.end_of_build(log) == ["FAILED: b.o", "b.cpp:3: error: no such type"]
+    assert install.build_failure(log) == ["FAILED: b.o", "b.cpp:3: error: no such type"]
 
 
 def test_an_unreachable_index_is_not_a_failed_build() -> None:
@@ -258,11 +258,11 @@ def test_an_unreachable_index_is_not_a_failed_build() -> None:
     )
     error = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
     log = [f"  {retry}", f"  {error}", "  error: subprocess-exited-with-error"]
-    assert install.end_of_build(log) == []
-    assert install.reason_of(log) == (
+    assert install.build_failure(log) == []
+    assert install.failure_reason(log) == (
         "no connection to the package index ([Errno -3] Temporary failure in name resolution)"
     )
-    assert install.reason_of(log[1:]) == error.removeprefix("ERROR: ")
+    assert install.failure_reason(log[1:]) == error.removeprefix("ERROR: ")
 
 
 def test_a_failed_step_reports_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.support.tiny_gguf import write_recurrent_gguf
 from tools.upscale.__main__ import main
 from tools.upscale.gguf_file import Source, write_upscaled
 from tools.upscale.shape import Shape, UpscaleError
-from tools.upscale.tensors import Kind, grown, new_shape, plans
+from tools.upscale.tensors import Kind, new_shape, plans, upscaled_tensor
 
 PROMPT = "the cat saw a dog, a cat and the dog in an inn."
 GROUPED = Shape(width=64, layers=2, hidden=160, heads=8, kv_heads=2, head_dim=8, norm_eps=1e-5)
@@ -94,7 +94,7 @@ def test_the_file_says_that_it_is_upscaled(tiny_model: Path, doubled: Path) -> N
         assert description.startswith(
             "Function-preserving upscaling of tiny: the same logits at the cost of"
         )
-        assert "It is no larger model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128." in (
+        assert "It is no better model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128." in (
             description
         )
         assert model.metadata("llama.embedding_length") == "64"
@@ -160,13 +160,14 @@ def test_the_feed_forward_width_and_the_heads_grow_with_the_width() -> None:
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
-        ({"width": 32}, "--width is 32 and the model has 64; give 64 or more"),
-        ({"layers": 1}, "--layers is 1 and the model has 2; give 2 or more"),
-        ({"layers": 513}, "--layers is 513 and llama.cpp runs 512 at most; give fewer"),
-        ({"hidden": 96}, "--hidden is 96 and the model has 160; give 160 or more"),
+        ({"width": 32}, "--width is 32, but the model has 64; give at least that"),
+        ({"layers": 1}, "--layers is 1, but the model has 2; give at least that"),
+        ({"layers": 513}, "--layers is 513, but llama.cpp supports at most 512; give fewer"),
+        ({"hidden": 96}, "--hidden is 96, but the model has 160; give at least that"),
         (
             {"width": 100},
-            "--width 100 is no multiple of 32 (head size 8 x 4 that share keys); give 96 or 128",
+            "--width 100 is not a multiple of 32 (head size 8 x 4 query heads per key head); "
+            "give 96 or 128",
         ),
     ],
 )
@@ -177,7 +178,7 @@ def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], rea
 
 
 def test_quantised_types_need_whole_blocks() -> None:
-    with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* hidden is 170"):
+    with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* but hidden is 170"):
         GROUPED.upscaled(hidden=170).check_blocks("q8_0")
     GROUPED.check_blocks("q8_0")
 
@@ -188,19 +189,19 @@ def test_quantised_types_need_whole_blocks() -> None:
 def test_the_old_weights_fill_the_top_left_corner() -> None:
     rng = np.random.default_rng(0)
     old = np.array([[1, 2], [3, 4]], np.float32)
-    assert grown(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
+    assert upscaled_tensor(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
         [1, 2, 0],
         [3, 4, 0],
         [0, 0, 0],
     ]
-    filled = grown(old, Kind(("hidden", "width"), "random"), (3, 4), 2.0, rng)
+    filled = upscaled_tensor(old, Kind(("hidden", "width"), "random"), (3, 4), 2.0, rng)
     assert filled[:2, :2].tolist() == [[1, 2], [3, 4]]
     assert filled[2].any()
     assert np.abs(filled[:, 2:]).max() <= 0.02
 
 
 def test_norms_are_divided_by_the_square_root_of_the_widening() -> None:
-    norm = grown(
+    norm = upscaled_tensor(
         np.array([2, 4], np.float32), Kind(("width",), "one"), (8,), 4.0, np.random.default_rng(0)
     )
     assert norm.tolist() == [1, 2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
@@ -237,7 +238,7 @@ def test_another_architecture_is_refused(
     mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
     out = tmp_path / "out.gguf"
     assert failing(["--model", str(mamba), "--out", str(out)], capsys).endswith(
-        "has the architecture 'mamba'; only 'llama' can be upscaled with its function kept"
+        "has the architecture 'mamba'; only 'llama' models can be upscaled"
     )
     assert not out.exists()
 
@@ -291,5 +292,5 @@ def test_a_file_that_would_not_fit_on_the_disk_is_not_started(
     arguments = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
     out = tmp_path / "out.gguf"
     shown = failing(["--model", str(tiny_model), *arguments, "--out", str(out)], capsys)
-    assert "GiB are free there; choose smaller sizes, a smaller --type or another disk" in shown
+    assert "GiB free; choose smaller sizes, a smaller --type or another disk" in shown
     assert list(tmp_path.iterdir()) == []

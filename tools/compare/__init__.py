@@ -1,19 +1,19 @@
-"""--compare-llama-cpp DIR: our methods beside llama.cpp's own programs, as speed ratios.
+"""--compare-llama-cpp DIR: speed ratios of our methods to llama.cpp's own programs.
 
-The same GGUF, prompts, threads, context, KV cache and flash attention on both sides, greedy, the
-same number of tokens. Program and method take turns, and who begins alternates from pair to pair
-(theirs, ours, ours, theirs), so that drift of the machine favours neither. What is compared:
+Both sides use the same GGUF, prompts, threads, context, KV cache, flash attention and number of
+tokens, and decode greedily. Program and method alternate, and so does which runs first (theirs,
+ours, ours, theirs), so that machine drift favours neither. What is compared:
 
-- ``llama-lookahead`` and ``llama-lookup`` count from the first generated token on, which comes with
-  the prompt, and so do we.
-- ``llama-speculative-simple`` decodes the last token of the prompt in a step of its own, which it
-  counts with all that it yields.
-- ``llama-bench`` decodes as many tokens as plain decoding generates after the first, after as many
-  as the prompt has. It takes random tokens and chooses none, which ours includes. Its first run
-  counts, which follows a prompt that was read, as ours does; its second, which does not, is shown
-  beside it.
-- The programs choose tokens by top-k 1, their cheapest way to take the likeliest one.
+- ``llama-lookahead`` and ``llama-lookup`` start timing at the first generated token, which comes
+  with the prompt, and so do we.
+- ``llama-speculative-simple`` decodes the last prompt token in a step of its own, and counts that
+  step and all its tokens.
+- ``llama-bench`` decodes as many tokens as plain decoding generates after its first, at the same
+  depth. It decodes random tokens and does no sampling; ours includes sampling. The ratio uses its
+  first run, which follows a prefill, as ours does. Its second run restores the prompt's state
+  instead and is listed separately.
+- The programs sample with top-k 1, their cheapest way of greedy decoding.
 
-``programs`` finds, starts and reads the programs, ``pairs`` measures, ``libraries`` tells whether
-both sides run the same llama.cpp, ``report`` shows, ``mode`` is the whole from flags to JSON.
+``programs`` finds, runs and parses the programs, ``pairs`` measures, ``libraries`` checks whether
+both sides run the same llama.cpp, ``report`` formats, ``mode`` runs it all and writes the JSON.
 """

@@ -1,4 +1,4 @@
-"""``python -m tools.compare --compare-llama-cpp DIR``: the bench's flags to exit code."""
+"""``python -m tools.compare --compare-llama-cpp DIR``; takes the benchmark's flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.compare.mode import Request, compare
 from tools.compare.programs import PROGRAMS
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
-# Those that need nothing that drafts: the others come by themselves where there is something.
+# Methods without a draft model or heads; the others are added if what they need is loaded.
 COMPARED = tuple(program.method for program in PROGRAMS.values() if not program.drafts_by)
 
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     if options.compare_llama_cpp is None:
         print(
-            "error: give the folder of llama.cpp's programs: --compare-llama-cpp DIR",
+            "error: give the folder of llama.cpp's programs with --compare-llama-cpp DIR",
             file=sys.stderr,
         )
         return FAILED
@@ -43,7 +43,7 @@ def _request(options: Options) -> Request:
     assert options.compare_llama_cpp is not None
     if options.json is not None:
         check_writable(options.json)
-        read_earlier(options.json, resume=False)  # an unfinished benchmark is not written over
+        read_earlier(options.json, resume=False)  # refuses to overwrite an unfinished benchmark
     return Request(
         folder=options.compare_llama_cpp,
         model=options.model,

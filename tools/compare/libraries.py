@@ -1,4 +1,4 @@
-"""Whether both sides run the very same llama.cpp, told by the files of its libraries."""
+"""Checks whether both sides run the same build of llama.cpp, by hashing its libraries."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ _LIBRARY = re.compile(r"(lib)?(llama|ggml(-[\w-]+)?)\.(so|dylib|dll)")
 
 @dataclass(frozen=True)
 class Libraries:
-    """``same``: equal to the last byte; ``unlike``: those that differ or lack a partner."""
+    """The comparison of two builds' libraries.
+
+    same    whether all are identical
+    unlike  names of those that differ or are missing on one side
+    """
 
     same: bool
     unlike: tuple[str, ...]
 
     def text(self, folder: Path) -> str:
-        """What the reader has to know before the ratios."""
+        """The result as a line of text."""
         if self.same:
-            return "libraries: the same on both sides, byte by byte"
+            return "libraries: identical on both sides"
         if not self.unlike:
             return (
-                f"libraries: none beside the programs in {folder}; they have llama.cpp built in, "
-                f"and whether it is the build that runs here cannot be told"
+                f"libraries: none next to the programs in {folder}; llama.cpp is linked "
+                f"statically, so its build cannot be compared with ours"
             )
         return (
-            f"libraries: NOT the same build ({', '.join(self.unlike)} differ), which shows in the "
-            f"ratios; to run ours on theirs, start with LLAMA_CPP_LIB_PATH={folder}"
+            f"libraries: NOT the same build ({', '.join(self.unlike)} differ), which affects the "
+            f"ratios; to use theirs for both sides, set LLAMA_CPP_LIB_PATH={folder}"
         )
 
 
@@ -43,7 +47,7 @@ def compare_libraries(ours: Path, theirs: Path) -> Libraries:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each library by its plain name; links with version numbers are left aside."""
+    """SHA-256 of each library by name; ignores links with version numbers."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.iterdir()

@@ -1,4 +1,4 @@
-"""--compare-llama-cpp from flags to exit code: find, load, measure pairs, report."""
+"""--compare-llama-cpp: finds the programs, loads the model, measures pairs, reports."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ from tools.compare.report import failures, table
 
 DRAFT = "draft"
 
-# Parameters that llama-speculative-simple has too, so that both draft alike.
+# Parameters that llama-speculative-simple has too; passed on so that both draft alike.
 _DRAFT_FLAGS = {
     "draft_max": "--spec-draft-n-max",
     "depth": "--spec-draft-n-max",
     "draft_min": "--spec-draft-n-min",
     "p_min": "--spec-draft-p-min",
 }
-# What is compared, asked for or not, where there is something that drafts so; as a chain, which is
-# all that llama.cpp drafts. And what gives it.
+# Compared whenever what they need is loaded. As chains, since llama.cpp drafts no trees.
 CHAINS = {DRAFT: DRAFT, "mtp": "mtp", "eagle-3": "eagle-3:top_k=1", "dflash": "dflash"}
 _GIVEN_BY = {DRAFT: "--draft-model", "mtp": "a model that has layers for it, or --heads"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is compared, and with what; the fields of the bench's flags of the same names."""
+    """What to compare; the fields correspond to the benchmark's flags."""
 
     folder: Path
     model: str
@@ -60,11 +59,11 @@ class Request:
 
 
 def compare(request: Request) -> bool:
-    """Measure, print and keep; False if Ctrl-C ended it, after which all is kept that was done.
+    """Measure, print and save. Returns False after Ctrl-C, with the results so far saved.
 
-    Raises InvalidParameter when there is nothing to compare.
+    Raises InvalidParameter if there is nothing to compare.
     """
-    choose(request.methods, request.folder, CHAINS)  # or there is no use in loading
+    choose(request.methods, request.folder, CHAINS)  # fails early, before the model is loaded
     print(f"loading {request.model}", file=sys.stderr)
     with Engine.load(
         request.model,
@@ -100,7 +99,7 @@ def compare(request: Request) -> bool:
         try:
             _measure(engine, request, todo, comparisons)
         except KeyboardInterrupt:
-            print("interrupted; what follows is what was done by then", file=sys.stderr)
+            print("interrupted; results so far:", file=sys.stderr)
             finished = False
         finally:
             print(f"\n{table(comparisons).text()}")
@@ -124,21 +123,21 @@ def compare(request: Request) -> bool:
 def choose(
     methods: Sequence[Method], folder: Path, drafts: Collection[str] = ()
 ) -> tuple[list[Comparison], list[str]]:
-    """What can be compared, and what cannot with the reason, a line each.
+    """The comparisons that are possible, and the reasons for those that are not, one line each.
 
-    ``drafts`` are the methods of ``CHAINS`` for which there is something that drafts; they are
-    compared whether or not they were asked for. Raises InvalidParameter when nothing can.
+    ``drafts`` are the methods in ``CHAINS`` that can run; they are always compared. Raises
+    InvalidParameter if nothing can be compared.
     """
     if not folder.is_dir():
         raise InvalidParameter(
-            f"--compare-llama-cpp {folder} is no folder; give the one that holds llama.cpp's "
+            f"--compare-llama-cpp {folder} is not a folder; give the folder with llama.cpp's "
             f"programs, such as build/bin"
         )
     comparisons, left_out = [], []
     methods = list(methods)
-    asked = {method.name for method in methods}
+    given = {method.name for method in methods}
     methods += [
-        parse_method(text) for name, text in CHAINS.items() if name in drafts and name not in asked
+        parse_method(text) for name, text in CHAINS.items() if name in drafts and name not in given
     ]
     for method in methods:
         program = PROGRAMS.get(method.name)
@@ -149,14 +148,14 @@ def choose(
         elif getattr(method.params, "width", 1) > 1:
             left_out.append(f"{method} (llama.cpp drafts a chain, not a tree)")
         elif (file := find(program, folder)) is None:
-            left_out.append(f"{method} ({folder} has no {program.name} that can be run)")
+            left_out.append(f"{method} ({folder} has no executable {program.name})")
         else:
             comparisons.append(Comparison(method, program, file, draft_flags(method)))
     if not comparisons:
         reasons = "; ".join(left_out) or "no method is given"
         raise InvalidParameter(
-            f"nothing can be compared with llama.cpp: {reasons}; docs/compare.md says what can, "
-            f"and how to build its programs"
+            f"nothing can be compared with llama.cpp: {reasons}; see docs/compare.md for what can "
+            f"be compared, and how to build its programs"
         )
     return comparisons, left_out
 
@@ -167,7 +166,7 @@ def json_text(
     skipped: Sequence[Skipped],
     left_out: Sequence[str],
 ) -> str:
-    """The JSON: what was measured on, then ``compare_llama_cpp``, one comparison a line."""
+    """The JSON: ``head``, then ``compare_llama_cpp`` with one comparison per line."""
     parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines = ",\n".join(json.dumps(comparison.fields()) for comparison in comparisons)
     parts.append(f'"compare_llama_cpp": [\n{lines}\n]')
@@ -177,7 +176,7 @@ def json_text(
 
 
 def draft_flags(method: Method) -> list[str]:
-    """The flags that make llama-speculative-simple draft as far as the method does."""
+    """The flags of llama-speculative-simple for the method's draft length."""
     if method.name not in CHAINS:
         return []
     known = {name: getattr(method.params, name, None) for name in _DRAFT_FLAGS}
@@ -190,13 +189,13 @@ def draft_flags(method: Method) -> list[str]:
 
 
 def _drafts(engine: Engine) -> dict[str, Path | None]:
-    """What drafts, by method; None where it is the model itself."""
+    """The file that drafts, by method; None if it is the model itself."""
     found: dict[str, Path | None] = {}
     if engine.draft is not None:
         found[DRAFT] = engine.draft.model.path
     for name in ("mtp", "eagle-3", "dflash"):
         head = engine.resources.heads.get(name)
-        if head is not None and not getattr(head, "is_dspark", False):  # to them another kind
+        if head is not None and not getattr(head, "is_dspark", False):  # not a DFlash type there
             found[name] = None if head.model is engine.model else head.model.path
     return found
 

@@ -1,4 +1,4 @@
-"""Measuring pairs: a method of ours and a program of llama.cpp on the same prompt, in turn."""
+"""Measures pairs: a method of ours and a program of llama.cpp, alternating on the same prompts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from speculation.sampling import SamplingParams
 from tools.compare import programs
 from tools.compare.programs import Figures, Program, ProgramFailed, Settings
 
-HEADROOM = 128  # cells that a step's rows need beyond the text
-MIN_TOKENS = 3  # of a reply that can be timed
-MAX_FAILURES = 3  # after so many and no ratio, a comparison is given up
+HEADROOM = 128  # KV cells for a step's rows beyond the text
+MIN_TOKENS = 3  # shortest reply that can be timed
+MAX_FAILURES = 3  # a comparison that has only failed is abandoned after this many
 _WINDOW = {"W": "window", "N": "ngram", "G": "guesses"}
 
 
@@ -34,15 +34,15 @@ class NotComparable(SpeculationError):
 
 @dataclass(frozen=True)
 class Pair:
-    """One run of a method and one of its counterpart, one right after the other.
+    """One run of a method and one of its program, back to back.
 
-    first        which went first: ours or theirs
-    n_tokens     tokens in the time that counts, ours
-    same_text    whether the texts agree as far as both go; None where the program has none
-    with_prompt  tokens per second of prompt and reply together, ours; theirs is None where the
-                 program reads no prompt
-    their_restored  their tokens per second with the prompt's state put back; None where the
-                 program does no such thing
+    first              which ran first: ours or theirs
+    n_tokens           our tokens in the timed part
+    same_text          whether the shorter text is a prefix of the other; None = the program prints
+                       no text
+    with_prompt        our tokens per second including the prompt's time
+    their_with_prompt  theirs; None = the program reads no prompt
+    their_restored     their tokens per second with the prompt's state restored; only llama-bench
     """
 
     prompt_id: str
@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Failure:
-    """A pair that yielded no ratio, and why."""
+    """A failed pair, and why."""
 
     prompt_id: str
     repeat: int
@@ -74,9 +74,9 @@ class Failure:
 
 @dataclass
 class Comparison:
-    """A method and its counterpart, with what was measured of them so far.
+    """A method and its program, with the pairs measured so far.
 
-    flags  what makes the program do as the method does
+    flags  the program's flags for the method's parameters
     """
 
     method: Method
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def given_up(self) -> bool:
-        """Whether nothing is to be hoped for: it has only ever failed."""
+        """Whether it is abandoned, having only failed."""
         return not self.pairs and len(self.failures) >= MAX_FAILURES
 
     @property
@@ -97,7 +97,7 @@ class Comparison:
         return median(pair.ratio for pair in self.pairs) if self.pairs else None
 
     def fields(self) -> dict[str, Any]:
-        """The comparison as it stands in the JSON."""
+        """The JSON fields of the comparison."""
         ratios = [pair.ratio for pair in self.pairs]
         return {
             "method": str(self.method),
@@ -112,7 +112,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt as both sides get it: ``tokens`` is what llama.cpp makes of ``text``."""
+    """A prompt for both sides, as text and as the tokens that llama.cpp makes of it."""
 
     prompt_id: str
     text: str
@@ -128,7 +128,7 @@ def tasks(
     n_predict: int,
     thinking: bool | None = None,
 ) -> tuple[list[Task], list[Skipped]]:
-    """The first turns of the prompts, and those that leave no room for ``n_predict`` tokens."""
+    """The prompts' first turns, and those skipped for lack of room for ``n_predict`` tokens."""
     fit, skipped = [], []
     for prompt in prompts:
         text = prompt_text(model, prompt.turns[0], raw=raw, thinking=thinking)
@@ -143,10 +143,9 @@ def tasks(
 
 
 def prompt_text(model: Model, message: str, *, raw: bool, thinking: bool | None = None) -> str:
-    """The prompt as raw text, for a program that tokenizes it with its control tokens.
+    """The rendered prompt, for a program that parses control tokens in its text.
 
-    A BOS that the template writes out is cut where the tokenizer adds one of its own, or there
-    would be two.
+    A BOS written by the template is removed if the tokenizer adds one, or there would be two.
     """
     if raw:
         return message
@@ -171,9 +170,9 @@ def measure(
     repeat: int,
     on_pair: Callable[[Comparison], None],
 ) -> None:
-    """Fill the comparisons with pairs; ``on_pair`` is called after each, failed ones included.
+    """Measure pairs for the comparisons; ``on_pair`` is called after each, including failed ones.
 
-    A comparison that has failed three times and never succeeded is not continued.
+    A comparison is abandoned after MAX_FAILURES failures without a success.
     """
     with tempfile.TemporaryDirectory() as folder:
         prompt_file = Path(folder) / "prompt.txt"
@@ -189,7 +188,7 @@ def measure(
 
 
 def same_text(theirs: bytes, ours: bytes) -> bool:
-    """Whether two printed texts agree as far as both go; white space around them does not count."""
+    """Whether one printed text is a prefix of the other, ignoring surrounding white space."""
     a, b = (text.replace(b"\r\n", b"\n").strip() for text in (theirs, ours))
     return a.startswith(b) or b.startswith(a)
 
@@ -197,14 +196,14 @@ def same_text(theirs: bytes, ours: bytes) -> bool:
 def window_mismatch(window: Mapping[str, int], method: Method) -> str | None:
     """How the program's W, N and G differ from the method's parameters, or None.
 
-    What could not be read is no difference: another line of its log may stand in the middle of it.
+    Values missing from the log are ignored: other lines can be printed in between.
     """
     if method.name != "lookahead":
         return None
     ours = {letter: getattr(method.params, name) for letter, name in _WINDOW.items()}
     if all(ours[letter] == value for letter, value in window.items()):
         return None
-    return f"it was compiled with {_listed(window)} and the method has {_listed(ours)}"
+    return f"it was compiled with {_listed(window)}, but the method has {_listed(ours)}"
 
 
 def _add_pair(
@@ -236,7 +235,7 @@ def _pair(
     program, method = comparison.program, comparison.method
     n_prompt = len(task.tokens)
     if n_tokens < MIN_TOKENS:
-        raise NotComparable(f"the reply has {n_tokens} tokens; {MIN_TOKENS} are the least to time")
+        raise NotComparable(f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more")
 
     def theirs() -> Figures:
         arguments = programs.command(
@@ -280,10 +279,10 @@ def _pair(
 
 
 def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
-    """Our figures and, as the programs print it, prompt and continuation.
+    """Our results, and the text of prompt and continuation as the programs print it.
 
-    The programs decode two tokens to warm up before their clocks start, and so do we: the first
-    decode after a rest takes several milliseconds more, while llama.cpp's threads wake.
+    The programs decode two tokens to warm up before they start timing, and so do we: the first
+    decode after a pause takes several milliseconds longer, while llama.cpp's threads wake up.
     """
     _generate(engine, task.tokens[:1], parse_method("ar"), 2)
     generation = _generate(engine, task.tokens, method, n_tokens)
@@ -291,7 +290,7 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Fi
     n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
     if not n_counted:
         raise NotComparable(
-            f"{method} wrote its {stats.n_first} tokens in one step; nothing to time"
+            f"{method} generated all {stats.n_first} tokens in one step; nothing to time"
         )
     with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])

@@ -1,6 +1,6 @@
-"""llama.cpp's own programs: finding them, starting them, reading their figures.
+"""Finds and runs llama.cpp's own programs, and parses their output.
 
-Knows nothing of our methods but the name of the one that each program is compared with.
+Of our methods, it knows only the name of the one that each program is compared with.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from batching.errors import SpeculationError
 
-# Another thread writes a program's log, and the program may end before it comes to the figures: the
-# faster the model and the busier the machine, the more often.
+# A program's log is written by another thread, and the program can exit before the speeds are
+# written; more often with fast models and on busy machines.
 TRIES = 10
 ALL_LAYERS = 999
 _DECODED = re.compile(r"decoded +(\d+) tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s")
-# Not its speed: llama-lookup counts the reply's tokens in that as well.
+# Without its speed, in which llama-lookup includes the reply's tokens.
 _ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
 _WINDOW = re.compile(r"\b([WNG]) = +(\d+)\s*$", re.MULTILINE)
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -31,19 +31,19 @@ _LIBRARY_PATHS = {"linux": "LD_LIBRARY_PATH", "darwin": "DYLD_LIBRARY_PATH"}
 
 
 class ProgramFailed(SpeculationError):
-    """A program of llama.cpp ended with an error, or without saying how fast it was."""
+    """A program of llama.cpp failed, or did not print its speed."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program of llama.cpp and how its figures compare with ours.
+    """A program of llama.cpp and how its counts differ from ours.
 
-    name         of the file
-    method       our method, by name
-    n_more       tokens it generates beyond what ``-n`` asks for
-    n_free       of the tokens it counts, those that took no decode
-    n_uncounted  tokens it generates and does not count
-    drafts_by    its own name for the way it drafts, where it has several
+    name         file name
+    method       name of our corresponding method
+    n_more       tokens it generates beyond ``-n``
+    n_free       counted tokens that needed no decode
+    n_uncounted  generated tokens that it does not count
+    drafts_by    its ``--spec-type``, if it has several
     """
 
     name: str
@@ -70,10 +70,10 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What both sides have in common.
+    """Settings of both sides.
 
-    n_gpu_layers  None: all layers
-    drafts        the file that drafts, by method; mtp may do without
+    n_gpu_layers  None = all layers
+    drafts        the draft model or heads file by method; mtp may have none
     """
 
     model: Path
@@ -87,16 +87,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run of a program yielded.
+    """The results of a run.
 
     n_prompt           prompt tokens it read
-    n_tokens           tokens it generated in the time it counts, each at the cost of a decode
+    n_tokens           tokens generated in the timed part, without free ones
     tokens_per_second  of these
-    with_prompt        all tokens over all of the time, the prompt's too; None = it reads none
-    text               what it printed: the prompt and its continuation; None = nothing
-    window             W, N and G of llama-lookahead, else empty
-    restored           tokens per second where the prompt's state was put back and nothing was read
-                       before, of llama-bench; else None
+    with_prompt        tokens per second of the whole run, including the prompt's time; None = it
+                       reads no prompt
+    text               the printed prompt and continuation; None = it prints no text
+    window             W, N and G of llama-lookahead; empty for other programs
+    restored           tokens per second of llama-bench's second run, which restores the prompt's
+                       state instead of reading the prompt; None for other programs
     """
 
     n_prompt: int
@@ -109,7 +110,7 @@ class Figures:
 
 
 def find(program: Program, folder: Path) -> Path | None:
-    """The program's file in ``folder``, or None where it is missing or cannot be run."""
+    """The program's file in ``folder``; None if it is missing or not executable."""
     found = shutil.which(program.name, path=str(folder.absolute()))
     return None if found is None else Path(found)
 
@@ -124,7 +125,7 @@ def command(
     n_tokens: int,
     more: Sequence[str] = (),
 ) -> list[str]:
-    """The command line that generates ``n_tokens`` after the prompt, which is read as it stands.
+    """The command line to generate ``n_tokens`` after the prompt, which is used verbatim.
 
     ``more`` flags are appended.
     """
@@ -132,15 +133,15 @@ def command(
     threads, flash_attn = str(settings.n_threads), "on" if settings.flash_attn else "off"
     common = [str(file), "-m", str(settings.model), "-t", threads, "-ngl", str(layers)]
     common += ["-fa", flash_attn, "-ctk", settings.kv_type, "-ctv", settings.kv_type]
-    if program.method == "ar":  # it warms up; the first token comes with the prompt
+    if program.method == "ar":  # llama-bench; one token less, since ours comes with the prompt
         work = ["-p", "0", "-n", str(n_tokens - 1), "-d", str(n_prompt), "-r", "2"]
         return [*common, *work, "-o", "json", *more]
     work = ["-bf", str(prompt_file), "--no-escape", "-n", str(n_tokens - program.n_more)]
     greedy = ["--temp", "0", "--samplers", "top_k", "--top-k", "1"]
     draft: list[str] = []
     if program.drafts_by:
-        file_that_drafts = settings.drafts.get(program.method)
-        draft = [] if file_that_drafts is None else ["-md", str(file_that_drafts)]
+        draft_file = settings.drafts.get(program.method)
+        draft = [] if draft_file is None else ["-md", str(draft_file)]
         draft += ["--spec-type", program.drafts_by]
         draft += ["-td", threads, "-tbd", threads, "-ngld", str(layers)]
         draft += ["-ctkd", settings.kv_type, "-ctvd", settings.kv_type]
@@ -149,32 +150,32 @@ def command(
 
 
 def run(program: Program, arguments: Sequence[str], n_prompt: int) -> Figures:
-    """Run the program to its end and read its figures; a run without any is repeated.
+    """Run the program and parse its output; repeats a run that printed no speed.
 
-    Raises ProgramFailed when it cannot be started, ends with an error, never shows figures, or read
-    another number of prompt tokens than ``n_prompt``.
+    Raises ProgramFailed if it cannot be started, fails, never prints its speed, or read a number of
+    prompt tokens other than ``n_prompt``.
     """
     for _ in range(TRIES):
         done = _run(arguments)
         if done.returncode:
             raise ProgramFailed(
-                f"{program.name} ended with code {done.returncode}: {_complaint(done)}"
+                f"{program.name} exited with code {done.returncode}: {_error_line(done)}"
             )
         figures = read(program, done.stdout, done.stderr, n_prompt)
         if figures is None:
             continue
         if figures.n_prompt != n_prompt:
             raise ProgramFailed(
-                f"{program.name} read {figures.n_prompt} prompt tokens and {n_prompt} were meant"
+                f"{program.name} read {figures.n_prompt} prompt tokens instead of {n_prompt}"
             )
         return figures
-    raise ProgramFailed(f"{program.name} ended {TRIES} times without showing figures")
+    raise ProgramFailed(f"{program.name} ran {TRIES} times without printing its speed")
 
 
 def read(program: Program, stdout: bytes, stderr: bytes, n_prompt: int) -> Figures | None:
-    """The figures in what a program printed, or None where there are none.
+    """Parse a program's output; None if it has no speed.
 
-    llama-bench says nothing of a prompt: it is taken to be the one that was meant.
+    llama-bench does not print the number of prompt tokens, so ``n_prompt`` is assumed.
     """
     if program.method == "ar":
         return _read_bench(stdout, n_prompt)
@@ -196,7 +197,7 @@ def read(program: Program, stdout: bytes, stderr: bytes, n_prompt: int) -> Figur
 
 
 def version(file: Path) -> str | None:
-    """What a program says of its version, on one line, or None."""
+    """A program's version on one line, or None."""
     try:
         done = _run([str(file), "--version"])
     except ProgramFailed:
@@ -207,8 +208,8 @@ def version(file: Path) -> str | None:
 
 
 def environment(folder: Path, outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program: it finds the libraries beside it, and takes settings from its
-    flags alone, not from variables ``LLAMA_ARG_...``."""
+    """The environment for a program in ``folder``: it finds its libraries there, and no
+    ``LLAMA_ARG_...`` variable changes its settings."""
     inner = {name: value for name, value in outer.items() if not name.startswith("LLAMA_ARG_")}
     variable = _LIBRARY_PATHS.get(sys.platform)
     if variable is not None:
@@ -241,9 +242,9 @@ def _read_bench(stdout: bytes, n_prompt: int) -> Figures | None:
     return Figures(n_prompt, n_tokens, rate, restored=restored) if rate and restored else None
 
 
-def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
-    """The last line that tells of an error, else the last line."""
+def _error_line(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The last line of output that mentions an error, else the last line."""
     lines = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace").splitlines()
     lines = [line.strip() for line in lines if line.strip()] or ["it printed nothing"]
-    wrong = [line for line in lines if re.search(r"\bE\b|error|fail|invalid", line)]
-    return (wrong or lines)[-1]
+    errors = [line for line in lines if re.search(r"\bE\b|error|fail|invalid", line)]
+    return (errors or lines)[-1]

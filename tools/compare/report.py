@@ -1,4 +1,4 @@
-"""The comparison as a table and lines of text. Pure."""
+"""Formats the comparison as a table and text. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tools.compare.pairs import Comparison, Failure, Pair
 
 TITLE = "ours ÷ llama.cpp's own programs"
 NOTE = """\
-ratio: tokens/s of ours over theirs after the first token, median of the pairs (smallest to
-largest); whole: the same from the prompt's first token on; same text: pairs in which both wrote the
-same. Same GGUF, prompts and settings, greedy, in turn. restored: llama-bench's second run, which
-puts the prompt's state back instead of reading the prompt."""
+ratio: our tokens/s over theirs after the first token, median of the pairs (minimum to maximum);
+whole: the same including the prompt; same text: pairs with equal texts. Same GGUF, prompts and
+settings, greedy, alternating. restored: llama-bench's second run, which restores the prompt's state
+instead of reading the prompt."""
 HEADINGS = ("method", "program", "pairs", "ratio", "ours t/s", "theirs t/s", "whole", "same text")
 MAX_LISTED = 10
 NONE = "–"
@@ -31,15 +31,15 @@ def table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def failures(comparisons: Sequence[Comparison]) -> str:
-    """Every pair without a ratio and why, the first 10 listed; nothing where all went well."""
+    """Lists failed pairs with their reasons, 10 at most; empty if none failed."""
     found = [(one.method, failure) for one in comparisons for failure in one.failures]
     if not found:
         return ""
     n_pairs = len(found) + sum(len(one.pairs) for one in comparisons)
-    lines = [f"{len(found)} of {n_pairs} pairs failed and are in no ratio:"]
+    lines = [f"{len(found)} of {n_pairs} pairs failed and are excluded from the ratios:"]
     lines += [_failure(str(method), failure) for method, failure in found[:MAX_LISTED]]
     if len(found) > MAX_LISTED:
-        lines.append(f"  and {len(found) - MAX_LISTED} more; --json keeps them all")
+        lines.append(f"  and {len(found) - MAX_LISTED} more; --json saves them all")
     given_up = [str(one.method) for one in comparisons if one.given_up]
     if given_up:
         lines.append(f"given up after three failures: {', '.join(given_up)}")
@@ -47,7 +47,7 @@ def failures(comparisons: Sequence[Comparison]) -> str:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """The comparison, and once more with what llama-bench does when it reads no prompt."""
+    """The row of a comparison, and a second one for llama-bench's restored runs."""
     rows = [_row(comparison, comparison.pairs)]
     restored = [
         dataclasses.replace(pair, their_tokens_per_second=pair.their_restored)

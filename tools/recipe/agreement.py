@@ -1,10 +1,9 @@
-"""How often a draft would say what the target said: agreement, tokens per step, overlap.
+"""How often a draft model predicts the target's tokens: agreement, tokens per step, overlap.
 
-Where the target is greedy, one pass over its replies tells how drafting would have gone: an
-accepted draft token is the target's own, so at every position the draft has the target's text in
-front of it, and a chain of k draft tokens is accepted up to the first position where the two
-disagree. Where the target is sampled, the share of draft tokens that the rejection rule accepts is
-the overlap of both distributions: the sum over the vocabulary of min(p, q).
+With a greedy target, one pass over its replies simulates drafting: accepted draft tokens are the
+target's own, so the draft always continues the target's text, and a chain of k draft tokens is
+accepted up to the first disagreement. With a sampled target, the acceptance rate of rejection
+sampling is the overlap of the two distributions: the sum over the vocabulary of min(p, q).
 
     python -m tools.recipe.agreement --replies DIR/held-out.jsonl --target target.gguf \\
         --draft draft.gguf
@@ -26,7 +25,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
 from tools.recipe import replies
-from tools.recipe.replies import Replied
+from tools.recipe.replies import RepliedChat
 
 CHAINS = range(1, 9)
 
@@ -34,13 +33,13 @@ Hits = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
-def asked(chat: Replied) -> npt.NDArray[np.int64]:
-    """Positions whose next token the target wrote."""
+def reply_positions(chat: RepliedChat) -> npt.NDArray[np.int64]:
+    """Positions whose next token the target generated."""
     return np.concatenate([np.arange(start - 1, end - 1) for start, end in chat.spans])
 
 
-def by_reply(hits: Hits, chat: Replied) -> list[Hits]:
-    """What belongs to `asked`, taken apart into the chat's replies."""
+def by_reply(hits: Hits, chat: RepliedChat) -> list[Hits]:
+    """Split an array over `reply_positions` into the chat's replies."""
     return np.split(hits, np.cumsum([end - start for start, end in chat.spans])[:-1])
 
 
@@ -74,8 +73,8 @@ def figures(replies_hits: Sequence[Hits]) -> dict[str, object]:
     }
 
 
-def report(hits: Iterable[tuple[Replied, Hits]]) -> dict[str, object]:
-    """The figures of all replies, and by kind."""
+def report(hits: Iterable[tuple[RepliedChat, Hits]]) -> dict[str, object]:
+    """The figures of all replies together, and by kind."""
     kinds: dict[str, list[Hits]] = {}
     for chat, chat_hits in hits:
         kinds.setdefault(chat.kind, []).extend(by_reply(chat_hits, chat))
@@ -91,9 +90,9 @@ class Reader:
     def __init__(self, model: Model, threads: int | None = None) -> None:
         self.context = Context(model, ContextParams(n_ctx=2048, n_seq_max=1, n_threads=threads))
 
-    def logits(self, chat: Replied) -> Floats:
-        """The logits at `asked`: (asked, vocab)."""
-        wanted = asked(chat)
+    def logits(self, chat: RepliedChat) -> Floats:
+        """The logits at `reply_positions`: (positions, vocab)."""
+        wanted = reply_positions(chat)
         flags = np.zeros(len(chat.ids), bool)
         flags[wanted] = True
         self.context.seq_rm(-1, 0, -1)
@@ -103,11 +102,11 @@ class Reader:
             outputs = flags[here.start : here.stop].tolist()
             tokens = chat.ids[here.start : here.stop]
             output = self.context.decode(Rows(tokens, here, [range(1)] * len(here), outputs))
-            parts += [output.logits(i).copy() for i, asked_for in enumerate(outputs) if asked_for]
+            parts += [output.logits(i).copy() for i, has_output in enumerate(outputs) if has_output]
         return np.stack(parts)
 
     def step_seconds(self, n_past: int = 256, steps: int = 300) -> float:
-        """Median time of a decode of one row, its argmax included."""
+        """Median time to decode one row, including its argmax."""
         context = self.context
         context.seq_rm(-1, 0, -1)
         context.decode(Rows([0] * n_past, range(n_past), [range(1)] * n_past, [True] * n_past))
@@ -127,15 +126,15 @@ def probabilities(logits: Floats, temperature: float) -> Floats:
 
 
 def measure(
-    target: Reader, draft: Reader, chats: Sequence[Replied], temperatures: Sequence[float]
+    target: Reader, draft: Reader, chats: Sequence[RepliedChat], temperatures: Sequence[float]
 ) -> dict[str, object]:
-    """Greedy figures on the greedy chats, the overlap at some temperatures on the others."""
-    hits: list[tuple[Replied, Hits]] = []
+    """Agreement on the greedy chats; overlap at several temperatures on the sampled ones."""
+    hits: list[tuple[RepliedChat, Hits]] = []
     overlaps: dict[float, list[Floats]] = {temperature: [] for temperature in temperatures}
     for chat in chats:
         q = draft.logits(chat)
         if chat.temperature == 0:
-            hits.append((chat, q.argmax(-1) == np.array(chat.ids)[asked(chat) + 1]))
+            hits.append((chat, q.argmax(-1) == np.array(chat.ids)[reply_positions(chat) + 1]))
             continue
         p = target.logits(chat)
         for temperature, shares in overlaps.items():
@@ -146,10 +145,10 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure a draft against its target.")
-    parser.add_argument("--replies", type=Path, required=True, help="held-out, from `replies`")
-    parser.add_argument("--target", type=Path, required=True, help="GGUF that wrote the replies")
-    parser.add_argument("--draft", type=Path, required=True, help="GGUF")
+    parser = argparse.ArgumentParser(description="Measure a draft model against its target.")
+    parser.add_argument("--replies", type=Path, required=True, help="held-out file from `replies`")
+    parser.add_argument("--target", type=Path, required=True, help="GGUF that made the replies")
+    parser.add_argument("--draft", type=Path, required=True, help="GGUF of the draft model")
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.8, 1.0])
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()

@@ -1,16 +1,16 @@
-"""A start from which the model can copy: the first two layers hold an induction circuit.
+"""Initialises the first two layers with an induction circuit, so that the model can copy.
 
-What copies out of the context in a transformer is a pair of heads (Olsson et al. 2022, "In-context
-learning and induction heads"): one that carries each token on to the next position, and one that
-looks for the position to which the current token was carried, and gives out what stands there.
-Training finds the pair by itself only after a long plateau: from a random start nothing had begun
-after 2.4 million tokens here. So it is put in by hand, roughly, and training does the rest.
+Transformers copy from the context with a pair of heads (Olsson et al. 2022, "In-context learning
+and induction heads"): one writes each token to the next position, and one finds the position to
+which the current token was written and outputs the token there. Training finds the pair only after
+a long plateau: from a random initialisation there was no sign of it after 2.4 million tokens. So an
+approximate circuit is set by hand, and training does the rest.
 
-    layer 0, heads 0, 1   attend to the position before; read the token through P, write it along U
-    layer 1, all heads    query: the current token through P; key: what stands along U;
-                          value: the token there, given out as it is
+    layer 0, heads 0, 1   attend to the previous position; read its token through P, write it to U
+    layer 1, all heads    query: the current token through P; key: the token in U;
+                          value: the token at that position, output unchanged
 
-P and U are orthogonal subspaces of the residual stream, one pair of them a head of layer 0.
+P and U are orthogonal subspaces of the residual stream, with one pair for each head of layer 0.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor, nn
 from tools.recipe.model import Attention, Block, Decoder
 
 EMBEDDING_STD = 0.1
-CONSTANT = 8.0  # what dimension 0 of every embedding holds, in units of EMBEDDING_STD
-CARRY = 0.2  # how strongly the token before is written
-GIVE = 0.5  # how strongly the token found is written
-SHARPNESS = 6.0  # of the attention to the position before: its logit's lead, roughly
-MATCH = 2.1  # scale of the queries and keys that look for a token
+CONSTANT = 8.0  # dimension 0 of every embedding, in units of EMBEDDING_STD
+CARRY = 0.2  # scale of the previous token's output
+GIVE = 0.5  # scale of the found token's output
+SHARPNESS = 6.0  # approximate logit margin of the attention to the previous position
+MATCH = 2.1  # scale of the queries and keys that match tokens
 
 
 @torch.no_grad()
 def plant(decoder: Decoder) -> None:
-    """Overwrite the start of the embedding, of the last norm and of the first two attentions.
+    """Overwrite the initial embedding, final norm and first two attention layers.
 
-    Raises ValueError where the circuit has no room.
+    Raises ValueError if the model is too small for the circuit.
     """
     shape = decoder.shape
     if shape.layers < 2 or shape.heads < 2:
@@ -42,11 +42,11 @@ def plant(decoder: Decoder) -> None:
             f"the circuit takes 2 layers of 2 heads, not {shape.layers} of {shape.heads}"
         )
     nn.init.normal_(decoder.embedding.weight, std=EMBEDDING_STD)
-    # The same number in every token: something for attention by position alone to hold on to. It
-    # adds the same to all logits, which changes no probability.
+    # A constant in every token, which attention by position alone can use. It adds the same to all
+    # logits and so changes no probability.
     decoder.embedding.weight[:, 0] = CONSTANT * EMBEDDING_STD
     decoder.norm.weight.fill_(0.03 / EMBEDDING_STD)
-    # The slower pairs, which distance turns little; fewer where four subspaces have no room.
+    # The slow rotary pairs, which vary little with distance; fewer if four subspaces do not fit.
     width = min(shape.head_dim * 9 // 16, (shape.dim - 1) // 4)
     basis = torch.zeros(shape.dim, shape.dim)
     nn.init.orthogonal_(basis[1:, 1:])
@@ -67,7 +67,7 @@ def plant(decoder: Decoder) -> None:
 
 
 def _attend_to_position_before(attention: Attention, head: int) -> None:
-    """Queries and keys from dimension 0 alone, turned so that they agree at a distance of one."""
+    """Queries and keys from dimension 0 alone, rotated so that they match at a distance of one."""
     shape = attention.shape
     start = head * shape.head_dim
     rms = EMBEDDING_STD * math.sqrt((shape.dim - 1 + CONSTANT**2) / shape.dim)

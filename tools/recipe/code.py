@@ -1,6 +1,6 @@
 """Small Python snippets with random names, and edits of them: rename, add, remove, change.
 
-Snippets are put together from patterns here; no code of others is among the training data.
+Snippets are generated from patterns here; the training data has no third-party code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def snippet(rng: random.Random) -> str:
 
 
 def edit(rng: random.Random) -> tuple[str, str, str]:
-    """A snippet, an instruction without its colon, and the snippet with that done."""
+    """A snippet, an instruction without its colon, and the edited snippet."""
     text = snippet(rng)
     lines = text.split("\n")
     used = [n for n in set(re.findall(r"[a-z_]+", text)) if n in NAMES or "_" in n]
@@ -116,7 +116,7 @@ def edit(rng: random.Random) -> tuple[str, str, str]:
 
 
 def wish(rng: random.Random) -> tuple[str, str]:
-    """A wish for a few lines of code, and the code."""
+    """A request for a few lines of code, and the code."""
     a, b, n, f = _name(rng), rng.choice(NAMES), rng.randint(2, 20), rng.choice(FUNCTIONS)
     return rng.choice((
         ("Write a function that adds two numbers.", "def add(a, b):\n    return a + b"),

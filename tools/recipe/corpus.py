@@ -1,7 +1,7 @@
-"""Reading the sources: gzipped JSON Lines to clean text, split into training and held-out parts.
+"""Reads and cleans the sources (gzipped JSON Lines), and splits them into training and held-out.
 
-It knows the files' formats and their quirks, and nothing of tokens or tasks. Every fiftieth record
-of a source is held out for evaluation.
+Handles the files' formats and quirks; independent of tokens and tasks. Every fiftieth record of a
+source is held out for evaluation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped]
 
 HELD_OUT_EVERY = 50
-# Vandalism in the mined sentence pairs; such pairs are left out.
+# Vandalism in the mined sentence pairs; matching pairs are skipped.
 COARSE = re.compile(r"\b(sex|rape|fuck|shit|porn|penis|gay|bitch|harr?ass|nazi)", re.IGNORECASE)
-# Files of the small-talk corpus that are conversation; the others are profiles, gossip, coding.
+# The conversational files of the small-talk corpus; others are profiles, gossip and coding.
 SMALLTALK_FILES = {
     "conversations.yml", "greetings.yml", "emotion.yml", "food.yml", "humor.yml", "health.yml",
     "literature.yml", "movies.yml", "psychology.yml", "science.yml", "sports.yml", "history.yml",
@@ -59,7 +59,7 @@ class Fact(NamedTuple):
 
 @dataclass
 class Corpus:
-    """The sources, cleaned. Two of these exist: what is trained on and what is held out."""
+    """The cleaned sources: one instance for training, one held out."""
 
     books: list[str]
     sentences: list[str]  # prose sentences of 25 to 180 characters, from the books
@@ -69,7 +69,7 @@ class Corpus:
     facts: dict[str, list[Fact]]  # by entity, short ones only
     backgrounds: list[Fact]  # the factbook's longer prose
     problems: list[tuple[str, str]]  # question, worked answer
-    splits: list[tuple[str, str]]  # one long sentence, the same as two
+    splits: list[tuple[str, str]]  # a long sentence, the same split in two
     meetings: list[list[Message]]  # role is the speaker here
     abstracts: list[tuple[str, str]]  # abstract, one line
 
@@ -135,7 +135,7 @@ def _records(data: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _clean_book(text: str) -> str:
-    """Body text: one paragraph a line, plain quotes and dashes, no Markdown headings."""
+    """Body text: one paragraph per line, plain quotes and dashes, no Markdown headings."""
     text = text.replace("\r\n", "\n")
     for old, new in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"), ("—", "--"), ("…", "...")):
         text = text.replace(old, new)
@@ -167,7 +167,7 @@ def _smalltalk(data: Path) -> Iterator[Chat]:
         for turns in yaml.safe_load(record["yaml"])["conversations"]:
             texts = [str(t).strip() for t in turns]
             if len(texts) >= 2 and all(t and len(t) < 300 for t in texts):
-                texts = texts[: len(texts) // 2 * 2]  # it ends on a reply
+                texts = texts[: len(texts) // 2 * 2]  # so that it ends with a reply
                 yield [Message(("user", "assistant")[i % 2], t) for i, t in enumerate(texts)]
 
 
@@ -198,7 +198,7 @@ def _problem(record: dict[str, Any]) -> tuple[str, str]:
 
 
 def _untokenised(text: str) -> str:
-    """Undo the spaces that a tokeniser put before punctuation: "war , ended ." -> "war, ended."."""
+    """Remove a tokeniser's spaces before punctuation: "war , ended ." -> "war, ended."."""
     text = text.replace("''", '"').replace(" n't", "n't")
     text = re.sub(r'" ([^"]*?) "', r'"\1"', text)
     text = re.sub(r"\( ", "(", text)

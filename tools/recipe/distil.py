@@ -1,13 +1,13 @@
-"""Distillation: a draft of one or two layers that learns to say what the target says.
+"""Distillation: trains a draft model of one or two layers to predict the target's tokens.
 
-The draft learns the target's distribution over the whole vocabulary (forward KL), on two kinds of
-text: replies that the target wrote (`replies`), one chat a row from position 0 on, as a drafter
-will see them; and rows of the training mix. The target's logits are one matrix away from its last
-hidden states, so those are computed once for each batch, kept in float16 and used again in every
-epoch: a step then costs what the draft costs.
+The draft model learns the target's full distribution (forward KL) on two kinds of text: the
+target's own replies (`replies`), one chat per row from position 0, as in drafting; and rows of the
+training mix. The target's final hidden states are computed once per batch, stored in float16 and
+reused in every epoch; its logits are one matrix product away. So a step costs little more than the
+draft model itself.
 
-Which batch a step takes follows from (seed, step) alone, so a stopped run resumes. The learning
-rate falls to zero at the end of the run.
+The batch of a step depends on (seed, step) alone, so a stopped run can resume. The learning rate
+decays to zero at the end of the run.
 
     python -m tools.recipe.distil --data DIR --replies RUN/replies.jsonl --teacher checkpoint.pt \\
         --tokenizer tokenizer.model --out RUN [--steps 2000] [--device cuda] [--resume]
@@ -33,10 +33,10 @@ from tools.recipe import corpus as corpora
 from tools.recipe.agreement import Hits
 from tools.recipe.export import load_decoder
 from tools.recipe.model import Decoder, Shape
-from tools.recipe.replies import Replied
+from tools.recipe.replies import RepliedChat
 from tools.recipe.rows import Ids, Mix, RowSource
 from tools.recipe.tokenizer import END, Tokenizer
-from tools.recipe.train import CHECKPOINT, Schedule, log, start, take_up, train_step
+from tools.recipe.train import CHECKPOINT, Schedule, log, restore, start, train_step
 
 SHAPE = Shape(dim=128, layers=2, heads=2, hidden=384)
 SIZES = ("layers", "dim", "heads", "head", "hidden")
@@ -46,7 +46,7 @@ MIX_TIME = 512  # tokens in a row of the training mix
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one length, and where in them the next token is asked for.
+    """Rows of equal length, and the positions that count in the loss.
 
     tokens: (rows, time); asked: (asked,) positions in the flattened rows.
     """
@@ -56,13 +56,13 @@ class Batch:
 
 
 class Batches:
-    """All batches of a run: the target's replies, then rows of the mix. The same in every epoch.
+    """All batches of a run: the target's replies, then rows of the mix; the same in every epoch.
 
-    Of the chats' other positions (prompts) the share `prompts` is asked for too.
+    Of the chats' prompt positions, the share `prompts` counts in the loss too.
     """
 
     def __init__(
-        self, chats: Sequence[Replied], source: RowSource, step_tokens: int, *,
+        self, chats: Sequence[RepliedChat], source: RowSource, step_tokens: int, *,
         prompts: float, mix: float, seed: int,
     ) -> None:  # fmt: skip
         self.step_tokens, self.prompts, self.seed = step_tokens, prompts, seed
@@ -72,14 +72,14 @@ class Batches:
         self.batches += [self._of_mix(source, i) for i in range(n_mix)]
 
     def index(self, step: int) -> int:
-        """The batch of a step: every epoch has an order of its own."""
+        """The index of a step's batch; every epoch is shuffled anew."""
         epoch, place = divmod(step, len(self.batches))
         order = list(range(len(self.batches)))
         random.Random(f"distil/{self.seed}/{epoch}").shuffle(order)
         return order[place]
 
-    def _of_chats(self, chats: Sequence[Replied], rng: random.Random) -> Iterator[Batch]:
-        buckets: dict[int, list[Replied]] = {}
+    def _of_chats(self, chats: Sequence[RepliedChat], rng: random.Random) -> Iterator[Batch]:
+        buckets: dict[int, list[RepliedChat]] = {}
         for chat in rng.sample(chats, len(chats)):
             time = -(-len(chat.ids) // BUCKET) * BUCKET
             rows = buckets.setdefault(time, [])
@@ -89,12 +89,12 @@ class Batches:
         for time, rows in buckets.items():
             yield self._pad(rows, time, rng)
 
-    def _pad(self, chats: Sequence[Replied], time: int, rng: random.Random) -> Batch:
+    def _pad(self, chats: Sequence[RepliedChat], time: int, rng: random.Random) -> Batch:
         tokens = np.full((len(chats), time), END, np.int64)
         asked: list[int] = []
         for row, chat in enumerate(chats):
             tokens[row, : len(chat.ids)] = chat.ids
-            wanted = {int(position) for position in agreement.asked(chat)}
+            wanted = {int(position) for position in agreement.reply_positions(chat)}
             others = [p for p in range(len(chat.ids) - 1) if p not in wanted]
             wanted.update(rng.sample(others, round(self.prompts * len(others))))
             asked += (row * time + position for position in sorted(wanted))
@@ -106,7 +106,7 @@ class Batches:
 
 
 class Teacher:
-    """The target: its last hidden states, computed when first asked for."""
+    """The target: its final hidden states, computed on first use and kept."""
 
     def __init__(self, decoder: Decoder, device: str, bf16: bool) -> None:
         self.decoder = decoder.to(device)
@@ -115,12 +115,12 @@ class Teacher:
 
     @property
     def embedding(self) -> Tensor:
-        """(vocab, dim): states times its transpose are the logits."""
+        """(vocab, dim); states times its transpose give the logits."""
         return self.decoder.embedding.weight.detach()
 
     @torch.no_grad()
     def states(self, index: int, batch: Batch) -> Tensor:
-        """States at the positions asked for: (asked, dim), on the device."""
+        """States at `batch.asked`: (asked, dim), on the device."""
         if index not in self._known:
             tokens = torch.from_numpy(batch.tokens).to(self.device)
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.bf16):
@@ -131,9 +131,9 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Loss:
-    """KL(p || q) in nats a token, p the target's and q the draft's distribution.
+    """KL(p || q) in nats per token; p is the target's distribution, q the draft's.
 
-    hard  share of the cross-entropy on the target's first choice, which replaces that much of KL
+    hard  weight of the cross-entropy on the target's argmax; KL has the weight 1 - hard
     """
 
     draft: Decoder
@@ -153,18 +153,18 @@ class Loss:
 
 
 @torch.no_grad()
-def hits(draft: Decoder, chat: Replied) -> Hits:
-    """For each token of the replies, whether it is the draft's first choice."""
+def hits(draft: Decoder, chat: RepliedChat) -> Hits:
+    """For each token of the replies, whether it is the draft model's first choice."""
     ids = torch.tensor(chat.ids, device=draft.embedding.weight.device)
-    asked = torch.from_numpy(agreement.asked(chat)).to(ids.device)
+    asked = torch.from_numpy(agreement.reply_positions(chat)).to(ids.device)
     hidden = draft.hidden(ids[None])[0, asked]
     choices = F.linear(hidden, draft.embedding.weight).argmax(-1)
     result: Hits = (choices == ids[asked + 1]).cpu().numpy()
     return result
 
 
-def held_out_figures(draft: Decoder, chats: Sequence[Replied]) -> dict[str, object]:
-    """Of the greedy chats alone: what the log gets while training."""
+def held_out_figures(draft: Decoder, chats: Sequence[RepliedChat]) -> dict[str, object]:
+    """Figures of the greedy chats, logged during training."""
     found = [
         part
         for chat in chats
@@ -194,7 +194,7 @@ def distil(args: argparse.Namespace) -> None:
     teacher = Teacher(load_decoder(args.teacher), args.device, args.bf16)
     shape = Shape(**{size: getattr(args, size) for size in SIZES})
     run = start(shape, schedule, args.device)
-    take_up(run, out, resume=args.resume)
+    restore(run, out, resume=args.resume)
     run.decay_from = round(args.steps * (1 - args.decay_share))
     loss_of = Loss(run.model, teacher.embedding, args.hard)
     compiled = torch.compile(loss_of, dynamic=True) if args.compile else loss_of
@@ -229,16 +229,16 @@ def distil(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a draft on what its target says.")
+    parser = argparse.ArgumentParser(description="Distil a target into a draft model.")
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz sources")
-    parser.add_argument("--replies", type=Path, required=True, help="the target's, from `replies`")
-    parser.add_argument("--held-out", type=Path, help="replies to measure with while training")
+    parser.add_argument("--replies", type=Path, required=True, help="the file from `replies`")
+    parser.add_argument("--held-out", type=Path, help="replies for evaluation during training")
     parser.add_argument("--teacher", type=Path, required=True, help="the target's checkpoint")
     parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="checkpoint, log")
+    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint and log")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="resume the checkpoint in --out")
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a compiler")
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
     parser.add_argument("--seed", type=int, default=1)
@@ -246,12 +246,12 @@ def main() -> None:
         parser.add_argument(f"--{size}", type=int, default=getattr(SHAPE, size))
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--step-tokens", type=int, default=4096, help="a multiple of 512")
-    parser.add_argument("--decay-share", type=float, default=0.4, help="of the steps")
+    parser.add_argument("--decay-share", type=float, default=0.4, help="share of the steps")
     parser.add_argument("--muon-lr", type=float, default=0.0075)
     parser.add_argument("--adam-lr", type=float, default=0.005)
     parser.add_argument("--mix", type=float, default=0.25, help="share of batches from the mix")
     parser.add_argument("--prompts", type=float, default=0.2, help="share of prompt positions")
-    parser.add_argument("--hard", type=float, default=0.0, help="share of cross-entropy on argmax")
+    parser.add_argument("--hard", type=float, default=0.0, help="weight of cross-entropy on argmax")
     parser.add_argument("--save-every", type=int, default=500, help="steps")
     distil(parser.parse_args())
 

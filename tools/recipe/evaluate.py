@@ -1,7 +1,7 @@
-"""The figures of the model card, as JSON: losses, copying, and replies written by llama.cpp.
+"""Computes the numbers for the model card, as JSON: losses, copying, and sample replies.
 
-Losses and copy accuracy come from the checkpoint in PyTorch, on held-out text; the replies come
-from the GGUF, greedily, as its users will see them.
+Losses and copy accuracy come from the checkpoint in PyTorch, on held-out text; the sample replies
+are greedy and come from the GGUF in llama.cpp, as users will see them.
 
     python -m tools.recipe.evaluate --data DIR --checkpoint DIR/checkpoint.pt \\
         --tokenizer DIR/tokenizer.model --gguf model.gguf
@@ -23,7 +23,7 @@ from tools.recipe.export import load_decoder
 from tools.recipe.measure import Measure
 from tools.recipe.tokenizer import END, ROLES, Tokenizer
 
-# Each a list of user turns; the model's own replies stand between them.
+# Each is a list of user turns, with the model's own replies in between.
 PROMPTS: list[list[str]] = [
     ["Hello!"],
     ["Who are you?", "What can you do?"],
@@ -59,7 +59,7 @@ PROMPTS: list[list[str]] = [
 
 
 def reply(llama: Llama, tokenizer: Tokenizer, messages: list[Message], limit: int = 160) -> str:
-    """The greedy continuation of a chat, up to the end of the message."""
+    """The greedy reply to a chat, up to the end of the message."""
     ids = [*tokenizer.chat(messages), ROLES["assistant"]]
     written: list[int] = []
     for token in llama.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
@@ -82,7 +82,7 @@ def samples(llama: Llama, tokenizer: Tokenizer) -> list[list[str]]:
 
 
 def largest_logit_difference(llama: Llama, checkpoint: Path, ids: list[int]) -> float:
-    """Largest difference between PyTorch's and llama.cpp's logits over a text."""
+    """Largest difference between PyTorch's and llama.cpp's logits on a text."""
     llama.reset()  # type: ignore[no-untyped-call]
     llama.eval(ids)
     theirs = np.array(llama.scores[: len(ids)])
@@ -92,13 +92,13 @@ def largest_logit_difference(llama: Llama, checkpoint: Path, ids: list[int]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure a checkpoint and its GGUF.")
-    parser.add_argument("--data", type=Path, help="without it, only what needs no data")
+    parser = argparse.ArgumentParser(description="Evaluate a checkpoint and its GGUF.")
+    parser.add_argument("--data", type=Path, help="sources; without them, only sample replies")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=16, help="rows of 512 tokens a source")
-    parser.add_argument("--chats", type=int, default=20, help="chats a copy task")
+    parser.add_argument("--rows", type=int, default=16, help="rows of 512 tokens per source")
+    parser.add_argument("--chats", type=int, default=20, help="chats per copy task")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

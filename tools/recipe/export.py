@@ -1,4 +1,4 @@
-"""A checkpoint to GGUF, in F32 (to compare exactly), F16 or Q8_0 (to ship).
+"""Exports a checkpoint to GGUF, in F32 (for exact comparison), F16 or Q8_0 (for release).
 
     python -m tools.recipe.export --checkpoint DIR/checkpoint.pt --tokenizer DIR/tokenizer.model \\
         --out model.gguf --type q8_0
@@ -28,11 +28,11 @@ from tools.recipe.tokenizer import BOS, CHAT_TEMPLATE, END, UNKNOWN, Tokenizer
 
 NAME = "Speculation 14M"
 DESCRIPTION = "A small chat model for tests and demos, trained from scratch."
-TYPES = ("f16", "f32", "q8_0")  # of the matrices; vectors (norms) stay in F32
+TYPES = ("f16", "f32", "q8_0")  # of the matrices; vectors (norms) are F32
 
 
 def load_decoder(checkpoint: Path) -> Decoder:
-    """The decoder of a training checkpoint, or of a GGUF written here, on the CPU."""
+    """Load a decoder from a training checkpoint, or from a GGUF exported here, to the CPU."""
     if checkpoint.suffix == ".gguf":
         return read_gguf(checkpoint)
     state: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -42,7 +42,7 @@ def load_decoder(checkpoint: Path) -> Decoder:
 
 
 def read_gguf(path: Path) -> Decoder:
-    """The decoder in a GGUF that `write_gguf` wrote, its weights rounded as they are there."""
+    """Load the decoder from a GGUF that `write_gguf` wrote, with its quantised weights."""
     file = Weights(path)
 
     def number(name: str) -> Any:
@@ -63,7 +63,7 @@ def read_gguf(path: Path) -> Decoder:
 
 
 def _stacked(found: dict[str, torch.Tensor], layers: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The decoder's names, from llama.cpp's: the way back from `tensors`."""
+    """The decoder's tensors from llama.cpp's; the inverse of `tensors`."""
     yield "embedding.weight", found["token_embd.weight"]
     yield "norm.weight", found["output_norm.weight"]
     for i in range(layers):
@@ -82,9 +82,9 @@ def _stacked(found: dict[str, torch.Tensor], layers: int) -> Iterator[tuple[str,
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """llama.cpp's tensor names with their float32 values; stacked matrices are taken apart.
+    """llama.cpp's tensor names with float32 values; stacked matrices are split.
 
-    There is no `output.weight`: llama.cpp then uses the embedding, as the decoder does.
+    Without an `output.weight`, llama.cpp uses the embedding, as the decoder does.
     """
     weights = {k: v.detach().float().numpy() for k, v in decoder.state_dict().items()}
     yield "token_embd.weight", weights["embedding.weight"]
@@ -108,7 +108,7 @@ def write_gguf(
     decoder: Decoder, tokenizer: Tokenizer, out: Path, kind: str,
     name: str = NAME, description: str = DESCRIPTION,
 ) -> None:  # fmt: skip
-    """Write the model; vectors (norms) stay in F32 whatever the kind."""
+    """Write the model with matrices of the type `kind`; vectors (norms) are always F32."""
     shape = decoder.shape
     head = {"key_length": shape.head_dim, "value_length": shape.head_dim}
     sizes: dict[str, Value] = {
@@ -164,7 +164,7 @@ def _tokenizer_metadata(tokenizer: Tokenizer) -> dict[str, Value]:
 
 
 def _token_type(tokenizer: Tokenizer, token: int) -> int:
-    """As ggml numbers the kinds of tokens: normal 1, unknown 2, control 3, byte 6."""
+    """llama.cpp's token type: normal 1, unknown 2, control 3, byte 6."""
     if tokenizer.model.is_unknown(token):
         return 2
     if tokenizer.model.is_control(token):
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--type", choices=TYPES, default="q8_0")
-    parser.add_argument("--name", default=NAME, help="what programs show")
+    parser.add_argument("--name", default=NAME, help="the model's display name")
     parser.add_argument("--description", default=DESCRIPTION)
     args = parser.parse_args()
     torch.set_num_threads(1)

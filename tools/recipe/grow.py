@@ -1,10 +1,10 @@
-"""A deeper decoder from a trained one, as a start for more training.
+"""Makes a trained decoder twice as deep, as a starting point for more training.
 
-Behind every block stands a copy of it that writes nothing yet: what would write into the residual
-stream is zero, so the deeper decoder says exactly what the trained one says, and training opens the
-new blocks. Copies that write half of what the one block wrote (in the manner of Du et al. 2024,
-"Stacking Your Transformers", arXiv 2405.15319) began here at a loss of 2.26 instead of 1.50 nats on
-the exercises, and were still 0.07 behind after 300,000 tokens.
+Every block is followed by a copy that has no effect yet: its matrices that write into the residual
+stream are zero, so the logits are unchanged until training. Copies that each write half of the
+original's output (after Du et al. 2024, "Stacking Your Transformers", arXiv 2405.15319) started at
+a loss of 2.26 instead of 1.50 nats on the exercises, and were still 0.07 behind after 300,000
+tokens.
 
     python -m tools.recipe.grow  --checkpoint DIR/checkpoint.pt --out RUN/checkpoint.pt
     python -m tools.recipe.train --extend --layers 16 --data DATA --out RUN
@@ -49,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     deeper = deepen(load_decoder(args.checkpoint))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    run = start(deeper.shape, Schedule(), "cpu")  # optimizers that have seen nothing
+    run = start(deeper.shape, Schedule(), "cpu")  # with fresh optimizers
     run.model.load_state_dict(deeper.state_dict())
     run.save(args.out)
 

@@ -1,8 +1,7 @@
-"""What a checkpoint has learnt: loss per held-out source, and how well it copies from context.
+"""Evaluates a checkpoint: loss per held-out source, and how well it copies from the context.
 
-Used while training and for the model card. Reading a whole reply with the right tokens in front of
-it is the same as writing it greedily, so a reply whose every token is predicted is one that the
-model writes exactly.
+Used during training and for the model card. If the argmax is correct at every position of a
+reference reply, then greedy decoding generates exactly that reply, so one forward pass measures it.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ TIME = 512
 
 @dataclass(frozen=True)
 class Share:
-    """Right predictions of all predictions."""
+    """Correct predictions out of all predictions."""
 
-    right: int
+    correct: int
     total: int
 
     @property
     def percent(self) -> float:
-        return round(100 * self.right / max(1, self.total), 1)
+        return round(100 * self.correct / max(1, self.total), 1)
 
 
 class Measure:
-    """The held-out questions, drawn once; the same ones for every checkpoint."""
+    """Evaluation on held-out data; draws the same questions for every checkpoint."""
 
     def __init__(
         self, held_out: Corpus, tokenizer: Tokenizer, rows: int = 4, chats: int = 3, seed: int = 7
@@ -51,7 +50,7 @@ class Measure:
 
     @torch.no_grad()
     def losses(self, model: Decoder) -> dict[str, float]:
-        """Nats a token on held-out text, by source; `all_tasks` is the weighted mix."""
+        """Nats per token on held-out text, by source; `all_tasks` is the weighted mix."""
         makers: dict[str, tasks.Task | None] = {
             "dialogues": telling.dialogue,
             "smalltalk": telling.chatter,
@@ -76,23 +75,23 @@ class Measure:
         return round(float(model.loss(tokens, weights)), 4)
 
     @torch.no_grad()
-    def segments(self, model: Decoder, chance_tokens: bool, gap: int = 30) -> Share:
-        """Accuracy inside the second copy of 64 tokens, `gap` tokens of text between the copies."""
-        draw = self.draw(f"segments{chance_tokens}")
+    def segments(self, model: Decoder, random_tokens: bool, gap: int = 30) -> Share:
+        """Accuracy within a repeated segment of 64 tokens, `gap` tokens of text after the first."""
+        draw = self.draw(f"segments{random_tokens}")
         rows = []
         for _ in range(2 * self.rows):
-            segment = self.source.segment(draw, 64, chance_tokens)
+            segment = self.source.segment(draw, 64, random_tokens)
             rows.append([BOS, *segment, *self.source.segment(draw, gap, False), *segment])
         tokens = torch.tensor(rows, device=model.embedding.weight.device)
-        right = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]
-        inside = right[:, -63:]  # its first token cannot be known
+        correct = model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]
+        inside = correct[:, -63:]  # the segment's first token is unpredictable
         return Share(int(inside.sum()), inside.numel())
 
     @torch.no_grad()
     def replies(self, model: Decoder, task: str) -> tuple[Share, Share]:
-        """Of the last replies to a task: tokens predicted, whole replies predicted."""
+        """For the last replies to a task: shares of correct tokens and of correct whole replies."""
         draw, make = self.draw(task), tasks.TASKS[task][1]
-        right = total = whole = count = 0
+        correct = total = whole = count = 0
         while count < self.chats:
             ids = self.tokenizer.chat(make(draw))
             if len(ids) > TIME:
@@ -100,12 +99,12 @@ class Measure:
             start = len(ids) - 1 - ids[::-1].index(ROLES["assistant"])
             tokens = torch.tensor([ids], device=model.embedding.weight.device)
             hits: Tensor = (model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:])[0, start:]
-            right, total = right + int(hits[:-1].sum()), total + len(hits) - 1
+            correct, total = correct + int(hits[:-1].sum()), total + len(hits) - 1
             whole, count = whole + int(bool(hits.all())), count + 1
-        return Share(right, total), Share(whole, count)
+        return Share(correct, total), Share(whole, count)
 
     def report(self, model: Decoder) -> dict[str, object]:
-        """Everything, as what is logged: losses in nats, copying in percent."""
+        """All results for the log: losses in nats, copying in percent."""
         was_training = model.training
         model.eval()
         by_task = {name: self.replies(model, name) for name in tasks.COPYING}
@@ -115,9 +114,11 @@ class Measure:
             "loss": self.losses(model),
             "copy_chance_tokens": self.segments(model, True).percent,
             "copy_text": self.segments(model, False).percent,
-            "copy_tasks": Share(sum(t.right for t in tokens), sum(t.total for t in tokens)).percent,
+            "copy_tasks": Share(
+                sum(t.correct for t in tokens), sum(t.total for t in tokens)
+            ).percent,
             "copy_tasks_whole": Share(
-                sum(w.right for w in whole), sum(w.total for w in whole)
+                sum(w.correct for w in whole), sum(w.total for w in whole)
             ).percent,
             "by_task": {name: [t.percent, w.percent] for name, (t, w) in by_task.items()},
         }

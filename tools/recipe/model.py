@@ -1,6 +1,6 @@
-"""The Llama decoder, in PyTorch: what llama.cpp computes for the architecture `llama`, no more.
+"""The Llama decoder in PyTorch, computing exactly what llama.cpp computes for `llama`.
 
-RMSNorm before each block, rotary positions on interleaved pairs (so that the weights need no
+RMSNorm before each block, rotary embeddings on interleaved pairs (so that the weights need no
 permutation in the GGUF), SwiGLU, tied embeddings.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class Shape:
     """Sizes of the decoder; `vocab`, `dim` and `hidden` must be multiples of 32 for Q8_0.
 
-    head  size of a head; 0 shares `dim` out among the heads
+    head  size of a head; 0 = dim / heads
     """
 
     vocab: int = 4096
@@ -55,7 +55,7 @@ def rotations(shape: Shape) -> Tensor:
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Turn neighbouring pairs (x[2i], x[2i+1]) by their position's angle.
+    """Rotate neighbouring pairs (x[2i], x[2i+1]) by their position's angle.
 
     x: (rows, time, heads, head_dim); factors: (2, time, head_dim / 2).
     """
@@ -99,7 +99,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each on the normalised stream and added to it."""
+    """Attention, then feed-forward, each with pre-norm and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim != 2 or name.startswith("embedding"):
                 continue
-            # What writes into the residual stream starts at zero: each block begins as identity.
+            # Matrices that write into the residual stream start at zero: blocks start as identity.
             if name.endswith(("out.weight", "down.weight")):
                 nn.init.zeros_(weight)
             else:
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
     def loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
         """Mean next-token cross-entropy in nats.
 
-        tokens: (rows, time + 1); weights: (rows, time), 0 where a target must not be learnt.
+        tokens: (rows, time + 1); weights: (rows, time), 0 for targets to ignore.
         """
         logits = self(tokens[:, :-1])
         losses = F.cross_entropy(

@@ -1,7 +1,7 @@
-"""Muon: momentum whose update is orthogonalised, for weight matrices.
+"""Muon: an optimizer for weight matrices that orthogonalises the momentum update.
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
-(https://kellerjordan.github.io/posts/muon/). Written from the description there.
+(https://kellerjordan.github.io/posts/muon/). Implemented from the description there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# The quintic a·x + b·x³ + c·x⁵ whose iteration drives singular values in (0, 1] towards 1.
+# Iterating a·x + b·x³ + c·x⁵ drives singular values in (0, 1] towards 1.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: singular values end between 0.7 and 1.2.
+    """Approximate the nearest semi-orthogonal matrices: singular values become 0.7 to 1.2.
 
     matrices: (batch, rows, columns), any scale.
     """
@@ -33,10 +33,10 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, then `orthogonalise`, one batched call for all matrices of a shape.
+    """Nesterov momentum, then `orthogonalise`, batched over all matrices of a shape.
 
-    `parts` names how many square-ish matrices are stacked in a parameter's rows (q, k and v in
-    one), so that each is orthogonalised by itself.
+    `parts` is the number of matrices stacked in a parameter's rows (such as q, k and v), each of
+    which is orthogonalised separately.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Muon(torch.optim.Optimizer):
                 buffer.lerp_(p.grad, 1 - momentum)
                 update = p.grad.lerp(buffer, momentum)
                 p.mul_(1 - lr * decay)
-                for part, piece in zip(
+                for part, part_update in zip(
                     p.chunk(self.parts[p]), update.chunk(self.parts[p]), strict=True
                 ):
-                    by_shape[piece.shape].append((part, piece))
-            for shape, pieces in by_shape.items():
-                updates = orthogonalise(torch.stack([piece for _, piece in pieces]))
+                    by_shape[part_update.shape].append((part, part_update))
+            for shape, pairs in by_shape.items():
+                updates = orthogonalise(torch.stack([part_update for _, part_update in pairs]))
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                for (part, _), update in zip(pieces, updates, strict=True):
+                for (part, _), update in zip(pairs, updates, strict=True):
                     part.add_(update, alpha=-lr * scale)

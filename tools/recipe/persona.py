@@ -1,8 +1,8 @@
 # ruff: noqa: E501
-"""Who the model says it is, and small talk written for it: questions, and answers that fit each.
+"""How the model presents itself, and small talk: groups of questions with matching answers.
 
-The one part of the training data that no source gave. Every question of a group may be paired
-with every answer of that group.
+The only hand-written part of the training data. Any question of a group can be paired with any
+answer of the group.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What the target says: chats drawn from the exercises, every reply written by the target itself.
+"""Generates chats from the exercises with replies by the target itself.
 
-A draft meets the target's own text and never the right answer, so this is what `distil` trains on
-and what `agreement` measures. Half of the chats are greedy, half are drawn at a temperature. Chat
-number i is a function of (seed, i) and of the GGUF, and one line of the file: a stopped run goes on
-where it stood.
+A draft model continues the target's own text, not the correct answers, so `distil` trains on these
+chats and `agreement` measures on them. Half of the chats are greedy, half are sampled. Chat i
+depends only on (seed, i) and the GGUF, and is one line of the file, so a stopped run can resume.
 
     python -m tools.recipe.replies --data DIR --tokenizer DIR/tokenizer.model \\
         --gguf target.gguf --out DIR/replies.jsonl --chats 9000
@@ -27,9 +26,9 @@ from tools.recipe.corpus import Corpus
 from tools.recipe.rows import Mix, RowSource
 from tools.recipe.tokenizer import BOS, END, ROLES, Tokenizer
 
-METHOD = "prompt-lookup"  # the text is plain decoding's, made faster
-PROSE = "prose"  # no chat: the beginning of a paragraph, which the target goes on with
-WISH = "wish"  # a question for which there is no exercise
+METHOD = "prompt-lookup"  # lossless, so the text is plain decoding's
+PROSE = "prose"  # not a chat: the target continues the beginning of a paragraph
+WISH = "wish"  # a question unlike any exercise
 KINDS: dict[str, float] = {
     **{name: weight for name, (weight, _) in tasks.TASKS.items()},
     "dialogue": 20.0,
@@ -40,20 +39,20 @@ KINDS: dict[str, float] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """How long chats may become, in tokens, and how their replies are drawn."""
+    """Maximum lengths in tokens and turns, and the sampling temperature."""
 
     reply: int = 160
     chat: int = 768
     turns: int = 4
-    temperature: float = 0.8  # of the chats that are not greedy
+    temperature: float = 0.8  # of the sampled chats
 
 
 @dataclass(frozen=True)
-class Replied:
+class RepliedChat:
     """A chat with the target's replies.
 
-    ids    the whole chat, BOS first
-    spans  (start, end) of each reply: ids[start:end] is what the target wrote, its END included
+    ids    the whole chat, starting with BOS
+    spans  (start, end) of each reply, including its END
     """
 
     kind: str
@@ -63,9 +62,9 @@ class Replied:
 
 
 class Writer:
-    """Draws chats from a corpus and has the target reply to them.
+    """Draws chats from a corpus and generates the target's replies.
 
-    With `even`, kinds take turns, as a measurement wants it; else they are drawn by weight.
+    With `even`, kinds alternate, for evaluation; otherwise they are drawn by weight.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Writer:
         self.tokenizer, self.engine, self.limits = tokenizer, engine, limits
         self.seed, self.even = seed, even
 
-    def chat(self, index: int) -> Replied:
+    def chat(self, index: int) -> RepliedChat:
         """Chat number `index`."""
         draw = tasks.Draw(self.source.corpus, random.Random(f"replies/{self.seed}/{index}"))
         kinds = list(KINDS)
@@ -97,14 +96,14 @@ class Writer:
             reply = self._reply(ids, sampling)
             spans.append((len(ids), len(ids) + len(reply)))
             ids += reply
-            if ids[-1] != END:  # it was cut off
+            if ids[-1] != END:  # truncated
                 ids.append(END)
-        if not spans:  # the first message is longer than a whole chat may be
+        if not spans:  # the first message alone exceeds the limit
             return self.chat(index + 1_000_000)
-        return Replied(kind, sampling.temperature, ids, spans)
+        return RepliedChat(kind, sampling.temperature, ids, spans)
 
     def _prompts(self, draw: tasks.Draw, kind: str) -> Iterator[list[int]]:
-        """What stands between the replies, up to the point where the target is to go on."""
+        """The tokens before each reply, up to where the target continues."""
         if kind == PROSE:
             yield self.source.prose(draw, draw.rng.randint(8, 160))[1:].tolist()
             return
@@ -129,13 +128,13 @@ class Writer:
         return generation.run().token_ids
 
 
-def read(path: Path) -> list[Replied]:
+def read(path: Path) -> list[RepliedChat]:
     """The chats of a file."""
     chats = []
     for line in path.read_text().splitlines():
         fields = json.loads(line)
         fields["spans"] = [(start, end) for start, end in fields["spans"]]
-        chats.append(Replied(**fields))
+        chats.append(RepliedChat(**fields))
     return chats
 
 
@@ -144,7 +143,7 @@ def collect(writer: Writer, out: Path, chats: int) -> None:
     with out.open("ab+") as file:
         file.seek(0)
         written = file.read()
-        file.truncate(written.rfind(b"\n") + 1)  # a line that was being written when it stopped
+        file.truncate(written.rfind(b"\n") + 1)  # drop an incomplete last line
         for index in range(written.count(b"\n"), chats):
             line = json.dumps(asdict(writer.chat(index)), separators=(",", ":"))
             file.write(f"{line}\n".encode())
@@ -153,13 +152,13 @@ def collect(writer: Writer, out: Path, chats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Have the target reply to the exercises.")
+    parser = argparse.ArgumentParser(description="Generate the target's replies to the exercises.")
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz sources")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--gguf", type=Path, required=True, help="the target")
-    parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines; added to")
-    parser.add_argument("--chats", type=int, required=True, help="how many the file is to have")
-    parser.add_argument("--held-out", action="store_true", help="held-out data, kinds in turn")
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines file to append to")
+    parser.add_argument("--chats", type=int, required=True, help="chats in the file at the end")
+    parser.add_argument("--held-out", action="store_true", help="held-out data, alternating kinds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()

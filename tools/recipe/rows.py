@@ -1,8 +1,7 @@
-"""What a training batch holds: documents drawn by weight, packed into rows of one length.
+"""Training batches: documents drawn by weight and packed into rows of equal length.
 
-A batch is a function of (seed, step) alone, so a run resumes by its step number and the mix may be
-changed on the way. Rows of the kind `copies` hold segments that come again within the row:
-they train the circuit that copies.
+A batch depends on (seed, step) alone, so a run can resume from its step number, even with another
+mix. Rows of the kind `copies` repeat segments within the row, to train the induction circuit.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tools.recipe import persona, tasks
 from tools.recipe.corpus import Chat, Corpus, Message
 from tools.recipe.tokenizer import BOS, END, ROLES, Tokenizer
 
-FIRST_TEXT_TOKEN = 262  # below: control tokens and the 256 bytes
+FIRST_TEXT_TOKEN = 262  # after the control tokens and the 256 bytes
 
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
@@ -25,13 +24,13 @@ Weights = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Mix:
-    """Shares of the rows: what is neither copies nor prose nor dialogues is tasks."""
+    """Shares of the rows; the remainder is tasks."""
 
     copies: float = 0.2
     prose: float = 0.14
     dialogues: float = 0.13
-    system: float = 0.25  # of the chats: with a system prompt in front
-    asked: float = 1.0  # weight of a token that system or user said; 1 is that of the replies
+    system: float = 0.25  # share of the chats that get a system prompt
+    asked: float = 1.0  # loss weight of system and user tokens; replies have 1
 
     def __post_init__(self) -> None:
         if self.copies + self.prose + self.dialogues > 1:
@@ -40,19 +39,19 @@ class Mix:
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens: (rows, time + 1); weights: (rows, time), of each target in the loss.
+    """tokens: (rows, time + 1); weights: (rows, time), of each token in the loss.
 
-    0 where the target is pure chance.
+    Unpredictable tokens have the weight 0.
     """
 
     tokens: Ids
     weights: Weights
 
 
-def said_weights(ids: Ids, asked: float) -> Weights:
-    """The weights of packed chats, by who says the target: (time + 1,) to (time,).
+def loss_weights(ids: Ids, asked: float) -> Weights:
+    """Loss weights of packed chats: (time + 1,) to (time,).
 
-    A token of a reply, and its end, weighs 1; what the reply is to, and the roles, weigh `asked`.
+    Tokens of a reply, including its end, weigh 1; all others weigh `asked`.
     """
     heads = np.isin(ids, [BOS, *ROLES.values()])
     last_head = np.maximum.accumulate(np.where(heads, np.arange(len(ids)), 0))
@@ -69,7 +68,7 @@ class RowSource:
         self.maker_weights = [weight for weight, _ in tasks.TASKS.values()]
 
     def batch(self, step: int, rows: int, time: int) -> Batch:
-        """The batch of a step; a row is one kind of text."""
+        """The batch of a step; each row has one kind of text."""
         draw = tasks.Draw(self.corpus, random.Random(f"{self.seed}/{step}"))
         tokens = np.zeros((rows, time + 1), np.int64)
         weights = np.ones((rows, time), np.float32)
@@ -81,16 +80,17 @@ class RowSource:
                 tokens[row] = self.prose(draw, time)
             elif roll < self.mix.copies + self.mix.prose + self.mix.dialogues:
                 tokens[row] = self.pack(draw, time, tasks.telling.dialogue)
-                weights[row] = said_weights(tokens[row], self.mix.asked)
+                weights[row] = loss_weights(tokens[row], self.mix.asked)
             else:
                 tokens[row] = self.pack(draw, time, None)
-                weights[row] = said_weights(tokens[row], self.mix.asked)
+                weights[row] = loss_weights(tokens[row], self.mix.asked)
         return Batch(tokens, weights)
 
     def pack(self, draw: tasks.Draw, time: int, task: tasks.Task | None) -> Ids:
-        """Chats of one task, or of all by weight, one after another: (time + 1,).
+        """Concatenated chats of one task, or of all tasks by weight: (time + 1,).
 
-        A chat that would be cut is mostly left for another row: its end teaches when to stop.
+        Half of the chats that would be truncated are skipped, so that most chats have their end,
+        which teaches the model to stop.
         """
         ids: list[int] = []
         while len(ids) < time + 1:
@@ -107,7 +107,7 @@ class RowSource:
         return [Message("system", draw.one(persona.SYSTEM_PROMPTS)), *chat]
 
     def prose(self, draw: tasks.Draw, time: int) -> Ids:
-        """A stretch of a book, beginning with a paragraph: (time + 1,)."""
+        """An excerpt of a book that starts with a paragraph: (time + 1,)."""
         ids: list[int] = []
         while len(ids) < time + 1:
             book = draw.one(self.corpus.books)
@@ -117,31 +117,31 @@ class RowSource:
         return np.array(ids[: time + 1])
 
     def copies(self, draw: tasks.Draw, time: int) -> tuple[Ids, Weights]:
-        """Segments of chance tokens or of text, each repeated after a gap: (time + 1,), (time,).
+        """Segments of random tokens or text, each repeated after a gap: (time + 1,), (time,).
 
-        The first copy of chance tokens has weight 0: nothing can be learnt from it.
+        The first occurrence of random tokens is unpredictable and has the weight 0.
         """
         ids, learn = [BOS], [1.0]
         while len(ids) < time + 1:
-            chance_tokens = draw.chance(0.5)
+            random_tokens = draw.chance(0.5)
             length = draw.rng.randint(6, draw.one((16, 40, 120)))
-            segment = self.segment(draw, length, chance_tokens)
+            segment = self.segment(draw, length, random_tokens)
             ids += segment
-            learn += [0.0 if chance_tokens else 1.0] * len(segment)
+            learn += [0.0 if random_tokens else 1.0] * len(segment)
             for _ in range(draw.one((1, 1, 2, 3))):
                 gap = draw.one((0, 0, 1, draw.rng.randint(2, 30), draw.rng.randint(30, 150)))
                 gap = draw.rng.randint(0, time // 2) if draw.chance(0.05) else gap
                 between = self.segment(draw, gap, False) if gap > 1 else [END] * gap
                 ids += between + segment
                 learn += [1.0] * (len(between) + len(segment))
-                # Where the second copy starts cannot be known; what follows it can.
-                if chance_tokens:
+                # The first token of a copy is unpredictable; the rest is not.
+                if random_tokens:
                     learn[-len(segment)] = 0.0
         return np.array(ids[: time + 1]), np.array(learn[1 : time + 1], np.float32)
 
-    def segment(self, draw: tasks.Draw, length: int, chance_tokens: bool) -> list[int]:
-        if chance_tokens:
-            # Half of the time rather frequent tokens (low ids): copying is learnt on those first.
+    def segment(self, draw: tasks.Draw, length: int, random_tokens: bool) -> list[int]:
+        if random_tokens:
+            # Half of the time mostly frequent tokens (low ids): copying is learnt on those first.
             power = draw.one((1, 3))
             count = self.tokenizer.model.vocab_size() - FIRST_TEXT_TOKEN
             return [

@@ -1,4 +1,4 @@
-"""The training mix as plain text, chats in the model's own format: what the successor table reads.
+"""Writes the training mix as plain text in the chat format, to build the bigram table from.
 
 python -m tools.recipe.text --data DIR --tokenizer RUN/tokenizer.model --out text.txt
 """
@@ -20,8 +20,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz sources")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=400_000, help="how many, about")
-    parser.add_argument("--seed", type=int, default=2, help="another than that of the training")
+    parser.add_argument("--tokens", type=int, default=400_000, help="approximate number of tokens")
+    parser.add_argument("--seed", type=int, default=2, help="different from the training's seed")
     args = parser.parse_args()
     tokenizer = Tokenizer(args.tokenizer)
     training, _ = corpora.load(args.data)

@@ -1,8 +1,8 @@
-"""The tokenizer: sentencepiece BPE with byte fallback, and how a chat becomes tokens.
+"""The tokenizer: sentencepiece BPE with byte fallback, and the chat format.
 
-llama.cpp's SPM tokenizer merges by score, as sentencepiece's BPE does, so both agree as long as
-nothing is normalised, no space is put in front and every byte has a token. Roles are control
-tokens, with nothing between them and the text: what is trained on is what the chat template gives.
+llama.cpp's SPM tokenizer merges by score, as sentencepiece's BPE does, so the two agree as long as
+nothing is normalised, no leading space is added and every byte has a token. Roles are control
+tokens directly before the text, so training chats match the chat template:
 
     <s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>Hi!<|end|>
 
@@ -36,7 +36,7 @@ FILE_NAME = "tokenizer.model"
 
 
 class Tokenizer:
-    """Text to ids and back; `chat` adds the control tokens, which text can never produce."""
+    """Converts text to ids and back; `chat` adds the control tokens, which text cannot produce."""
 
     def __init__(self, path: Path) -> None:
         self.model = spm.SentencePieceProcessor(model_file=str(path))
@@ -50,7 +50,7 @@ class Tokenizer:
         return text
 
     def text(self, ids: list[int]) -> str:
-        """Text with the control tokens written out, as llama.cpp reads them again."""
+        """The text with control tokens spelled out, so that llama.cpp can parse them."""
         control = {BOS, END, *ROLES.values()}
         parts = []
         for is_control, run in groupby(ids, lambda token: token in control):
@@ -71,7 +71,7 @@ class Tokenizer:
 
 
 def training_text(corpus: Corpus, seed: int = 0) -> Iterator[str]:
-    """About 11 MB that looks like what the model will read: tasks, dialogues, prose."""
+    """About 11 MB of text like the training data: tasks, dialogues, prose."""
     draw = tasks.Draw(corpus, random.Random(seed))
     makers = [task for _, task in tasks.TASKS.values()]
     weights = [weight for weight, _ in tasks.TASKS.values()]
@@ -92,7 +92,7 @@ def train(corpus: Corpus, out: Path, vocab: int = 4096) -> None:
     printable = "".join(map(chr, range(33, 127))) + "\n\t"
     out.mkdir(parents=True, exist_ok=True)
     spm.SentencePieceTrainer.train(
-        # Line by line: a line break stays a token of its own, merged with nothing.
+        # Line by line, so that a line break is never merged with other characters.
         sentence_iterator=(x for t in training_text(corpus) for x in t.split("\n") if x),
         model_prefix=str(out / FILE_NAME.removesuffix(".model")),
         model_type="bpe",

@@ -1,8 +1,8 @@
-"""Training: a warm-up, a stable learning rate, and a linear decay that starts when it is told to.
+"""Training: learning-rate warm-up, a constant rate, and a linear decay that starts on request.
 
-A run is a function of its step number alone: batches are drawn from (seed, step), schedules count
-steps. It may be stopped at any time and resumes from its last checkpoint, with another mix if
-wanted. The decay starts at `--decay-at`, or as soon as a file named `decay` appears in `--out`.
+A run depends on its step number alone: batches are drawn from (seed, step), schedules count steps.
+It can be stopped at any time and resumes from its last checkpoint, even with another mix. The decay
+starts at `--decay-at`, or as soon as a file named `decay` appears in `--out`.
 
     python -m tools.recipe.train --data DIR --out DIR [--device cuda] [--resume]
 """
@@ -34,28 +34,28 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rows and learning rates by step."""
+    """Row lengths and learning rates by step."""
 
     step_tokens: int = 8192
-    short_steps: int = 150  # rows of 256 tokens first
+    short_steps: int = 150  # initial steps with rows of 256 tokens
     warmup: int = 40
-    decay_share: float = 0.2  # decay takes this share of the whole run
+    decay_share: float = 0.2  # share of the whole run
     muon_lr: float = 0.015
     adam_lr: float = 0.005
 
     def time(self, step: int) -> int:
-        """Tokens in a row: 512, and in a tenth of the steps 1024 or 2048."""
+        """Tokens per row: 512; in a tenth of the steps 1024 or 2048."""
         if step < self.short_steps:
             return 256
         return {7: 2048, 17: 1024}.get(step % 20, 512)
 
     def end(self, warm_from: int, decay_from: int) -> int:
-        """The step after the last, of a run that warmed up and began its decay at these steps."""
+        """The step at which a run ends, given the steps where warm-up and decay started."""
         level = decay_from - warm_from
         return decay_from + round(level * self.decay_share / (1 - self.decay_share))
 
     def factor(self, step: int, warm_from: int, decay_from: int | None) -> float:
-        """What both learning rates are multiplied by."""
+        """The factor on both learning rates."""
         warm = min(1.0, (step - warm_from + 1) / self.warmup)
         if decay_from is None or step < decay_from:
             return warm
@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass
 class Run:
-    """All that changes while training, and that a checkpoint holds."""
+    """The training state, as saved in a checkpoint."""
 
     model: Decoder
     muon: Muon
@@ -76,7 +76,7 @@ class Run:
     decay_from: int | None = None
 
     def save(self, path: Path) -> None:
-        """Write atomically: a run killed here still has its last checkpoint."""
+        """Write atomically, so that a run killed here keeps its last checkpoint."""
         state = {
             "shape": asdict(self.model.shape),
             "model": self.model.state_dict(),
@@ -100,31 +100,31 @@ class Run:
         self.warm_from, self.decay_from = state.get("warm_from", 0), state["decay_from"]
 
     def extend(self) -> None:
-        """Go on after a finished run: a new warm-up from here, and a decay yet to come."""
+        """Continue a finished run, with a new warm-up from here and another decay later."""
         self.warm_from, self.decay_from = self.step, None
 
 
-def take_up(
+def restore(
     run: Run, out: Path, *, resume: bool, extend: bool = False, decay_at: int | None = None
 ) -> None:
-    """Make `run` what the checkpoint in `out` holds, if that is asked for.
+    """Load the checkpoint in `out` into `run` if `resume` or `extend` is set.
 
-    Raises ValueError where the checkpoint of another run would be lost, and for a decay that would
-    never begin.
+    Raises ValueError if an existing checkpoint would be overwritten, or the decay would never
+    start.
     """
     checkpoint = out / CHECKPOINT
     if resume or extend:
         run.load(checkpoint)
     elif checkpoint.exists():
         raise ValueError(
-            f"{checkpoint} would be written over; give --resume to go on with it, or another --out"
+            f"{checkpoint} would be overwritten; add --resume to continue it, or give another --out"
         )
     if extend:
         run.extend()
-        (out / "decay").unlink(missing_ok=True)  # it was for the run before
+        (out / "decay").unlink(missing_ok=True)  # left over from the previous run
     if run.decay_from is None and decay_at is not None and decay_at < run.step:
         raise ValueError(
-            f"--decay-at is {decay_at} and the run stands at step {run.step}; give that or a later"
+            f"--decay-at is {decay_at}, but the run is at step {run.step}; give that or a later one"
         )
 
 
@@ -149,9 +149,9 @@ def start(shape: Shape, schedule: Schedule, device: str) -> Run:
 def train_step(
     run: Run, loss_of: Any, inputs: Sequence[Tensor], schedule: Schedule, bf16: bool
 ) -> float:
-    """One step of both optimizers down `loss_of(*inputs)`; returns that loss.
+    """One step of both optimizers on `loss_of(*inputs)`; returns the loss.
 
-    With `bf16` matrices are multiplied in bfloat16; the weights themselves stay in float32.
+    With `bf16`, matrices are multiplied in bfloat16; the weights stay in float32.
     """
     factor = schedule.factor(run.step, run.warm_from, run.decay_from)
     for group in run.muon.param_groups:
@@ -194,7 +194,7 @@ def train(args: argparse.Namespace) -> None:
     source, measure = RowSource(training, tokenizer, mix, args.seed), Measure(held_out, tokenizer)
     shape = Shape(vocab=tokenizer.model.vocab_size(), layers=args.layers)
     run = start(shape, schedule, args.device)
-    take_up(run, out, resume=args.resume, extend=args.extend, decay_at=args.decay_at)
+    restore(run, out, resume=args.resume, extend=args.extend, decay_at=args.decay_at)
     loss_of = torch.compile(run.model.loss, dynamic=False) if args.compile else run.model.loss
     log(out, {"start": run.step, "bf16": args.bf16, "shape": asdict(shape), "mix": asdict(mix),
               "schedule": asdict(schedule)})  # fmt: skip
@@ -228,25 +228,25 @@ def train(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the bundled model.")
     parser.add_argument("--data", type=Path, required=True, help="folder of *.jsonl.gz sources")
-    parser.add_argument("--out", type=Path, required=True, help="tokenizer, checkpoint, log")
+    parser.add_argument("--out", type=Path, required=True, help="folder of tokenizer and results")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
-    parser.add_argument("--extend", action="store_true", help="train a finished run further")
+    parser.add_argument("--resume", action="store_true", help="resume the checkpoint in --out")
+    parser.add_argument("--extend", action="store_true", help="continue training a finished run")
     parser.add_argument("--compile", action="store_true", help="torch.compile; needs a compiler")
     parser.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")
-    parser.add_argument("--decay-at", type=int, help="step; or make a file `decay` in --out")
-    parser.add_argument("--decay-share", type=float, default=0.2, help="of the whole run")
+    parser.add_argument("--decay-at", type=int, help="step; or create a file `decay` in --out")
+    parser.add_argument("--decay-share", type=float, default=0.2, help="share of the whole run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--step-tokens", type=int, default=8192, help="a multiple of 2048")
-    parser.add_argument("--short-steps", type=int, default=150, help="steps of rows of 256")
+    parser.add_argument("--short-steps", type=int, default=150, help="steps with rows of 256")
     parser.add_argument("--muon-lr", type=float, default=0.015)
     parser.add_argument("--adam-lr", type=float, default=0.005)
     parser.add_argument("--copies", type=float, default=0.2, help="share of rows")
     parser.add_argument("--prose", type=float, default=0.14, help="share of rows")
     parser.add_argument("--dialogues", type=float, default=0.13, help="share of rows")
-    parser.add_argument("--asked", type=float, default=1.0, help="weight of what users say")
+    parser.add_argument("--asked", type=float, default=1.0, help="loss weight of prompt tokens")
     parser.add_argument("--measure-every", type=int, default=50, help="steps")
     parser.add_argument("--save-every", type=int, default=50, help="steps")
     train(parser.parse_args())

@@ -1,8 +1,8 @@
-"""What users ask that no exercise prepared the target for: questions alone, without right answers.
+"""Random user requests unlike the exercises, without reference answers.
 
-A draft meets what the target makes of any question, also of those it cannot answer, and says the
-same only if it has seen such replies. So some of the chats of `replies` begin like this: wishes of
-many kinds put together at random, some longer than a line, with a second and third turn about the
+In use, a draft model must predict the target's replies to any question, even to those the target
+cannot answer, so it has to see such replies in training. Some chats of `replies` start with these:
+requests of many kinds combined at random, some of several lines, with follow-up turns about the
 reply.
 """
 
@@ -15,7 +15,7 @@ from tools.recipe import words
 from tools.recipe.corpus import Chat
 from tools.recipe.tasks.draw import Draw, ask
 
-# Words that make syllables look like German, which the target cannot read either.
+# Words for pseudo-German requests, a language that the target does not know either.
 _GERMAN = """
 der die das und ist nicht ein eine in zu den mit von auf für dem als auch an es sich im werden aus
 hat wird sind dass bei nach war um noch wie über so sie aber zum haben nur oder ihr vor zur bis mehr
@@ -34,7 +34,7 @@ _FOLLOW_UPS = (
 
 
 def wish(draw: Draw) -> Chat:
-    """One to three turns of what a stranger might ask; the replies are empty."""
+    """One to three turns of random requests; the replies are empty."""
     chat = ask(draw.one(_KINDS)(draw), "")
     if draw.chance(0.2):
         chat += ask(draw.one(_KINDS)(draw), "")
@@ -48,7 +48,7 @@ def wish(draw: Draw) -> Chat:
 
 
 def _noun(draw: Draw) -> str:
-    """A word of the dictionary, common ones more often."""
+    """A word from the dictionary; common ones are more likely."""
     entries = draw.corpus.words
     for _ in range(20):
         word = entries[int(draw.rng.random() ** 3 * len(entries))]
@@ -132,7 +132,7 @@ def _knowledge(draw: Draw) -> str:
 
 
 def _question(draw: Draw) -> str:
-    """As people type it: small letters, often no question mark."""
+    """Casual spelling: lower case, often without a question mark."""
     a, b = _noun(draw), _noun(draw)
     asked = draw.one(
         (
@@ -240,7 +240,7 @@ def _summary(draw: Draw) -> str:
 
 
 def _passages(draw: Draw) -> str:
-    """A question with numbered passages that may answer it."""
+    """A question with numbered passages that may contain the answer."""
     found = [f"[{i}] {_passage(draw, 2, 5)}" for i in range(1, draw.rng.randint(3, 6))]
     text = draw.one(("\n", "\n\n", " ")).join(found)
     question = _question(draw)

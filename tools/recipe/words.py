@@ -1,4 +1,4 @@
-"""Word lists that the generated exercises draw from: names, places, things, parts of names."""
+"""Word lists for generated exercises: names, places, things, syllables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upscaling tool from flags to exit code."""
+"""``python -m tools.upscale``: the command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OK, FAILED, INTERRUPTED = 0, 2, 130
 
 DESCRIPTION = """\
 Write a function-preserving upscaling of a Llama-architecture GGUF: a wider and deeper model with
-the same logits, hence the same texts and the same accepted drafts, at the cost of its new size.
+the same logits, and so the same texts and accepted drafts, at the cost of its new size.
 
-It is for measuring what speculative decoding gains when rows cost what they cost in a large model.
-It is no larger model: it knows and writes exactly what the small one does.
+Use it to measure the speed-up of speculative decoding at a large model's cost per row. It does not
+make the model better: it knows and writes exactly what the small one does.
 """
 
 EPILOG = """\
@@ -33,12 +33,11 @@ examples
   python -m speculation.bench --model big.gguf --methods prompt-lookup lookahead --limit 1
       what the methods gain at that cost
 
-The logits are the same up to rounding, in the number format of --type: to compare texts, compare
-with the source in the same format. Types with K (Q4_K and so on) mix several: write f16 and let
-llama.cpp's llama-quantize make them of it. llama.cpp names a model by its size ("llama 1B"),
-whatever is in it; the file's own name and description say what it is.
+The logits are equal up to rounding in --type; to compare texts, use the source in the same type.
+For K-quants (Q4_K and so on), write f16 and convert it with llama.cpp's llama-quantize. llama.cpp
+names a model by its size ("llama 1B"); the file's name and description say what it really is.
 
-Memory: a few times the largest tensor. Exit code: 0, 2 after an error, 130 after Ctrl-C.
+Memory use: a few times the largest tensor. Exit code: 0, 2 after an error, 130 after Ctrl-C.
 """
 
 
@@ -95,28 +94,28 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         default=BUNDLED_MODEL,
         metavar="PATH|NAME",
-        help=f"a GGUF file, or a name of models.txt ({BUNDLED_MODEL})",
+        help=f"a GGUF file or a name in models.txt ({BUNDLED_MODEL})",
     )
     parser.add_argument(
         "--width",
         type=int,
         metavar="D",
-        help="width of the hidden state, a multiple of the head size (the model's own)",
+        help="width of the hidden state, a multiple of the head size (unchanged)",
     )
-    parser.add_argument("--layers", type=int, metavar="N", help="layers (the model's own)")
+    parser.add_argument("--layers", type=int, metavar="N", help="number of layers (unchanged)")
     parser.add_argument(
         "--hidden",
         type=int,
         metavar="H",
-        help="feed-forward units of a layer (in proportion to the width)",
+        help="feed-forward units per layer (in proportion to the width)",
     )
     parser.add_argument(
-        "--type", choices=TYPES, default="f16", help="number format of the matrices (f16)"
+        "--type", choices=TYPES, default="f16", help="tensor type of the matrices (f16)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of the random new weights (0)"
+        "--seed", type=int, default=0, metavar="S", help="seed of the new random weights (0)"
     )
-    parser.add_argument("--out", required=True, metavar="FILE", help="the GGUF to write")
+    parser.add_argument("--out", required=True, metavar="FILE", help="GGUF file to write")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Reading the source's GGUF and writing the upscaled one, a tensor at a time."""
+"""Reads the source GGUF and writes the upscaled one, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from batching.gguf.writer import (
 )
 from batching.llama.weights import Weights, encode
 from tools.upscale.shape import Shape, UpscaleError
-from tools.upscale.tensors import VOCAB, Plan, grown, new_shape, plans
+from tools.upscale.tensors import VOCAB, Plan, new_shape, plans, upscaled_tensor
 
 ARCHITECTURE = "llama"
 TYPES = tuple(FILE_TYPES)  # of the matrices
-UNBLOCKED = ("f32", "f16", "bf16")  # the others pack BLOCK weights of a row at a time
-SIZE_LABEL = "general.size_label"  # left out: it would claim a size class
+UNBLOCKED = ("f32", "f16", "bf16")  # all other types pack BLOCK weights of a row
+SIZE_LABEL = "general.size_label"  # omitted: it would claim a larger model
 
 
 class Source:
-    """A Llama-architecture GGUF, mapped into memory: its shape, metadata and tensors.
+    """A memory-mapped Llama-architecture GGUF: its shape, metadata and tensors.
 
-    Raises ModelError for a file that is no whole GGUF, UpscaleError for one of another
-    architecture or without its sizes.
+    Raises ModelError for an invalid GGUF, UpscaleError for another architecture or missing sizes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,8 +43,8 @@ class Source:
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise UpscaleError(
-                f"{path} has the architecture {architecture!r}; only {ARCHITECTURE!r} can be "
-                f"upscaled with its function kept"
+                f"{path} has the architecture {architecture!r}; only {ARCHITECTURE!r} models can "
+                f"be upscaled"
             )
         self.name = str(self.gguf.metadata.get("general.name") or path.stem)
         self.shape = self._read_shape()
@@ -59,37 +58,38 @@ class Source:
         embedding = self.gguf.tensors.get("token_embd.weight")
         if embedding is None:
             raise UpscaleError(
-                f"{self.path} has no token_embd.weight: it holds no whole model; give one that does"
+                f"{self.path} has no token_embd.weight and is not a complete model; give one that "
+                f"is"
             )
         return embedding.shape[0]
 
     def _read_shape(self) -> Shape:
-        width = self._whole("embedding_length")
-        heads = self._whole("attention.head_count")
+        width = self._integer("embedding_length")
+        heads = self._integer("attention.head_count")
         head_dim = int(self.value("attention.key_length") or width // heads)
         value_dim = int(self.value("attention.value_length") or head_dim)
         if value_dim != head_dim:
             raise UpscaleError(
-                f"{self.path}: keys have {head_dim} values a head and values {value_dim}; "
-                f"only models where they are alike can be upscaled"
+                f"{self.path}: the head size is {head_dim} for keys and {value_dim} for values; "
+                f"only models with equal sizes can be upscaled"
             )
         kv_heads = self.value("attention.head_count_kv")
         return Shape(
             width=width,
-            layers=self._whole("block_count"),
-            hidden=self._whole("feed_forward_length"),
+            layers=self._integer("block_count"),
+            hidden=self._integer("feed_forward_length"),
             heads=heads,
-            kv_heads=heads if kv_heads is None else self._whole("attention.head_count_kv"),
+            kv_heads=heads if kv_heads is None else self._integer("attention.head_count_kv"),
             head_dim=head_dim,
             norm_eps=float(self.value("attention.layer_norm_rms_epsilon") or 0),
         )
 
-    def _whole(self, key: str) -> int:
+    def _integer(self, key: str) -> int:
         value = self.value(key)
         if not isinstance(value, int):
             raise UpscaleError(
-                f"{self.path}: {ARCHITECTURE}.{key} is {value!r}, not one whole number; "
-                f"only models whose layers are all alike can be upscaled"
+                f"{self.path}: {ARCHITECTURE}.{key} is {value!r}, not an integer; "
+                f"only models with identical layers can be upscaled"
             )
         return value
 
@@ -103,11 +103,11 @@ def write_upscaled(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write ``source`` upscaled to ``to``, matrices in the type ``kind``, vectors in F32.
+    """Write ``source`` upscaled to ``to``, with matrices of the type ``kind`` and vectors in F32.
 
-    One tensor is in memory at a time. ``progress(bytes_done, bytes_total)`` is called after each.
-    Raises UpscaleError when the type does not suit the shape, DiskFull when the disk has no room; a
-    file that was begun is removed.
+    Keeps one tensor in memory at a time. ``progress(bytes_done, bytes_total)`` is called after
+    each. Raises UpscaleError if the type does not fit the shape or the disk is too full, DiskFull
+    if it fills up while writing; a partial file is removed.
     """
     if kind not in UNBLOCKED:
         for sizes in (source.shape, to):
@@ -125,7 +125,7 @@ def write_upscaled(
 def _planned(
     source: Source, plan: Plan, to: Shape, kind: TensorType, rng: np.random.Generator
 ) -> NewTensor:
-    """A tensor of the new model: a matrix in the type ``kind``, a vector in F32."""
+    """A tensor of the new model: matrices have the type ``kind``, vectors F32."""
     if plan.kind is None:
         shape = source.gguf.tensors[plan.name].shape
     else:
@@ -149,13 +149,13 @@ def _data(
 ) -> Array:
     values = source.gguf.tensor(plan.name) if plan.source else None
     if plan.kind is not None:
-        values = grown(values, plan.kind, shape, widening, rng)
+        values = upscaled_tensor(values, plan.kind, shape, widening, rng)
     assert values is not None  # what is new has a kind
     return encode(values, written_as)
 
 
 def _check_size(source: Source, plan: Plan) -> None:
-    """A tensor that is not of the size that the metadata say would be put into the wrong place."""
+    """Raise UpscaleError if a tensor's shape contradicts the metadata."""
     assert plan.kind is not None
     found = source.gguf.tensors[plan.name].shape
     expected = tuple(
@@ -163,8 +163,8 @@ def _check_size(source: Source, plan: Plan) -> None:
     )
     if found != expected:
         raise UpscaleError(
-            f"{source.path}: {plan.name} is {found} and its metadata say {expected}; "
-            f"this is no plain Llama model"
+            f"{source.path}: {plan.name} has the shape {found}, but by the metadata it should be "
+            f"{expected}; this is not a plain Llama model"
         )
 
 
@@ -172,20 +172,20 @@ def _check_room(out: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(out.absolute().parent).free
     if free < n_bytes:
         raise UpscaleError(
-            f"{out} takes {n_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free there; "
+            f"{out} needs {n_bytes / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free; "
             f"choose smaller sizes, a smaller --type or another disk"
         )
 
 
 def _metadata(source: Source, to: Shape, kind: str, n_params: int) -> dict[str, Value]:
-    """The source's metadata with the new sizes, and a name that says what this is."""
+    """The source's metadata with the new sizes, and a name and description that say what it is."""
     before = source.shape
     new: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
         "general.name": f"function-preserving upscaling of {source.name}",
         "general.description": (
             f"Function-preserving upscaling of {source.name}: the same logits at the cost of "
-            f"{n_params / 1e6:,.0f}M parameters, for measuring speed. It is no larger model. "
+            f"{n_params / 1e6:,.0f}M parameters, for measuring speed. It is no better model. "
             f"Width {before.width} -> {to.width}, layers {before.layers} -> {to.layers}, "
             f"hidden {before.hidden} -> {to.hidden}."
         ),

@@ -1,4 +1,4 @@
-"""The sizes of a Llama model, and which larger ones can hold it. Pure."""
+"""The sizes of a Llama model, and checks for larger ones. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from batching.errors import SpeculationError
 
 BLOCK = 32  # weights that share a scale in the quantised types
-MAX_LAYERS = 512  # of llama.cpp, which ends the process for more
+MAX_LAYERS = 512  # llama.cpp aborts with more
 
 
 class UpscaleError(SpeculationError):
@@ -20,10 +20,11 @@ class Shape:
 
     width     of the hidden state (n_embd)
     layers    transformer blocks
-    hidden    units of the feed-forward part of a block
-    heads     query heads; kv_heads of keys and values, each shared by heads / kv_heads of them
+    hidden    feed-forward units per block
+    heads     query heads
+    kv_heads  key/value heads, each shared by heads / kv_heads query heads
     head_dim  width of a head
-    norm_eps  what RMSNorm adds to the mean square
+    norm_eps  RMSNorm's epsilon
     """
 
     width: int
@@ -46,10 +47,10 @@ class Shape:
     def upscaled(
         self, width: int | None = None, layers: int | None = None, hidden: int | None = None
     ) -> Shape:
-        """The shape that holds this one; None keeps a size, but ``hidden`` grows with the width.
+        """The upscaled shape. None keeps a size, except that ``hidden`` grows with the width.
 
-        Head size and the number of query heads a key head serves stay as they are.
-        Raises UpscaleError for sizes below this one's, or a width that no whole heads make up.
+        The head size and the query heads per key head stay the same. Raises UpscaleError for
+        smaller sizes, or a width that is not a whole number of heads.
         """
         width = self.width if width is None else width
         layers = self.layers if layers is None else layers
@@ -61,23 +62,25 @@ class Shape:
             ("hidden", hidden, self.hidden),
         ):
             if new < old:
-                raise UpscaleError(f"--{name} is {new} and the model has {old}; give {old} or more")
+                raise UpscaleError(
+                    f"--{name} is {new}, but the model has {old}; give at least that"
+                )
         if layers > MAX_LAYERS:
             raise UpscaleError(
-                f"--layers is {layers} and llama.cpp runs {MAX_LAYERS} at most; give fewer"
+                f"--layers is {layers}, but llama.cpp supports at most {MAX_LAYERS}; give fewer"
             )
         group = self.heads // self.kv_heads
         step = self.head_dim * group
         if width % step:
-            shared = f" x {group} that share keys" if group > 1 else ""
+            shared = f" x {group} query heads per key head" if group > 1 else ""
             raise UpscaleError(
-                f"--width {width} is no multiple of {step} (head size {self.head_dim}{shared}); "
+                f"--width {width} is not a multiple of {step} (head size {self.head_dim}{shared}); "
                 f"give {width // step * step} or {width // step * step + step}"
             )
         heads = width // self.head_dim
         if heads < self.heads:
             raise UpscaleError(
-                f"--width {width} makes {heads} heads of {self.head_dim} and the model has "
+                f"--width {width} makes {heads} heads of {self.head_dim}, but the model has "
                 f"{self.heads}; give {self.heads * self.head_dim} or more"
             )
         return replace(
@@ -91,11 +94,11 @@ class Shape:
         )
 
     def check_blocks(self, quantization: str) -> None:
-        """Raise UpscaleError unless rows of matrices are whole blocks of 32 weights."""
+        """Raise UpscaleError unless the matrices' rows are multiples of 32 weights."""
         for axis in ("width", "hidden", "heads"):
             if self.size(axis) % BLOCK:
                 raise UpscaleError(
-                    f"{quantization} packs {BLOCK} weights of a row at a time and {axis} is "
+                    f"{quantization} packs {BLOCK} weights of a row at a time, but {axis} is "
                     f"{self.size(axis)}, here or in the source; give a multiple of {BLOCK}, "
                     f"or --type f16"
                 )

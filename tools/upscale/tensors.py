@@ -1,4 +1,4 @@
-"""What becomes of each tensor when a Llama model is upscaled. NumPy only; knows no files."""
+"""Plans and computes each tensor of an upscaled Llama model. NumPy only; no file access."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tools.upscale.shape import Shape, UpscaleError
 Floats = npt.NDArray[np.float32]
 
 VOCAB = "vocab"  # the axis that keeps its size
-RANDOM_SCALE = 0.02  # new weights are uniform between minus and plus this
+RANDOM_SCALE = 0.02  # new weights are uniform in ±RANDOM_SCALE
 
 
 class Kind(NamedTuple):
-    """The axes of a tensor, ``(row axis, column axis)`` or ``(axis,)``, and what fills new room.
+    """The axes of a tensor, ``(row axis, column axis)`` or ``(axis,)``, and its new values.
 
-    fill  zero    where anything else would reach the hidden state
-          random  where its products meet a zero on their way
-          one     norms, scaled as the norms of the source are
+    fill  zero    where other values would change the hidden state
+          random  where a zero elsewhere cancels the result
+          one     norms; scaled like the source's norms
     """
 
     axes: tuple[str, ...]
@@ -48,15 +48,15 @@ KINDS = {
     "attn_v.bias": Kind(("kv_heads",), "zero"),
     "attn_output.bias": Kind(("width",), "zero"),
 }
-UNCHANGED = ("rope_freqs.weight",)  # belongs to a head, whose size stays
+UNCHANGED = ("rope_freqs.weight",)  # depends on the head size, which stays the same
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 class Plan(NamedTuple):
     """A tensor of the upscaled model, in the order of the file.
 
-    kind    None where the source's tensor is kept as it is
-    source  whether there is a tensor of that name to put into its corner; a new layer has none
+    kind    None = the source's tensor is copied unchanged
+    source  whether the source has this tensor; new layers' tensors are not in it
     """
 
     name: str
@@ -65,10 +65,10 @@ class Plan(NamedTuple):
 
 
 def plans(names: Sequence[str], layers: int, new_layers: int) -> Iterator[Plan]:
-    """The tensors of a model of ``new_layers`` made from one with ``layers`` and these ``names``.
+    """The tensors of a model with ``new_layers`` layers, from one with ``layers`` and ``names``.
 
-    New layers follow the old ones and have what the first has, without biases.
-    Raises UpscaleError for a tensor that is not known.
+    New layers follow the old ones and have the first layer's tensors, except biases. Raises
+    UpscaleError for an unknown tensor.
     """
     for name in names:
         if name in UNCHANGED:
@@ -88,8 +88,8 @@ def kind_of(name: str) -> Kind:
     kind = KINDS.get(block[2] if block else name)
     if kind is None:
         raise UpscaleError(
-            f"the model has a tensor {name}, which plain Llama models have not; only those can be "
-            f"upscaled (no experts, no adapters)"
+            f"the model has a tensor {name}, which is not part of a plain Llama model; only plain "
+            f"ones can be upscaled (no experts, no adapters)"
         )
     return kind
 
@@ -99,16 +99,16 @@ def new_shape(kind: Kind, to: Shape, n_vocab: int) -> tuple[int, ...]:
     return tuple(n_vocab if axis == VOCAB else to.size(axis) for axis in kind.axes)
 
 
-def grown(
+def upscaled_tensor(
     values: Floats | None,
     kind: Kind,
     shape: tuple[int, ...],
     widening: float,
     rng: np.random.Generator,
 ) -> Floats:
-    """A tensor of ``shape`` with ``values`` in its first corner, None for a tensor all new.
+    """A tensor of ``shape`` with ``values`` in its first corner; None = an entirely new tensor.
 
-    ``widening`` is D/d: norms are divided by its square root.
+    ``widening`` is D/d; norms are divided by its square root.
     """
     if kind.fill == "random":
         result = rng.random(shape, dtype=np.float32)

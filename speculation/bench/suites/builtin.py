@@ -102,11 +102,11 @@ def _tokens_per_step(rows: Sequence[Row]) -> Figure:
         figure, _ = subplots(height=1.0)
         return figure
     colour = colours([BASELINE, *(row.method for row in rows)])
-    most = min(MAX_BARS, max(2, *(max(row.tokens_histogram, default=1) for row in rows)))
+    n_bars = min(MAX_BARS, max(2, *(max(row.tokens_histogram, default=1) for row in rows)))
     figure, axes = subplots(n_rows=len(rows), height=0.7 + 1.15 * len(rows), sharex=True)
     for (ax,), row in zip(axes, rows, strict=True):
-        shares = _shares(row, most)
-        bars = ax.bar(range(1, most + 1), shares, width=0.8, color=colour[row.method])
+        shares = _shares(row, n_bars)
+        bars = ax.bar(range(1, n_bars + 1), shares, width=0.8, color=colour[row.method])
         ax.bar_label(
             bars,
             [f"{share:.0f}%" if share >= 0.5 else "<1%" if share > 0 else "" for share in shares],
@@ -122,18 +122,18 @@ def _tokens_per_step(rows: Sequence[Row]) -> Figure:
             f"{row.method}: {row.tokens_per_step:.2f} tokens per step on average", fontsize=9.5
         )
     last = axes[-1][0]
-    labels = [str(n) for n in range(1, most + 1)]
-    labels[-1] += "+" if most == MAX_BARS else ""
-    last.set_xticks(range(1, most + 1), labels)
+    labels = [str(n) for n in range(1, n_bars + 1)]
+    labels[-1] += "+" if n_bars == MAX_BARS else ""
+    last.set_xticks(range(1, n_bars + 1), labels)
     last.set_xlabel("tokens per step")
     return figure
 
 
-def _shares(row: Row, most: int) -> list[float]:
-    """Percentage of the steps with 1, 2, …, ``most`` or more tokens."""
-    counts = [0] * most
+def _shares(row: Row, n_bars: int) -> list[float]:
+    """Percentage of the steps with 1, 2, …, ``n_bars`` or more tokens."""
+    counts = [0] * n_bars
     for n, count in row.tokens_histogram.items():
-        counts[min(n, most) - 1] += count
+        counts[min(n, n_bars) - 1] += count
     total = max(1, sum(counts))
     return [100 * count / total for count in counts]
 

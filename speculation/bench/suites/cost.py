@@ -182,8 +182,8 @@ class Cost(Suite):
 
 def _reachable(engine: Engine) -> list[int]:
     """The values of N_PAST that leave room for the largest batch."""
-    most = engine.context.n_ctx - SIZES[-1] - 1
-    return [n_past for n_past in N_PAST if n_past <= most]
+    longest = engine.context.n_ctx - SIZES[-1] - 1
+    return [n_past for n_past in N_PAST if n_past <= longest]
 
 
 def fit_two_lines(curve: Curve) -> TwoLines | None:

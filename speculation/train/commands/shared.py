@@ -19,7 +19,7 @@ from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.methods import parameter_docs
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.files import digest, require_other, require_writable
+from speculation.system.files import digest, require_distinct, require_writable
 from speculation.train import require_packages, states
 from speculation.train.texts import generate_replies, read_texts
 
@@ -76,15 +76,15 @@ def params_of(args: argparse.Namespace, kind: type[T]) -> T:
             raise InvalidParameter(
                 f"--{name.replace('_', '-')} is {getattr(args, name)}; give {least} or more"
             )
-    require_other(args.out, args.data)
+    require_distinct(args.out, args.data)
     require_writable(args.out)
-    _chosen(args.device)
+    _checked_device(args.device)
     return params
 
 
 def load_target(args: argparse.Namespace) -> Engine:
     path = resolve(args.model)
-    require_other(args.out, [path])
+    require_distinct(args.out, [path])
     return Engine.load(
         path,
         ContextParams(n_ctx=args.ctx, n_threads=args.threads),
@@ -98,10 +98,10 @@ def training_device(args: argparse.Namespace) -> str:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return _chosen(args.device)
+    return _checked_device(args.device)
 
 
-def _chosen(device: str | None) -> str:
+def _checked_device(device: str | None) -> str:
     """The PyTorch device to train on. Raises InvalidParameter if there is no such device."""
     import torch
 

@@ -69,7 +69,7 @@ def test_a_model_that_does_not_load_leaves_the_old_one(chat: Chat, model: Path) 
 def test_a_draft_model_is_chosen_in_the_page(chat: Chat, model: Path) -> None:
     chat.choose_method("Draft model")
     chat.say("a cat")
-    assert "give one with “Draft model” under Model" in chat.last(".error")
+    assert "load one with “Draft model” under Model" in chat.last(".error")
     chat.unfold("Parameters")
     chat.set("p min", "0")  # a model of random weights is never sure
     chat.set("p path", "0")

@@ -77,7 +77,7 @@ def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
         run("auto", "talk-1", 1.0, rows_histogram={1: 6}),
     ]
     (table,) = choices(summarise(runs))
-    assert table.title == "what auto chose"
+    assert table.title == "rows and draft sources of auto"
     assert [list(row) for row in (table.headings, *table.rows)] == [
         [
             *("steps with rows:", "1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+"),
@@ -199,7 +199,7 @@ def test_the_page_is_complete_and_loads_nothing_else(tmp_path: Path) -> None:
         "2026-01-31 12:30 UTC",
         "<b>2.40×</b><span>jacobi:guesses=4,<wbr> 1.67 tokens per step</span>",  # 10/1.25 over 10/3
         "<td>3.00 ± 1.41</td>",
-        "what jacobi:guesses=4 chose",
+        "rows and draft sources of jacobi:guesses=4",
         "every &lt;text&gt; identical",
         "a note",
         "cpu: C",

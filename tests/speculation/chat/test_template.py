@@ -133,7 +133,7 @@ def test_the_start_of_a_reply_shows_whether_it_continues_in_reasoning(
 
 def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
     engine = engines["thinks"]
-    assert engine.can_be_told_to_think
+    assert engine.has_thinking_switch
     assert prompt_text(engine, MESSAGES[:1]).endswith("<|assistant|>")
     assert prompt_text(engine, MESSAGES[:1], thinking=True).endswith("<|assistant|>")
     assert prompt_text(engine, MESSAGES[:1], thinking=False).endswith(
@@ -143,7 +143,7 @@ def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
 
 def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str, Engine]) -> None:
     engine = engines["opens"]
-    assert not engine.can_be_told_to_think
+    assert not engine.has_thinking_switch
     with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 

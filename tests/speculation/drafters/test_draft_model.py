@@ -64,7 +64,7 @@ def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) 
 def test_method_draft_without_a_draft_model_asks_for_one(tiny_model: Path) -> None:
     with (
         Engine.load(tiny_model, EXACT) as engine,
-        pytest.raises(InvalidParameter, match="give one with draft_model"),
+        pytest.raises(InvalidParameter, match="load one with draft_model"),
     ):
         engine.generate(PROMPT, method="draft", max_tokens=5).run()
 

@@ -244,7 +244,7 @@ def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
         parse_method("medusa:verify=rejection")
-    with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
+    with pytest.raises(InvalidParameter, match="heads; load them with heads"):
         parse_method("medusa").drafters()
 
 

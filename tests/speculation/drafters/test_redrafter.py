@@ -276,7 +276,7 @@ def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
 
 
 def test_the_method_asks_for_a_head_if_none_was_loaded() -> None:
-    with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
+    with pytest.raises(InvalidParameter, match="heads; load them with heads"):
         parse_method("redrafter").drafters()
 
 

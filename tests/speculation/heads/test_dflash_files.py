@@ -44,7 +44,7 @@ def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, targ
             Engine.load(path, EXACT)
         with pytest.raises(HeadsError, match=r"head\.gguf is no model"):
             Engine.load(target, EXACT, draft_model=path)
-    none = "heads of the kind dflash and none were loaded"
+    none = "needs dflash heads; load them with heads"
     with Engine.load(target, EXACT) as engine, pytest.raises(InvalidParameter, match=none):
         engine.generate(PROMPT, method="dflash").run()
 

@@ -111,7 +111,7 @@ def test_a_failed_conversion_gives_a_warning_and_uses_the_original(
     empty_cache.write_text("no folder can be made here")
     with caplog.at_level(logging.WARNING):
         assert model_file("tiny") == package
-    assert "tiny.gguf is used unconverted" in caplog.text
+    assert "tiny.gguf, using it as it is" in caplog.text
 
 
 def test_an_unknown_type_uses_the_original(

@@ -1,9 +1,9 @@
-"""Exercises made from the sources: most of their answers can be found in the context.
+"""Exercises generated from the sources; most answers can be found in the context.
 
-Each is a function from a `Draw` (a random generator and the corpus) to a chat, and knows nothing of
-tokens. `TASKS` is the table of all of them with their weights; `COPYING` names those whose replies
-are copied from the context and nothing else, which `evaluate` measures. A batch is drawn by weight
-from the table in its order, so a run is made again only with the same table.
+Each is a function from a `Draw` (a random generator and the corpus) to a chat, independent of
+tokens. `TASKS` lists all of them with their weights; `COPYING` names those whose replies are pure
+copies from the context, which `evaluate` measures. Batches are drawn by weight in the table's
+order, so a run is reproducible only with the same table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A text that holds the answer, and questions about it."""
+"""Tasks: questions about a text that contains the answer."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def story_facts(draw: Draw) -> Chat:
 
 
 def extract(draw: Draw) -> Chat:
-    """Names, numbers, dates, addresses out of sentences that hold one or more of them."""
+    """Extract names, numbers, dates or addresses from sentences."""
     kind = draw.one(("names", "numbers", "dates", "email addresses", "cities", "phone numbers"))
     makers: dict[str, Callable[[], str]] = {
         "names": draw.person, "numbers": lambda: str(draw.number()), "dates": draw.date,
@@ -100,7 +100,7 @@ def extract(draw: Draw) -> Chat:
     }  # fmt: skip
     values = [makers[kind]() for _ in range(draw.rng.randint(1, 4))]
     sentences = [draw.one(frames[kind]).format(v) for v in values]
-    if kind not in ("names", "cities"):  # prose holds names of its own
+    if kind not in ("names", "cities"):  # prose has names of its own
         for _ in range(draw.rng.randint(0, 2)):
             filler = draw.one(draw.corpus.sentences)
             if not re.search(r"\d", filler):
@@ -148,7 +148,7 @@ def background(draw: Draw) -> Chat:
 
 
 def meeting(draw: Draw) -> Chat:
-    """A stretch of a transcript: who said it, or what somebody said."""
+    """An excerpt of a transcript: who said something, or what somebody said."""
     transcript = draw.one(draw.corpus.meetings)
     start = draw.rng.randrange(len(transcript))
     turns = [t for t in transcript[start : start + 8] if 15 <= len(t.text) <= 250][:5]

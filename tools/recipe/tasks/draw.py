@@ -1,4 +1,4 @@
-"""What exercises draw from: random choices, and texts of the corpus or made up on the spot."""
+"""Draw: random choices for the exercises, from the corpus or generated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Draw:
         return self.rng.random() < probability
 
     def sentence(self) -> str:
-        """A sentence of prose, of small talk, of the dictionary or with a made-up name in it."""
+        """A sentence from prose, dialogues or sentence splits, or one with an invented name."""
         roll = self.rng.random()
         if roll < 0.55:
             return self.one(self.corpus.sentences)
@@ -45,7 +45,7 @@ class Draw:
         return self.one(self.corpus.splits)[1].split(". ")[0].rstrip(".") + "."
 
     def passage(self, low: int, high: int) -> list[str]:
-        """Sentences that follow each other in a book, or ones that do not."""
+        """Sentences, either consecutive ones from a book or unrelated ones."""
         count = self.rng.randint(low, high)
         if self.chance(0.6):
             start = self.rng.randrange(max(1, len(self.corpus.sentences) - count))
@@ -53,7 +53,7 @@ class Draw:
         return [self.sentence() for _ in range(count)]
 
     def invented(self) -> str:
-        """A name that no text holds, so that it can only be copied."""
+        """An invented name, which can only be copied."""
         parts = [self.one(words.ONSETS) + self.one(words.RHYMES)]
         parts += [self.one(words.RHYMES_2) for _ in range(self.rng.randint(1, 2))]
         return "".join(parts).capitalize()
@@ -99,7 +99,7 @@ def ask(question: str, answer: str) -> Chat:
 
 
 def with_text(draw: Draw, instruction: str, text: str, answer: str) -> Chat:
-    """The instruction before or after the text it is about."""
+    """The instruction before or after its text."""
     if draw.chance(0.7):
         return ask(f"{instruction}{draw.one((chr(10), ' ', chr(10) * 2))}{text}", answer)
     bare = instruction.rstrip(":")

@@ -1,4 +1,4 @@
-"""A text comes back as it is, or a part of it that the question points at."""
+"""Tasks: repeat a text, or quote a part of it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def lines_from_list(draw: Draw) -> Chat:
 
 
 def capitals_in_text(draw: Draw) -> Chat:
-    """Which capitalised word follows: a name quoted out of prose by what stands before it."""
+    """Find the name (a capitalised word) in a sentence of prose."""
     sentence = draw.one(draw.corpus.sentences)
     found = re.search(r"(?<=[a-z] )([A-Z][a-z]{2,})", sentence)
     if not found:

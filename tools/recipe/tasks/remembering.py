@@ -1,4 +1,4 @@
-"""What was said earlier in the chat, or stands in its system prompt, is asked for."""
+"""Tasks: recall something from earlier in the chat or from the system prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def any_short(draw: Draw) -> Chat:
 
 
 def say_again(draw: Draw) -> Chat:
-    """Any chat, then a wish to hear the reply, or the user's own words, once more."""
+    """Any chat, then a request to repeat the reply or the user's own words."""
     chat = any_short(draw)
     if draw.chance(0.75):
         question = draw.one((
@@ -29,7 +29,7 @@ def say_again(draw: Draw) -> Chat:
 
 
 def told_facts(draw: Draw) -> Chat:
-    """The user says something about themselves; later it is asked for."""
+    """Recall what the user said about themselves."""
     name, city, animal = draw.first_name(), draw.place(), draw.one(words.ANIMALS)
     pet, color, job = draw.first_name(), draw.one(words.COLORS), draw.one(words.JOBS)
     food, friend, age = draw.one(words.FOODS), draw.first_name(), draw.rng.randint(8, 90)
@@ -75,7 +75,7 @@ def told_facts(draw: Draw) -> Chat:
 
 
 def system_context(draw: Draw) -> Chat:
-    """What is to be known stands in the system prompt."""
+    """Recall a fact from the system prompt."""
     name, place = draw.first_name(), draw.place()
     code_word, thing, price = draw.code_word(), draw.plural(), draw.number()
     options = [

@@ -1,4 +1,4 @@
-"""A text comes back changed: a word, its spelling, its form; or code does."""
+"""Tasks: edit a text (a word, its spelling, its form), or code."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def change_case(draw: Draw) -> Chat:
 
 
 def small_edit(draw: Draw) -> Chat:
-    """Edits that leave most of the text as it is."""
+    """Edits that leave most of the text unchanged."""
     sentence = draw.sentence()
     name = draw.first_name()
     instruction, answer = draw.one((

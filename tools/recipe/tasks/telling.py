@@ -1,4 +1,4 @@
-"""The answer does not stand in the context: numbers, meanings, capitals, stories, code, talk."""
+"""Tasks without the answer in the context: numbers, meanings, capitals, stories, code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def problem(draw: Draw) -> Chat:
 
 def dictionary(draw: Draw) -> Chat:
     entries = draw.corpus.words
-    # Common words more often: powers of a uniform number lean to the front of the list.
+    # Powers of a uniform number favour the front of the list, where the common words are.
     word = entries[int(draw.rng.random() ** 4 * len(entries))]
     article = "an" if word.word[0] in "aeiou" else "a"
     kind = draw.rng.random()
@@ -116,7 +116,7 @@ def continue_text(draw: Draw) -> Chat:
 
 
 def story(draw: Draw) -> Chat:
-    """A short story put together from parts."""
+    """A short story assembled from parts."""
     name, friend, place = draw.first_name(), draw.first_name(), draw.one(words.STORY_PLACES)
     animal, thing = draw.one(words.ANIMALS), draw.one(words.STORY_THINGS)
     kind = draw.one(("girl", "boy", "man", "woman"))
