@@ -56,8 +56,9 @@ def test_the_benchmark_finds_the_heads_paired_with_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
-    flags = "--heads --methods medusa --categories chat --limit 1 --n-predict 8 --threads 1 --json"
-    assert main([*flags.split(), str(file)]) == 0
+    flags = "--methods medusa --categories chat --limit 1 --n-predict 8 --threads 1"
+    command = ["--model", "bundled", "--heads", *flags.split(), "--json", str(file)]
+    assert main(command) == 0
     assert "medusa" in capsys.readouterr().out
     heads = json.loads(file.read_text(encoding="utf-8"))["settings"]["heads"]
     assert [name.split()[0] for name in heads] == [
