@@ -52,8 +52,8 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add(
         "--method",
-        default=DEFAULT_METHOD,
-        help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be (%(default)s)",
+        help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be "
+        f"(the one last used in the browser, at first {DEFAULT_METHOD})",
     )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, at most 8192")
     add("--gpu-layers", type=int, help="layers on the GPU (all, where there is one)")
@@ -88,7 +88,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if flags.gpu_layers is not None and flags.gpu_layers < 0:
         parser.error(f"--gpu-layers is {flags.gpu_layers}; give a whole number from 0")
     try:
-        parse_method(flags.method)
+        parse_method(flags.method or DEFAULT_METHOD)
         ContextParams(
             n_ctx=flags.ctx,
             n_threads=flags.threads,

@@ -6,6 +6,7 @@ The fields of a method are made from its parameters, so that a new method needs 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import gradio as gr
 from app.page.conversation import PLAIN, Settings
 from app.page.events import QUICK
 from app.worker.messages import MethodInfo, Parameter
+from speculation.engine import DEFAULT_METHOD
 
 MAX_TOKENS = 1024
 RANDOM = -1  # the seed that stands for another one each time
@@ -24,53 +26,82 @@ N_SEEDS = 2**32 - 1
 class Fields:
     """Components by name; a handler takes their values and finds them by name again.
 
-    ``components`` are all whose values the browser keeps, ``for_replies`` those that a reply
-    depends on.
+    components   all fields whose values the browser keeps
+    for_replies  those that a reply depends on
+    defaults     the values of ``components`` without flags
+    given        names of the fields that flags have set, which remembered values leave alone
     """
 
     def __init__(self) -> None:
         self.components: dict[str, Any] = {}
         self.for_replies: list[Any] = []
-        self._names: list[str] = []  # of those
+        self.defaults: dict[str, Any] = {}
+        self.given: set[str] = set()
+        self._names: list[str] = []  # of ``for_replies``
 
-    def add(self, name: str, component: Any) -> Any:
-        """A field that a reply depends on."""
+    def add(self, name: str, component: Any, default: Any = None) -> Any:
+        """A field that a reply depends on. Without ``default`` it is the component's value."""
         self._names.append(name)
         self.for_replies.append(component)
-        return self.keep(name, component)
+        return self.keep(name, component, default)
 
-    def keep(self, name: str, component: Any) -> Any:
-        """Another one, which is kept as well."""
+    def keep(self, name: str, component: Any, default: Any = None) -> Any:
+        """Another field, which is kept as well."""
         self.components[name] = component
+        self.defaults[name] = component.value if default is None else default
         return component
 
     def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
         """By name, the values of the fields that a reply depends on."""
         return dict(zip(self._names, values, strict=True))
 
-    def updates(self, kept: str, methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
-        """By component, what the browser kept of all of them: a JSON list, in their order.
+    def updates(self, kept: str) -> dict[Any, Any]:
+        """Updates by component for what the browser kept (``keptValues`` in tab.js).
 
-        A list that is not of this page's fields is left.
+        ``kept`` is JSON: values by name, under ``tab`` if they are this tab's own, else under
+        ``browser``. Unknown names and values that do not fit their component are ignored.
         """
         try:
-            values = json.loads(kept or "[]")
+            data = json.loads(kept or "{}")
         except ValueError:
             return {}
-        if not isinstance(values, list) or len(values) != len(self.components):
+        if not isinstance(data, dict):
             return {}
-        known = dict(zip(self.components, values, strict=True))
-        if known.get("method") not in [info.name for info in methods]:
+        values, left_alone = data.get("tab"), set[str]()
+        if values is None:
+            values, left_alone = data.get("browser"), self.given
+        if not isinstance(values, dict):
             return {}
         return {
-            component: gr.update(value=_within(component, known[name]))
+            component: gr.update(value=_within(component, values[name]))
             for name, component in self.components.items()
+            if name in values and name not in left_alone and _fits(component, values[name])
         }
 
 
+def _fits(component: Any, value: Any) -> bool:
+    """Whether a component may have this value, which came from JSON."""
+    if isinstance(component, gr.Checkbox):
+        return isinstance(value, bool)
+    if isinstance(component, gr.Dropdown | gr.Radio):
+        # Not by == alone: 1 == True.
+        return any(type(value) is type(one) and value == one for _, one in component.choices)
+    if isinstance(component, gr.Slider):
+        return _is_number(value)
+    if isinstance(component, gr.Number):
+        return value is None or (
+            _is_number(value) and (component.precision != 0 or value == int(value))
+        )
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _within(component: Any, value: Any) -> Any:
-    """The value, or the nearest that a slider has: one that was half typed may lie beyond."""
-    if isinstance(component, gr.Slider) and isinstance(value, int | float):
+    """The value, or the nearest one in a slider's range: a half-typed number may lie outside."""
+    if isinstance(component, gr.Slider):
         return min(max(value, component.minimum), component.maximum)
     return value
 
@@ -108,9 +139,14 @@ def _whole(value: Any, default: int) -> int:
     return default if value is None else int(value)
 
 
-def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
-    """The choice of a method, and for each one its parameters, of which those of one are seen."""
-    name, _, rest = chosen.partition(":")
+def method_fields(
+    fields: Fields, methods: tuple[MethodInfo, ...], flag: str | None = None
+) -> None:
+    """The choice of a method, and for each one its parameters, of which those of one are seen.
+
+    ``flag`` is the method, maybe with parameters, that the command line gives.
+    """
+    name, _, rest = (flag or DEFAULT_METHOD).partition(":")
     given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
     choice = fields.add(
         "method",
@@ -121,6 +157,7 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
             filterable=False,
             elem_id="method",
         ),
+        default=DEFAULT_METHOD,
     )
     groups = []
     for info in methods:
@@ -130,8 +167,15 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
         ) as group:
             for parameter in info.parameters:
                 value = given.get(parameter.name) if shown else None
-                fields.add(f"{info.name}.{parameter.name}", _parameter_field(parameter, value))
+                fields.add(
+                    f"{info.name}.{parameter.name}",
+                    _parameter_field(parameter, value),
+                    default=parameter.default,
+                )
         groups.append(group)
+    if flag is not None:
+        fields.given |= {field for field in fields.components if field.startswith(f"{name}.")}
+        fields.given.add("method")
 
     def show(chosen: str) -> list[Any]:
         return [

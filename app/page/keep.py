@@ -28,6 +28,22 @@ def to_text(conversation: Conversation) -> str:
     return json.dumps(conversation.turns, default=_fields, ensure_ascii=False)
 
 
+def tail_to_text(conversation: Conversation, start: int) -> str:
+    """The last turn's reply as JSON with only its tokens from ``start`` on: in a tab (tab.js) it
+    completes what ``to_text`` gave before. Costs what these tokens cost, however long the chat is.
+    """
+    turns = conversation.turns
+    if not turns or turns[-1].reply is None:
+        return ""
+    reply = turns[-1].reply
+    tail = {
+        "turn": len(turns) - 1,
+        "start": start,
+        "reply": {**_fields(reply), "pieces": reply.pieces[start:]},
+    }
+    return json.dumps(tail, default=_fields, ensure_ascii=False)
+
+
 def _fields(data: Any) -> dict[str, Any]:
     """Of a dataclass; ``asdict`` would copy every piece of every reply, which takes a while."""
     return {field.name: getattr(data, field.name) for field in fields(data)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.page.conversation import Conversation, Reply, Turn
-from app.page.keep import from_text, to_text
+from app.page.keep import from_text, tail_to_text, to_text
 from app.page.render import GrowingReply, turn_html
 
 
@@ -27,6 +27,7 @@ class Session:
     stops: bool = False
     ends: bool = False
     ended_at: float = 0.0
+    _n_kept: int = 0  # tokens of the last reply
     _growing: tuple[Reply | None, GrowingReply | None] = (None, None)
     _finished: list[tuple[Reply | None, tuple[Any, ...], str]] = field(default_factory=list)
 
@@ -39,8 +40,15 @@ class Session:
         return [self._turn_html(index, turn, with_model) for index, turn in enumerate(turns)]
 
     def kept(self) -> str:
-        """What the browser is to keep."""
+        """The conversation, for the browser to keep."""
+        turns = self.conversation.turns
+        reply = turns[-1].shown if turns else None
+        self._n_kept = len(reply.pieces) if reply is not None else 0
         return to_text(self.conversation)
+
+    def tail(self) -> str:
+        """The tokens of the reply that were not there at the last ``kept``, for the browser too."""
+        return tail_to_text(self.conversation, self._n_kept)
 
     def revive(self, kept: str) -> None:
         """Take over what the browser kept, where this side knows of nothing: it was started anew,

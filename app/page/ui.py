@@ -21,7 +21,6 @@ from app.page.model_panel import ModelPanel
 from app.page.session import Session
 from app.worker.backend import Backend
 from app.worker.messages import ModelSpec
-from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "static"
 IN_HEAD = ("store.js", "tab.js", "archive.js")  # they are there before Gradio's first event
@@ -70,24 +69,8 @@ KEEP = """(text) => {
   if ("leaving" in document.documentElement.dataset) return;
   document.dispatchEvent(new CustomEvent("kept", { detail: text }));
 }"""
-KEEP_VALUES = """(...values) => {
-  if ("leaving" in document.documentElement.dataset) return;
-  try {
-    sessionStorage.setItem("values", JSON.stringify(values));
-    sessionStorage.removeItem("typed");
-  } catch (error) { console.warn(error); }
-}"""
-# ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
-# is away. The box is the last field.
-KEPT = """async () => {
-  let values = [];
-  try {
-    values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
-    const typed = sessionStorage.getItem("typed");
-    if (values.length && typed !== null) values[values.length - 1] = typed;
-  } catch (error) { console.warn(error); } // there may be no storage at all
-  return [await revived, JSON.stringify(values), null];
-}"""
+KEEP_TAIL = "(text) => keepTail(text)"
+KEPT = "async () => [await revived, keptValues(), null]"
 
 # Gradio handles calls side by side: which came first, only the page knows.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
@@ -123,8 +106,9 @@ DOWNLOAD = """(text) => {
 }"""
 
 
-def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr.Blocks:
-    """The page. ``spec`` and ``method``, as on the command line, are what it starts with."""
+def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Blocks:
+    """The page. ``spec`` and ``method`` are those of the command line; without ``method`` the page
+    starts with the one that was last used in the browser."""
     fields = Fields()
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:
@@ -186,6 +170,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
             kept = gr.Textbox(visible=False)  # the conversation …
+            tail = gr.Textbox(visible=False)  # what a reply has gained since
             sent = gr.Textbox(visible=False)  # what the box is to be rid of
             attached = gr.Textbox(visible=False)  # the files beside it
             clicked = gr.Number(visible=False)  # when, by the page's clock
@@ -231,7 +216,12 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         buttons: dict[str, Any] = {"submit_btn": False, "stop_btn": "Stop"}
         if not tab.busy:
             buttons = {"submit_btn": "Send", "stop_btn": False}
-        return {box: gr.update(**buttons), transcript: tab.html(), kept: tab.kept()}
+        return {
+            box: gr.update(**buttons),
+            transcript: tab.html(),
+            kept: tab.kept(),
+            tail: "",
+        }
 
     def ask(text: str, given: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
         tab.revive(known)
@@ -279,7 +269,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 if monotonic() >= due:
                     update[kept] = tab.kept()
                     due = monotonic() + KEEP_SECONDS
-                yield update
+                yield update | {tail: tab.tail()}
         finally:
             tab.busy = False
             if tab.ends:
@@ -289,6 +279,8 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
     def give_up(tab: Session) -> dict[Any, Any]:
         """After a reply that Gradio did not let begin, and says why, or that broke off."""
         tab.busy = False
+        if not tab.knows:  # the server was started anew, and what it lacks the browser has
+            return nothing()
         if tab.conversation.turns and not tab.begun:
             turn = tab.conversation.turns[-1]
             turn.reply, turn.before = turn.before or Reply(""), None
@@ -313,12 +305,11 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         return shown(tab)
 
     def nothing() -> dict[Any, Any]:
-        return {box: gr.skip(), transcript: gr.skip(), kept: gr.skip()}
+        return {part: gr.skip() for part in taken}
 
     def restore(known: str, values: str, tab: Session) -> dict[Any, Any]:
         tab.revive(known)
-        found = fields.updates(values, backend.methods())
-        return {transcript: tab.html(), kept: tab.kept()} | found
+        return {transcript: tab.html(), kept: tab.kept()} | fields.updates(values)
 
     def as_markdown(known: str, tab: Session) -> str:
         tab.revive(known)
@@ -332,7 +323,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         backend.stop(_tab_id(request))
         models.stop(request)
 
-    taken = [box, transcript, kept]
+    taken = [box, transcript, kept, tail]
     acted = [kept, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
@@ -357,12 +348,23 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
         )
         models.wire(page, header)
         kept.change(None, [kept], js=KEEP, api_visibility="private")
+        tail.change(None, [tail], js=KEEP_TAIL, api_visibility="private")
         every = list(fields.components.values())
         gr.on(
             [component.change for component in every],
             None,
             every,
-            js=KEEP_VALUES,
+            js=f"(...values) => keepValues({json.dumps(list(fields.components))}, values)",
+            api_visibility="private",
+        )
+        # Not on change: the page's own updates are not the user's choice.
+        remembered = {name: fields.components[name] for name in fields.components if name != "box"}
+        defaults = {name: fields.defaults[name] for name in remembered}
+        gr.on(
+            [component.input for component in remembered.values()] + [box.submit],
+            None,
+            list(remembered.values()),
+            js=f"(...values) => rememberValues({json.dumps(defaults)}, values)",
             api_visibility="private",
         )
         page.load(

@@ -113,6 +113,7 @@ async function openChat(name) {
   if (!found || (isUnkept() && !isEmpty() && !confirm(goes))) return;
   try {
     ofTab.removeItem("conversation"); // for the drafts to have its room
+    ofTab.removeItem("tail");
     keepDraft(own(), written());
     exchangeDrafts(name);
   } catch (error) {

@@ -10,6 +10,7 @@ const store = (() => {
   const MOST = 1000; // chats
   const SLOW = 15_000; // ms
   const SWITCH = "speculation:keeps-chats";
+  const FIELDS = "speculation:fields";
 
   // Where the browser is told to keep nothing, it throws when it is asked for.
   let local = null;
@@ -313,10 +314,17 @@ const store = (() => {
 
     remove: (name) => write(() => change((chats, texts) => drop(chats, texts, name))),
 
+    // The settings that new tabs begin with, as JSON: they are kept where chats are.
+    fields: () => (areKept() ? local.getItem(FIELDS) : null),
+    keepFields: (text) => areKept() && local.setItem(FIELDS, text),
+
     // Whether chats are kept from now on; if not, those that were are forgotten.
     switchTo: (on) => {
       if (on) local.removeItem(SWITCH);
-      else local.setItem(SWITCH, "no");
+      else {
+        local.setItem(SWITCH, "no");
+        local.removeItem(FIELDS);
+      }
       return on ? Promise.resolve() : write(clear);
     },
   };

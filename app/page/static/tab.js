@@ -47,23 +47,97 @@ function keepInTab(text) {
   }
 }
 
+// The tokens of a reply since the conversation was kept last: the server may end at any time.
+function keepTail(text) {
+  if ("leaving" in document.documentElement.dataset) return;
+  try {
+    if (text) ofTab?.setItem("tail", text);
+    else ofTab?.removeItem("tail");
+  } catch (error) {
+    console.warn(error); // there is no room
+  }
+}
+
+// The conversation with these tokens, where it lacks them.
+function withTail(text) {
+  try {
+    const tail = JSON.parse(ofTab?.getItem("tail") ?? "null");
+    if (!text || !tail) return text;
+    const turns = JSON.parse(text);
+    const turn = turns[tail.turn];
+    const { start, reply } = tail;
+    const { pieces, done } = turn.reply ?? turn.before ?? { pieces: [] };
+    const isNewer = start <= pieces.length && pieces.length < start + reply.pieces.length;
+    if (turn !== turns.at(-1) || (turn.reply && done) || !isNewer) return text;
+    turn.reply = { ...reply, pieces: [...pieces.slice(0, start), ...reply.pieces] };
+    return JSON.stringify(turns);
+  } catch (error) {
+    console.warn(error);
+    return text;
+  }
+}
+
 let known = ""; // what this tab kept or opened last
 let unread = null; // why the conversation cannot be read
 async function revive() {
   const kept = ofTab?.getItem("conversation") ?? null;
   known = kept ?? "";
-  if (kept !== null || own() === null) return known;
-  try {
-    const found = await store.read(own());
-    if (found) beOf({ name: own(), versions: [found.chat.version] });
-    known = found?.text ?? "";
-  } catch (error) {
-    console.warn(error);
-    unread = error;
+  if (kept === null && own() !== null) {
+    try {
+      const found = await store.read(own());
+      if (found) beOf({ name: own(), versions: [found.chat.version] });
+      known = found?.text ?? "";
+    } catch (error) {
+      console.warn(error);
+      unread = error;
+      return known;
+    }
   }
+  const whole = withTail(known);
+  if (whole !== known) keepInTab(whole);
+  keepTail("");
+  known = whole;
   return known;
 }
 const revived = revive();
+
+// The values of all fields, for this tab.
+function keepValues(names, values) {
+  if ("leaving" in document.documentElement.dataset) return;
+  try {
+    ofTab?.setItem("values", JSON.stringify(Object.fromEntries(names.map((name, i) => [name, values[i]]))));
+    ofTab?.removeItem("typed");
+  } catch (error) {
+    console.warn(error); // there is no room
+  }
+}
+
+// For tabs opened later, the values that are not the defaults: defaults may change with a version.
+function rememberValues(defaults, values) {
+  const changed = Object.entries(defaults)
+    .map(([name, value], i) => [name, value, values[i]])
+    .filter(([, before, value]) => value !== before)
+    .map(([name, , value]) => [name, value]);
+  try {
+    store.keepFields(JSON.stringify(Object.fromEntries(changed)));
+  } catch (error) {
+    console.warn(error); // there is no room
+  }
+}
+
+// This tab's own values, or those that were remembered. `typed` is the text in the box where no event
+// of Gradio's brought it here: they wait while the server is away.
+function keptValues() {
+  try {
+    const values = JSON.parse(ofTab?.getItem("values") ?? "null");
+    const typed = ofTab?.getItem("typed") ?? null;
+    if (values && typed !== null) values.box = typed;
+    return JSON.stringify(values ? { tab: values } : { browser: JSON.parse(store.fields() ?? "{}") });
+  } catch (error) {
+    console.warn(error);
+    return "{}";
+  }
+}
 
 // For the user to save.
 function download(blob, name) {

@@ -23,15 +23,23 @@ ENDLESS = "root ::= [a-z] root"
 @contextmanager
 def served(model: Path, *flags: str) -> Iterator[str]:
     """The address of the app, in a process of its own."""
-    command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
+    command = ["app", "--no-browser", "--model", str(model)]
     command += ["--ctx", "32768", "--threads", "1", "--port", free_port(), *flags]
+    with started(*command) as (address, _):
+        yield address
+
+
+@contextmanager
+def started(module: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A module that serves the page, in a process of its own: its address, and the process."""
+    command = [sys.executable, "-m", module, *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             found = re.search(r"http://\S+", line)
             assert found, line
-            yield found[0]
+            yield found[0], process
         finally:
             process.terminate()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.app.browser.chat import Chat, free_port, served
+from tests.app.browser.chat import Chat, free_port, served, started
 
 
 def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
@@ -109,6 +109,82 @@ def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, mode
     with served(model, "--port", port):
         chat.ask("a dog", 2)
         assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    chat.close()
+
+
+def test_text_that_was_on_the_screen_outlives_a_server_that_is_killed(
+    browser: Any, model: Path
+) -> None:
+    port = free_port()
+    flags = ("--no-browser", "--model", str(model), "--threads", "1", "--port", port)
+    with started("app", *flags) as (address, process):
+        chat = Chat(browser, address)
+        chat.never_end()
+        chat.page.evaluate(
+            """() => new MutationObserver(() => {
+              const text = document.querySelector(".live .text")?.textContent.trim();
+              if (text) localStorage.setItem("seen", text);
+            }).observe(document.querySelector("#transcript"),
+                       { subtree: true, childList: true, characterData: true })"""
+        )
+        chat.say("a cat")
+        chat.page.wait_for_function("localStorage.getItem('seen')?.length > 5")
+        process.kill()
+        process.wait()
+        chat.wait_for_streams()
+    with served(model, "--port", port):
+        chat.go_to(address)
+        chat.page.wait_for_selector(".turns:not(:has(.live)) .error:has-text('not finished')")
+        seen = chat.page.evaluate("localStorage.getItem('seen')")
+        assert chat.last(".text").startswith(seen)
+        chat.reload()
+        assert chat.last(".text").startswith(seen)
+    chat.close()
+
+
+def test_a_new_tab_has_the_settings_that_were_used_last(chat: Chat, address: str) -> None:
+    chat.choose_method("Lookahead")
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    chat.unfold("System prompt")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("store.fields()?.includes('Be brief.')")
+    other = Chat.within(chat.context, address)
+    other.page.wait_for_function("document.querySelector('#box textarea').value === ''")
+    other.ask("a cat")
+    assert other.last("code") == "lookahead:window=5"
+    other.unfold("System prompt")
+    assert other.page.input_value("#system textarea") == "Be brief."
+    assert other.last(".stats").endswith(" · length limit")  # of 60 tokens, as in the first tab
+    chat.page.once("dialog", lambda dialog: dialog.accept())
+    chat.page.get_by_label("Keep chats in this browser").uncheck()
+    chat.page.wait_for_function("localStorage.getItem('speculation:fields') === null")
+    chat.page.fill("#system textarea", "Be long.")
+    chat.ask("a dog")
+    assert chat.page.evaluate("localStorage.getItem('speculation:fields')") is None
+    last = Chat.within(chat.context, address)
+    last.ask("a hen")
+    assert last.last("code") == "auto"
+
+
+def test_a_method_of_the_command_line_comes_before_the_one_that_was_used_last(
+    browser: Any, model: Path
+) -> None:
+    port = free_port()
+    with served(model, "--port", port) as address:
+        chat = Chat(browser, address)
+        chat.choose_method("Lookahead")
+        chat.unfold("Parameters")
+        chat.set("window", "5")
+        chat.unfold("Sampling")
+        chat.set("Max tokens", "5")
+        chat.page.wait_for_function("store.fields()?.includes('max_tokens')")
+        chat.page.close()
+    with served(model, "--port", port, "--method", "lookahead:ngram=3"):
+        other = Chat.within(chat.context, address)
+        assert other.ask("a cat").endswith(" · length limit")
+        assert other.last("code") == "lookahead:ngram=3"
     chat.close()
 
 

@@ -1,0 +1,16 @@
+"""What takes a model's word on its speed, or a server with less room: the page on a fake backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.app.browser.chat import Chat, started
+
+
+def test_a_comparison_shows_how_many_times_as_fast_a_reply_was(browser: Any) -> None:
+    with started("tests.support.fake_app") as (address, _):
+        chat = Chat(browser, address)
+        chat.page.check("#compare input")
+        stats = chat.ask("a cat")
+        assert stats.startswith("80 tok/s · 2.0× plain, same text · 2.1 tokens per step")
+        chat.close()
