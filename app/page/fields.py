@@ -139,9 +139,7 @@ def _whole(value: Any, default: int) -> int:
     return default if value is None else int(value)
 
 
-def method_fields(
-    fields: Fields, methods: tuple[MethodInfo, ...], flag: str | None = None
-) -> None:
+def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], flag: str | None = None) -> None:
     """The choice of a method, and for each one its parameters, of which those of one are seen.
 
     ``flag`` is the method, maybe with parameters, that the command line gives.

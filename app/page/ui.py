@@ -350,23 +350,13 @@ def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Bl
         kept.change(None, [kept], js=KEEP, api_visibility="private")
         tail.change(None, [tail], js=KEEP_TAIL, api_visibility="private")
         every = list(fields.components.values())
-        gr.on(
-            [component.change for component in every],
-            None,
-            every,
-            js=f"(...values) => keepValues({json.dumps(list(fields.components))}, values)",
-            api_visibility="private",
-        )
-        # Not on change: the page's own updates are not the user's choice.
-        remembered = {name: fields.components[name] for name in fields.components if name != "box"}
-        defaults = {name: fields.defaults[name] for name in remembered}
-        gr.on(
-            [component.input for component in remembered.values()] + [box.submit],
-            None,
-            list(remembered.values()),
-            js=f"(...values) => rememberValues({json.dumps(defaults)}, values)",
-            api_visibility="private",
-        )
+        values = f"({json.dumps(fields.defaults)}, values)"
+        for events, keeps in (
+            ([component.change for component in every], "keepValues"),
+            ([box.submit], "rememberValues"),
+        ):
+            js = f"(...values) => {keeps}{values}"
+            gr.on(events, None, every, js=js, api_visibility="private")
         page.load(
             restore,
             [kept, kept_values, session],

@@ -101,25 +101,32 @@ async function revive() {
 }
 const revived = revive();
 
-// The values of all fields, for this tab.
-function keepValues(names, values) {
+// Whether the user has touched the settings: what the page itself fills in is not their choice.
+let isChosen = false;
+for (const type of ["input", "keydown", "pointerdown"]) {
+  const note = ({ isTrusted, target }) => (isChosen ||= isTrusted && !!target.closest?.("#settings"));
+  document.addEventListener(type, note, true);
+}
+
+// Values are in the order of `defaults`, an object of names and values.
+function keepValues(defaults, values) {
   if ("leaving" in document.documentElement.dataset) return;
+  const names = Object.keys(defaults);
   try {
     ofTab?.setItem("values", JSON.stringify(Object.fromEntries(names.map((name, i) => [name, values[i]]))));
     ofTab?.removeItem("typed");
   } catch (error) {
     console.warn(error); // there is no room
   }
+  if (isChosen) rememberValues(defaults, values);
 }
 
-// For tabs opened later, the values that are not the defaults: defaults may change with a version.
+// For tabs opened later. Defaults are left out, as another version may have others.
 function rememberValues(defaults, values) {
-  const changed = Object.entries(defaults)
-    .map(([name, value], i) => [name, value, values[i]])
-    .filter(([, before, value]) => value !== before)
-    .map(([name, , value]) => [name, value]);
+  const named = Object.entries(defaults).map(([name, value], i) => [name, value, values[i]]);
+  const changed = named.filter(([name, before, value]) => name !== "box" && value !== before);
   try {
-    store.keepFields(JSON.stringify(Object.fromEntries(changed)));
+    store.keepFields(JSON.stringify(Object.fromEntries(changed.map(([name, , value]) => [name, value]))));
   } catch (error) {
     console.warn(error); // there is no room
   }

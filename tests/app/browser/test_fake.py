@@ -1,4 +1,4 @@
-"""What takes a model's word on its speed, or a server with less room: the page on a fake backend."""
+"""The page on a fake backend: what would depend on a machine's speed, or on its memory."""
 
 from __future__ import annotations
 

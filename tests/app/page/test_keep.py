@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
-from app.page.conversation import Conversation, PlainRun, stats_line
+from app.page.conversation import Conversation, PlainRun, Settings, stats_line
 from app.page.keep import LEFT, from_text, to_text
+from app.page.session import Session
 from app.worker.messages import Failed, ModelSpec, Text
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
 
@@ -53,6 +55,29 @@ def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
     assert reply is not None
     assert reply.plain == PlainRun(12.5, "re", 0, 0.0)
     assert "plain" not in stats_line(reply)
+
+
+def test_the_tail_of_a_reply_has_what_came_since_the_conversation_was_kept() -> None:
+    tab = Session(talk("one"))
+    tab.conversation.ask("two")
+    assert (tab.kept(), tab.tail()) == (to_text(tab.conversation), "")
+    events = [Text((("a", True),)), Text((("b", False),)), Text((("c", True),))]
+    tails = []
+    times = iter([0, 1, 1, 2, 2, *range(3, 99)])  # an update for each text
+    backend = FakeBackend([*events, DONE])
+    answer = tab.conversation.answer(backend, Settings(), "tab", clock=lambda: next(times))
+    for n, _ in enumerate(answer):
+        if n == 2:
+            tab.kept()
+        tails.append(json.loads(tab.tail()))
+    assert {tail["turn"] for tail in tails} == {1}
+    assert [(tail["start"], tail["reply"]["pieces"]) for tail in tails[:4]] == [
+        (0, []),
+        (0, [["a", True]]),
+        (2, []),
+        (2, [["c", True]]),
+    ]
+    assert tails[0]["reply"].keys() == json.loads(to_text(tab.conversation))[1]["reply"].keys()
 
 
 @pytest.mark.parametrize(

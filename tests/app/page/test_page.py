@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
 from app.worker.backend import Backend, LocalBackend
 from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Text
+from speculation.engine import DEFAULT_METHOD
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -239,6 +241,42 @@ def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
     backend.close()
 
 
+def test_what_the_browser_kept_is_taken_where_it_fits_its_field() -> None:
+    fields = method_fields(FakeBackend(), "guess:width=8")
+    kept = {
+        "method": "ar",
+        "guess.width": 2,
+        "guess.deep": False,
+        "sampling.temperature": 7,
+        "sampling.mirostat": 2,
+        "sampling.top_k": None,
+        "sampling.grammar": "a",
+    }
+    wrong = {
+        "method": "gone",
+        "guess.width": 2.5,
+        "guess.deep": 1,
+        "sampling.temperature": "hot",
+        "sampling.mirostat": True,
+        "sampling.top_k": True,
+        "sampling.grammar": None,
+        "gone": 1,
+    }
+
+    def taken(**data: object) -> dict[str, object]:
+        names = {component: name for name, component in fields.components.items()}
+        found = fields.updates(json.dumps(data))
+        return {names[component]: update["value"] for component, update in found.items()}
+
+    in_range = kept | {"sampling.temperature": 2.0}
+    assert taken(tab=kept) == in_range
+    given = {"method", "guess.width", "guess.deep"}
+    assert taken(browser=kept) == {name: in_range[name] for name in kept if name not in given}
+    assert taken(tab=wrong) == taken(browser=wrong) == taken(tab=[1]) == taken(browser=None) == {}
+    assert [fields.updates(text) for text in ("", "{", "[]", "3", "null")] == [{}] * 5
+    assert (fields.defaults["method"], fields.defaults["guess.width"]) == (DEFAULT_METHOD, 4)
+
+
 # The program
 
 
@@ -295,6 +333,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
     assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
     assert (flags.draft_model, flags.heads) == (None, [])
+    assert (flags.method, parse_flags([]).method) == ("lookahead:window=5", None)
     paired = parse_flags(["--draft-model", "--heads"])
     assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
     with pytest.raises(SystemExit):
