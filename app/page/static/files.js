@@ -68,6 +68,8 @@ function refuse(why) {
   if (why) notice.scrollIntoView({ block: "nearest" });
 }
 
+document.addEventListener("refused", ({ detail }) => refuse(detail));
+
 function showFiles(place, files) {
   place.files = files;
   place.querySelector(".files").replaceChildren(...files.map(chip));

@@ -146,6 +146,17 @@ function keptValues() {
   }
 }
 
+// Gradio's client says nothing of a call that the server found too large (guard.py).
+const unwatchedFetch = window.fetch;
+window.fetch = async (...request) => {
+  const response = await unwatchedFetch(...request);
+  if (response.status === 413) {
+    const { error } = await response.clone().json();
+    document.dispatchEvent(new CustomEvent("refused", { detail: error }));
+  }
+  return response;
+};
+
 // For the user to save.
 function download(blob, name) {
   const link = document.createElement("a");
