@@ -343,7 +343,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
-        ("--gpu-layers -5", "--gpu-layers is -5; give a whole number from 0"),
+        ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):
@@ -352,5 +352,5 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
 
 
 def test_an_address_of_another_machine_is_refused_before_any_port_is_tried() -> None:
-    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1: no address of this machine"):
+    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1 is not an address of this machine"):
         main(["--host", "192.0.2.1"])
