@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    print(f"speculation: unknown command {name!r}; use chat, bench, train or models", file=sys.stderr)
+    print(
+        f"speculation: unknown command {name!r}; use chat, bench, train or models", file=sys.stderr
+    )
     return 2
 
 

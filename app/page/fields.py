@@ -1,6 +1,6 @@
-"""What can be set for a reply: the fields of the page, and the settings their values stand for.
+"""The settings in the sidebar: Gradio fields, and the ``Settings`` that their values mean.
 
-The fields of a method are made from its parameters, so that a new method needs nothing here.
+A method's fields are made from its parameters, so a new method needs no code here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from app.worker.messages import MethodInfo, Parameter
 from speculation.engine import DEFAULT_METHOD
 
 MAX_TOKENS = 1024
-RANDOM = -1  # the seed that stands for another one each time
+RANDOM = -1  # as a seed: a new one for each reply
 N_SEEDS = 2**32 - 1
 
 
 class Fields:
-    """Components by name; a handler takes their values and finds them by name again.
+    """The fields by name.
 
-    components   all fields whose values the browser keeps
-    for_replies  those that a reply depends on
-    defaults     the values of ``components`` without flags
-    given        names of the fields that flags have set, which remembered values leave alone
+    components   all fields, whose values the browser saves
+    for_replies  the fields that a reply depends on
+    defaults     each field's value without command-line flags
+    given        names of the fields set by flags, which remembered values do not change
     """
 
     def __init__(self) -> None:
@@ -40,51 +40,52 @@ class Fields:
         self._names: list[str] = []  # of ``for_replies``
 
     def add(self, name: str, component: Any, default: Any = None) -> Any:
-        """A field that a reply depends on. Without ``default`` it is the component's value."""
+        """Add a field that a reply depends on; ``default`` is by default the component's value."""
         self._names.append(name)
         self.for_replies.append(component)
-        return self.keep(name, component, default)
+        return self.add_other(name, component, default)
 
-    def keep(self, name: str, component: Any, default: Any = None) -> Any:
-        """Another field, which is kept as well."""
+    def add_other(self, name: str, component: Any, default: Any = None) -> Any:
+        """Add a field that no reply depends on."""
         self.components[name] = component
         self.defaults[name] = component.value if default is None else default
         return component
 
     def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        """By name, the values of the fields that a reply depends on."""
+        """The values of ``for_replies`` by name."""
         return dict(zip(self._names, values, strict=True))
 
-    def updates(self, kept: str) -> dict[Any, Any]:
-        """Updates by component for what the browser kept (``keptValues`` in tab.js).
+    def updates(self, saved: str) -> dict[Any, Any]:
+        """Updates by component for the values that the browser saved (``savedValues`` in tab.js).
 
-        ``kept`` is JSON: values by name, under ``tab`` if they are this tab's own, else under
-        ``browser``. Unknown names and values that do not fit their component are ignored.
+        ``saved`` is JSON: values by name, under ``tab`` if they are this tab's own, under
+        ``browser`` if they are remembered from an earlier tab. Unknown names and invalid values
+        are ignored.
         """
         try:
-            data = json.loads(kept or "{}")
+            data = json.loads(saved or "{}")
         except ValueError:
             return {}
         if not isinstance(data, dict):
             return {}
-        values, left_alone = data.get("tab"), set[str]()
+        values, skipped = data.get("tab"), set[str]()
         if values is None:
-            values, left_alone = data.get("browser"), self.given
+            values, skipped = data.get("browser"), self.given
         if not isinstance(values, dict):
             return {}
         return {
             component: gr.update(value=_within(component, values[name]))
             for name, component in self.components.items()
-            if name in values and name not in left_alone and _fits(component, values[name])
+            if name in values and name not in skipped and _fits(component, values[name])
         }
 
 
 def _fits(component: Any, value: Any) -> bool:
-    """Whether a component may have this value, which came from JSON."""
+    """Whether a value from JSON is valid for a component."""
     if isinstance(component, gr.Checkbox):
         return isinstance(value, bool)
     if isinstance(component, gr.Dropdown | gr.Radio):
-        # Not by == alone: 1 == True.
+        # The types must agree too, because 1 == True.
         return any(type(value) is type(one) and value == one for _, one in component.choices)
     if isinstance(component, gr.Slider):
         return _is_number(value)
@@ -107,14 +108,14 @@ def _within(component: Any, value: Any) -> Any:
 
 
 def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
-    """The settings that the fields' values stand for; what is left empty keeps its default."""
+    """The settings that the fields' values mean. Empty fields keep their defaults."""
     sampling = {
         name.removeprefix("sampling."): value
         for name, value in values.items()
         if name.startswith("sampling.") and value is not None and str(value).strip()
     }
     if sampling.get("seed", RANDOM) == RANDOM:
-        # Without chance a seed means nothing, and one request is to be known by what it means.
+        # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         sampling["seed"] = random.randrange(N_SEEDS) if sampling.get("temperature") else 0
     name = values["method"]
     info = next(info for info in methods if info.name == name)
@@ -140,9 +141,9 @@ def _whole(value: Any, default: int) -> int:
 
 
 def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], flag: str | None = None) -> None:
-    """The choice of a method, and for each one its parameters, of which those of one are seen.
+    """The choice of method, and an accordion of parameters for each, of which one is visible.
 
-    ``flag`` is the method, maybe with parameters, that the command line gives.
+    ``flag`` is the value of ``--method``, if given.
     """
     name, _, rest = (flag or DEFAULT_METHOD).partition(":")
     given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
@@ -198,7 +199,7 @@ def _parameter_field(parameter: Parameter, given: str | None) -> Any:
 
 
 def sampling_fields(fields: Fields) -> None:
-    """Names and defaults are those of SamplingParams, but for the length and the seed."""
+    """Fields for sampling. Names and defaults are those of SamplingParams, but the seed's."""
 
     def number(name: str, value: float, label: str, info: str | None = None) -> None:
         precision = 0 if isinstance(value, int) else None
@@ -214,7 +215,7 @@ def sampling_fields(fields: Fields) -> None:
     slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
     fields.add(
         "max_tokens",
-        gr.Number(MAX_TOKENS, label="Max tokens", info="0: to the end of the context", precision=0),
+        gr.Number(MAX_TOKENS, label="Max tokens", info="0: until the context is full", precision=0),
     )
     fields.add(
         "leave_out",
@@ -230,16 +231,16 @@ def sampling_fields(fields: Fields) -> None:
     slider("min_p", 0.0, "Min p", info="0: off")
     number("repeat_penalty", 1.0, "Repeat penalty", "1: off")
     number("presence_penalty", 0.0, "Presence penalty", "0: off")
-    number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
+    number("seed", RANDOM, "Seed", f"{RANDOM}: a new one for each reply")
     with gr.Accordion("More", open=False):
         number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
-        number("penalty_last_n", 64, "Penalties look back", "tokens; -1: the context")
+        number("penalty_last_n", 64, "Penalty range", "in tokens; -1: the whole context")
         slider("typical_p", 1.0, "Typical p", info="1: off")
         slider("xtc_probability", 0.0, "XTC probability", info="0: off")
         slider("xtc_threshold", 0.1, "XTC threshold")
         number("dry_multiplier", 0.0, "DRY multiplier", "0: off")
         number("dry_base", 1.75, "DRY base")
-        number("dry_allowed_length", 2, "DRY allowed length", "tokens")
+        number("dry_allowed_length", 2, "DRY allowed length", "in tokens")
         fields.add(
             "sampling.mirostat",
             gr.Radio([("off", 0), ("1", 1), ("2", 2)], value=0, label="Mirostat"),
@@ -248,7 +249,7 @@ def sampling_fields(fields: Fields) -> None:
         number("mirostat_eta", 0.1, "Mirostat eta")
         for name, label, info in (
             ("grammar", "Grammar (GBNF)", None),
-            ("json_schema", "JSON schema", "Bounds of numbers are not kept."),
+            ("json_schema", "JSON schema", "Numeric bounds are not enforced."),
         ):
             box = gr.Textbox(label=label, info=info, lines=2, max_lines=12)
             fields.add(f"sampling.{name}", box)

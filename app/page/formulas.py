@@ -1,8 +1,8 @@
 """Math in Markdown: finds TeX and converts it to MathML, which browsers render natively.
 
 Inline: ``$x$``, ``\\(x\\)``; display: ``$$x$$``, ``\\[x\\]``, within a line or as a block. TeX that
-cannot be converted is shown as source. An unclosed block ends at a blank line, so that appended text
-never changes an earlier block.
+cannot be converted is shown as source. An unclosed block ends at a blank line, so that appended
+text never changes an earlier block.
 
 Uses math-core because latex2mathml leaves HTML inside ``\\text`` unescaped and lets ``\\href`` link
 anywhere.

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 # Makes the browser itself block requests to other servers.
 POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 
-# A call carries a message and the whole conversation, as JSON within JSON. A turn with 1 MB of files
-# takes 1.1 MB for prose or code, and 3.5 MB for quotes and newlines alone (measured). So about 60
-# such turns fit, or 19 in the worst case.
+# A call carries a message and the whole conversation, as JSON within JSON. A turn with 1 MB of
+# files takes 1.1 MB for prose or code, and 3.5 MB for quotes and newlines alone (measured). So
+# about 60 such turns fit, or 19 in the worst case.
 LARGEST_BODY = 64 * 2**20  # bytes
 
 API = "/gradio_api/"

@@ -44,7 +44,9 @@ def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
     )
 
 
-def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(tmp_path: Path) -> None:
+def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
+    tmp_path: Path,
+) -> None:
     here = tmp_path / "here.gguf"
     here.touch()
     entries = [

@@ -1,13 +1,12 @@
-// What was written and not sent: in the box, beside it, and in forms that edit a turn. The tab keeps it
-// while the page is loaded again, and while another chat is open, under the name of its own; a chat
-// that has not begun has none.
+// Drafts: unsent text and files in the box and in forms that edit a turn. The tab saves them across
+// reloads, and by chat name while another chat is open. A new chat has no name yet.
 
 const draftKey = (name) => `draft:${name ?? ""}`;
-let edits = ofTab === null ? [] : readJson("edits", []); // forms to be opened with their turns
+let edits = tabStorage === null ? [] : readJson("edits", []); // forms to reopen when their turns are shown
 
 function readJson(key, otherwise) {
   try {
-    return JSON.parse(ofTab.getItem(key)) ?? otherwise;
+    return JSON.parse(tabStorage.getItem(key)) ?? otherwise;
   } catch (error) {
     console.warn(error);
     return otherwise;
@@ -23,7 +22,7 @@ function openEdits() {
   }));
 }
 
-// Once the turns are there, which come all at once.
+// Called once the turns are shown; they all come at once.
 function reopenEdits() {
   for (const { index, text, files } of edits) {
     const turn = element.querySelector(`[data-index="${index}"]`);
@@ -32,37 +31,37 @@ function reopenEdits() {
   edits = [];
 }
 
-// Raises where the tab has no room.
-function keepDraft(name, draft) {
+// Throws if the tab's storage is full.
+function saveDraft(name, draft) {
   const isEmpty = !draft.typed && !draft.files.length && !draft.edits.length;
-  if (isEmpty) ofTab.removeItem(draftKey(name));
-  else ofTab.setItem(draftKey(name), JSON.stringify(draft));
+  if (isEmpty) tabStorage.removeItem(draftKey(name));
+  else tabStorage.setItem(draftKey(name), JSON.stringify(draft));
 }
 
-function written() {
+function currentDraft() {
   const entry = document.querySelector("#entry");
   return { typed: entry.querySelector("textarea").value, files: filesOf(entry), edits: openEdits() };
 }
 
 function takeDraft(name) {
   const draft = readJson(draftKey(name), {});
-  ofTab.removeItem(draftKey(name));
+  tabStorage.removeItem(draftKey(name));
   return { typed: "", files: [], edits: [], ...draft };
 }
 
-// For the page to find when it is loaded again.
-function exchangeDrafts(name) {
+// Puts a chat's draft where the page looks for it after the reload.
+function switchDrafts(name) {
   const { typed, files, edits } = takeDraft(name);
-  ofTab.setItem("typed", typed);
-  ofTab.setItem("files", JSON.stringify(files));
-  ofTab.setItem("edits", JSON.stringify(edits));
+  tabStorage.setItem("typed", typed);
+  tabStorage.setItem("files", JSON.stringify(files));
+  tabStorage.setItem("edits", JSON.stringify(edits));
 }
 
-// What is in the box goes along to a new chat; else it gets what was written in one before.
-function beginDraft() {
-  const { typed, files, edits: open } = written();
+// A new chat takes over what is in the box, or else gets the draft of an earlier new chat.
+function draftForNewChat() {
+  const { typed, files, edits: open } = currentDraft();
   edits = [];
-  if (own() !== null) keepDraft(own(), { typed: "", files: [], edits: open });
+  if (currentName() !== null) saveDraft(currentName(), { typed: "", files: [], edits: open });
   if (typed || files.length) return;
   const draft = takeDraft(null);
   const box = document.querySelector("#box textarea");
@@ -74,11 +73,11 @@ function beginDraft() {
 
 for (const event of ["pagehide", "visibilitychange"]) {
   window.addEventListener(event, () => {
-    if (ofTab === null || "leaving" in document.documentElement.dataset) return;
+    if (tabStorage === null || "leaving" in document.documentElement.dataset) return;
     try {
-      ofTab.setItem("edits", JSON.stringify([...edits, ...openEdits()]));
+      tabStorage.setItem("edits", JSON.stringify([...edits, ...openEdits()]));
     } catch (error) {
-      console.warn(error); // there is no room
+      console.warn(error); // the storage is full
     }
   });
 }

@@ -1,67 +1,67 @@
-// What a tab has: the conversation in the window, and which of the chats it is. sessionStorage keeps
-// both while the tab is open, as far as it has room (about 5 MB); a longer conversation is in the store
-// alone. It stands in the page's head, for Gradio's first event to find the conversation.
+// The state of one browser tab: its chat and its settings. sessionStorage has both while the tab is open.
+// A chat that does not fit (about 5 MB) is in the store alone. Loaded in the page's head, so that
+// Gradio's first event finds the chat.
 
-// Where the browser is told to keep nothing, it throws when it is asked for.
-let ofTab = null;
+// Throws if the browser is set to store nothing.
+let tabStorage = null;
 try {
-  ofTab = sessionStorage;
+  tabStorage = sessionStorage;
 } catch (error) {
   console.warn(error);
 }
 
-// Its name, once something of it was to be kept, and what this tab knows it as there: the version that
-// was written or opened last, and one that may or may not have been written before the page was left.
-let mine = { name: ofTab?.getItem("chat") ?? null, versions: [] };
+// The chat's name in the store, null before it is saved, and the versions that count as this tab's: the
+// one last saved or opened, and one whose saving the end of the page may have interrupted.
+let current = { name: tabStorage?.getItem("chat") ?? null, versions: [] };
 try {
-  mine.versions = JSON.parse(ofTab?.getItem("versions") ?? "[]");
+  current.versions = JSON.parse(tabStorage?.getItem("versions") ?? "[]");
 } catch (error) {
   console.warn(error);
 }
-const own = () => mine.name;
+const currentName = () => current.name;
 
-function beOf(chat) {
-  mine = chat;
-  noteOwn();
+function setCurrent(chat) {
+  current = chat;
+  saveCurrent();
 }
-const beOfNone = () => beOf({ name: null, versions: [] });
+const clearCurrent = () => setCurrent({ name: null, versions: [] });
 
-function noteOwn() {
+function saveCurrent() {
   try {
-    if (mine.name === null) ofTab?.removeItem("chat");
-    else ofTab?.setItem("chat", mine.name);
-    ofTab?.setItem("versions", JSON.stringify(mine.versions));
+    if (current.name === null) tabStorage?.removeItem("chat");
+    else tabStorage?.setItem("chat", current.name);
+    tabStorage?.setItem("versions", JSON.stringify(current.versions));
   } catch (error) {
-    console.warn(error); // there is no room
+    console.warn(error); // the storage is full
   }
 }
 
-// Whether there is room for it. An earlier state stays until the store has this one.
-function keepInTab(text) {
+// Returns whether it fits. If not, the earlier state stays until the store has this one.
+function saveToTab(text) {
   try {
-    ofTab?.setItem("conversation", text);
-    return ofTab !== null;
+    tabStorage?.setItem("conversation", text);
+    return tabStorage !== null;
   } catch (error) {
     console.warn(error);
     return false;
   }
 }
 
-// The tokens of a reply since the conversation was kept last: the server may end at any time.
-function keepTail(text) {
+// The reply's tokens since the last full save, because the server may die at any time.
+function saveTail(text) {
   if ("leaving" in document.documentElement.dataset) return;
   try {
-    if (text) ofTab?.setItem("tail", text);
-    else ofTab?.removeItem("tail");
+    if (text) tabStorage?.setItem("tail", text);
+    else tabStorage?.removeItem("tail");
   } catch (error) {
-    console.warn(error); // there is no room
+    console.warn(error); // the storage is full
   }
 }
 
-// The conversation with these tokens, where it lacks them.
-function withTail(text) {
+// The chat as JSON, completed with those tokens.
+function mergeTail(text) {
   try {
-    const tail = JSON.parse(ofTab?.getItem("tail") ?? "null");
+    const tail = JSON.parse(tabStorage?.getItem("tail") ?? "null");
     if (!text || !tail) return text;
     const turns = JSON.parse(text);
     const turn = turns[tail.turn];
@@ -77,67 +77,67 @@ function withTail(text) {
   }
 }
 
-let known = ""; // what this tab kept or opened last
-let unread = null; // why the conversation cannot be read
-async function revive() {
-  const kept = ofTab?.getItem("conversation") ?? null;
-  known = kept ?? "";
-  if (kept === null && own() !== null) {
+let lastSaved = ""; // the chat as JSON, as this tab last saved or opened it
+let readError = null; // why the chat cannot be read
+async function restore() {
+  const inTab = tabStorage?.getItem("conversation") ?? null;
+  lastSaved = inTab ?? "";
+  if (inTab === null && currentName() !== null) {
     try {
-      const found = await store.read(own());
-      if (found) beOf({ name: own(), versions: [found.chat.version] });
-      known = found?.text ?? "";
+      const found = await store.read(currentName());
+      if (found) setCurrent({ name: currentName(), versions: [found.chat.version] });
+      lastSaved = found?.text ?? "";
     } catch (error) {
       console.warn(error);
-      unread = error;
-      return known;
+      readError = error;
+      return lastSaved;
     }
   }
-  const whole = withTail(known);
-  if (whole !== known) keepInTab(whole);
-  keepTail("");
-  known = whole;
-  return known;
+  const whole = mergeTail(lastSaved);
+  if (whole !== lastSaved) saveToTab(whole);
+  saveTail("");
+  lastSaved = whole;
+  return lastSaved;
 }
-const revived = revive();
+const restored = restore();
 
-// Whether the user has touched the settings: what the page itself fills in is not their choice.
-let isChosen = false;
+// Whether the user has touched the settings. Values that the page fills in are not remembered.
+let isTouched = false;
 for (const type of ["input", "keydown", "pointerdown"]) {
-  const note = ({ isTrusted, target }) => (isChosen ||= isTrusted && !!target.closest?.("#settings"));
+  const note = ({ isTrusted, target }) => (isTouched ||= isTrusted && !!target.closest?.("#settings"));
   document.addEventListener(type, note, true);
 }
 
-// Values are in the order of `defaults`, an object of names and values.
-function keepValues(defaults, values) {
+// `defaults` maps the fields' names to their default values; `values` are in the same order.
+function saveValues(defaults, values) {
   if ("leaving" in document.documentElement.dataset) return;
   const names = Object.keys(defaults);
   try {
-    ofTab?.setItem("values", JSON.stringify(Object.fromEntries(names.map((name, i) => [name, values[i]]))));
-    ofTab?.removeItem("typed");
+    tabStorage?.setItem("values", JSON.stringify(Object.fromEntries(names.map((name, i) => [name, values[i]]))));
+    tabStorage?.removeItem("typed");
   } catch (error) {
-    console.warn(error); // there is no room
+    console.warn(error); // the storage is full
   }
-  if (isChosen) rememberValues(defaults, values);
+  if (isTouched) rememberValues(defaults, values);
 }
 
-// For tabs opened later. Defaults are left out, as another version may have others.
+// For tabs opened later. Leaves out defaults, because they may differ in another version.
 function rememberValues(defaults, values) {
   const named = Object.entries(defaults).map(([name, value], i) => [name, value, values[i]]);
   const changed = named.filter(([name, before, value]) => name !== "box" && value !== before);
   try {
-    store.keepFields(JSON.stringify(Object.fromEntries(changed.map(([name, , value]) => [name, value]))));
+    store.saveFields(JSON.stringify(Object.fromEntries(changed.map(([name, , value]) => [name, value]))));
   } catch (error) {
-    console.warn(error); // there is no room
+    console.warn(error); // the storage is full
   }
 }
 
-// This tab's own values, or those that were remembered. `typed` is the text in the box where no event
-// of Gradio's brought it here: they wait while the server is away.
-function keptValues() {
+// This tab's values, or else the remembered ones. `typed` is the text in the box if no Gradio event has
+// saved it: they do not arrive while the server is down.
+function savedValues() {
   try {
-    const values = JSON.parse(ofTab?.getItem("values") ?? "null");
-    const typed = ofTab?.getItem("typed") ?? null;
+    const values = JSON.parse(tabStorage?.getItem("values") ?? "null");
+    const typed = tabStorage?.getItem("typed") ?? null;
     if (values && typed !== null) values.box = typed;
     return JSON.stringify(values ? { tab: values } : { browser: JSON.parse(store.fields() ?? "{}") });
   } catch (error) {
@@ -146,7 +146,7 @@ function keptValues() {
   }
 }
 
-// Gradio's client says nothing of a call that the server found too large (guard.py).
+// Gradio's client does not report that the server refused a call as too large (guard.py).
 const unwatchedFetch = window.fetch;
 window.fetch = async (...request) => {
   const response = await unwatchedFetch(...request);
@@ -157,7 +157,7 @@ window.fetch = async (...request) => {
   return response;
 };
 
-// For the user to save.
+// Offers a file for download.
 function download(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);

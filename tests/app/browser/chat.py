@@ -153,7 +153,7 @@ class Chat:
         self.settle()
         return self.wait_for_reply()
 
-    def kept(self) -> list[str]:
+    def saved(self) -> list[str]:
         """The texts of the chats that the browser keeps, once this tab's reply is dealt with."""
         self.page.wait_for_function(
             "JSON.parse(sessionStorage.getItem('conversation'))?.every(({reply}) => reply?.done)"

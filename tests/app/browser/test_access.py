@@ -46,7 +46,7 @@ def test_a_screen_reader_hears_of_a_replys_beginning_and_end_and_who_speaks(chat
     chat.say("a cat")
     chat.page.wait_for_function(f"{heard} === 'The model is replying'")
     chat.page.click("#box .stop-button")
-    chat.page.wait_for_function(f"{heard} === 'The reply is there'")
+    chat.page.wait_for_function(f"{heard} === 'The reply is complete'")
     assert chat.page.get_by_role("group", name="You", exact=True).inner_text().startswith("a cat")
     assert chat.page.get_by_role("group", name="Model", exact=True).count() == 1
     accordion = chat.page.get_by_role("button", name="System prompt")

@@ -56,7 +56,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.get_by_role("button", name="Delete Of cats").click()
     wait_for_titles(chat, "a “dog” </script>")
     said = import_file(chat, tmp_path / "chats.json")
-    assert said == "Imported 1 chat; 1 chat here already, as new or newer."
+    assert said == "Imported 1 chat; 1 chat already here, unchanged or newer."
     wait_for_titles(chat, "a “dog” </script>", "Of cats")
     assert [json.loads(text) for text in chat.page.evaluate(KEPT)] == [
         json.loads(text) for text in kept
@@ -65,7 +65,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
     chat.settle()
-    chat.kept()
+    chat.saved()
     dates = "store.list().then((list) => list.map(({ at }) => at))"
     assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
 
@@ -80,7 +80,7 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
     chat.ask("a dog", 2)
     chat.page.wait_for_function(f"store.list().then(([chat]) => chat.at > {one['at']})")
     assert import_file(chat, tmp_path / "chats.json") == (
-        "Imported 0 chats; 1 chat here already, as new or newer."
+        "Imported 0 chats; 1 chat already here, unchanged or newer."
     )
     newer = {**one, "at": one["at"] * 2, "turns": json.loads(turns("a cat", "a fox"))}
     (tmp_path / "newer.json").write_text(json.dumps({**data, "chats": [newer]}))
@@ -94,8 +94,8 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"format": "speculation-chats", "ver', "it is no JSON, or was cut short"),
-        ("[1]", "it is no export of chats"),
+        ('{"format": "speculation-chats", "ver', "it is not JSON or is incomplete"),
+        ("[1]", "it is not an export of chats"),
         ('{"format": "speculation-chats", "version": 2, "chats": []}', "a newer version of this"),
         ('{"format": "speculation-chats", "version": 1}', "it has no chats"),
         (
@@ -129,7 +129,7 @@ def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
     data = {"format": "speculation-chats", "version": 1, "chats": [one]}
     (tmp_path / "x.json").write_text(json.dumps(data))
     assert import_file(chat, tmp_path / "x.json") == (
-        "x.json cannot be imported: its chat 1 lacks its name, title or date."
+        "x.json cannot be imported: its chat 1 has no valid name, title or date."
     )
     chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
     chat.ask("a cat")
@@ -153,8 +153,6 @@ def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
         one["turns"] = json.loads(one.pop("text"))
     data = {"format": "speculation-chats", "version": 1, "chats": chats}
     (tmp_path / "chats.json").write_text(json.dumps(data))
-    assert import_file(chat, tmp_path / "chats.json") == (
-        "Imported 1 chat; no room for 1 chat more."
-    )
+    assert import_file(chat, tmp_path / "chats.json") == ("Imported 1 chat; no room for 1 chat.")
     chat.page.wait_for_selector("#chats li:last-child [data-open]:text-is('a hen')")
     assert chat.page.locator("#chats li").count() == 1000

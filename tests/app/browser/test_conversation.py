@@ -93,7 +93,7 @@ def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
     chat.page.hover(".turns > :first-child .reply")
     chat.page.click(".turns > :first-child [data-action=retry]")
     chat.settle()
-    assert asked == ["The 2 turns after go."]
+    assert asked == ["This deletes the 2 messages below. Continue?"]
     assert chat.page.locator(".turn").count() == 3
 
 

@@ -60,9 +60,8 @@ def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
     refused = chat.page.locator(".refused")
     refused.wait_for()
     assert refused.inner_text().splitlines() == [
-        "a.png is no text in UTF-8; save it as plain text first",
-        "b.txt has 1.3 MB; of the 1 MB that a message takes, the other files leave 1.0 MB: "
-        "remove one, or add a part of it",
+        "a.png is not UTF-8 text; save it as plain text first",
+        "b.txt is too large (1.3 MB): a message can have 1 MB of files, and 1.0 MB is left",
     ]
     chat.page.keyboard.press("Control+z")
     left = chat.page.input_value("#box textarea")
@@ -83,7 +82,7 @@ def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
     )
     choose(chat, book)
     chat.page.wait_for_selector(
-        ".refused:has-text('b.txt has 1.3 MB; a message takes 1 MB of files: add a part of it')"
+        ".refused:has-text('b.txt is too large (1.3 MB): a message can have 1 MB of files')"
     )
 
 
@@ -185,7 +184,7 @@ def test_text_that_was_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat)
     assert not chat.page.evaluate(DROP, {**picture, "text": "1\t2"})
     assert not chat.page.is_visible(".refused")
     assert chat.page.evaluate(DROP, picture)
-    chat.page.wait_for_selector(".refused:has-text('image.png is no text')")
+    chat.page.wait_for_selector(".refused:has-text('image.png is not UTF-8 text')")
 
 
 def test_a_file_that_is_dropped_onto_a_message_being_edited_goes_with_it(chat: Chat) -> None:
@@ -219,4 +218,4 @@ def test_of_a_folder_the_page_says_that_it_cannot_be_read(chat: Chat, tmp_path: 
     session = chat.context.new_cdp_session(chat.page)
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, "x": 600, "y": 300, "data": data})
-    chat.page.wait_for_selector(".refused:has-text('notes cannot be read; of a folder add the')")
+    chat.page.wait_for_selector(".refused:has-text('notes cannot be read; of a folder, add its')")

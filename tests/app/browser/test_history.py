@@ -161,10 +161,10 @@ def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [data-open]")
     asked = accept_dialogs(chat)
-    chat.page.get_by_label("Keep chats in this browser").uncheck()
-    assert asked == ["Forget the chat kept so far?"]
+    chat.page.get_by_label("Save chats in this browser").uncheck()
+    assert asked == ["Delete the saved chat?"]
     chat.ask("a dog", 2)
-    assert chat.kept() == []
+    assert chat.saved() == []
     wait_for_titles(chat)
     assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
     chat.reload()  # the tab has its conversation nevertheless
@@ -255,11 +255,11 @@ def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, addre
         "Object.defineProperty(window, name, {get() { throw new Error('denied'); }});"
     )
     chat.reload()
-    chat.page.wait_for_selector("#chats .trouble:has-text('The browser keeps no chats')")
+    chat.page.wait_for_selector("#chats .trouble:has-text('The browser cannot save chats')")
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     chat.page.wait_for_selector("#files li")
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:has-text('keeps nothing of this page')")
+    chat.page.wait_for_selector("#transcript .unsaved:has-text('saves nothing for this page')")
     chat.page.click(".file summary")
     assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
     assert chat.page.locator("#chats [type=checkbox]").is_disabled()

@@ -43,7 +43,7 @@ def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat)
 def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.reload()
-    assert "this reply was not finished" in chat.last(".error")
+    assert "This reply is unfinished" in chat.last(".error")
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
     assert chat.retry().endswith(" · length limit")
@@ -78,7 +78,7 @@ def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) 
     chat.ask(said)
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
     chat.page.wait_for_function("sessionStorage.getItem('conversation') === null")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
     chat.reload()
     assert chat.last(".said") == said
     chat.ask("a fox", 2)
@@ -89,15 +89,15 @@ def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) 
 
 
 def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
-    chat.page.get_by_label("Keep chats in this browser").uncheck()
+    chat.page.get_by_label("Save chats in this browser").uncheck()
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     chat.ask("a cat" + " and a dog" * 6000)
-    assert "too long for the browser to keep" in chat.page.inner_text("#transcript .unkept")
+    assert "too long for the browser to save" in chat.page.inner_text("#transcript .unsaved")
     chat.page.evaluate("sessionStorage.removeItem('other')")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
     chat.ask("a dog")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
 
 
 def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
@@ -134,7 +134,7 @@ def test_text_that_was_on_the_screen_outlives_a_server_that_is_killed(
         chat.wait_for_streams()
     with served(model, "--port", port):
         chat.go_to(address)
-        chat.page.wait_for_selector(".turns:not(:has(.live)) .error:has-text('not finished')")
+        chat.page.wait_for_selector(".turns:not(:has(.live)) .error:has-text('unfinished')")
         seen = chat.page.evaluate("localStorage.getItem('seen')")
         assert chat.last(".text").startswith(seen)
         chat.reload()
@@ -158,7 +158,7 @@ def test_a_new_tab_has_the_settings_that_were_used_last(chat: Chat, address: str
     assert other.page.input_value("#system textarea") == "Be brief."
     assert other.last(".stats").endswith(" · length limit")  # of 60 tokens, as in the first tab
     chat.page.once("dialog", lambda dialog: dialog.accept())
-    chat.page.get_by_label("Keep chats in this browser").uncheck()
+    chat.page.get_by_label("Save chats in this browser").uncheck()
     chat.page.wait_for_function("localStorage.getItem('speculation:fields') === null")
     chat.page.fill("#system textarea", "Be long.")
     chat.ask("a dog")

@@ -80,7 +80,7 @@ def test_a_second_tab_waits_its_turn_and_is_told_so(chat: Chat, browser: Any, ad
     chat.begin_endless("a cat")
     second = Chat(browser, address)
     second.say("a dog")
-    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply before yours')")
+    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply is ahead of yours')")
     chat.page.click("#box .stop-button")
     second.page.wait_for_selector(".live .text, .stats")
     second.close()

@@ -37,7 +37,7 @@ def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_
     chat.page.evaluate("document.querySelectorAll('.turn')[3].isOld = true")
     assert chat.ask("f" * 39, 5).endswith(" · context 93 / 256 · 3 turns left out")
     assert line.inner_text() == (
-        "Above this line: no longer read by the model; its context of 256 tokens is full"
+        "The model no longer reads the turns above: its context of 256 tokens is full"
     )
     assert chat.page.locator(".turns > :has(.left-out)").get_attribute("data-index") == "3"
     is_old = "document.querySelectorAll('.turn')[3].isOld === true"

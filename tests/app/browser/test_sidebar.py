@@ -99,7 +99,7 @@ def test_stop_ends_the_reply_and_not_the_load_behind_it(chat: Chat) -> None:
     chat.page.wait_for_selector(".live .text")
     chat.page.fill("#ctx input", "2048")
     chat.page.click("#load")
-    chat.page.wait_for_selector("#load-note:has-text('Waiting: 1 reply before yours')")
+    chat.page.wait_for_selector("#load-note:has-text('Waiting: 1 reply is ahead of yours')")
     assert chat.page.is_visible("#cancel")
     chat.page.click("#box .stop-button")
     chat.page.wait_for_selector("#header:has-text('context 2048')")

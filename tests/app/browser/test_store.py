@@ -28,13 +28,13 @@ FAILS = {  # how opening the database may fail, and what the page says then
     "fails": (
         "const asked = {}; setTimeout(() => asked.onerror(), 100);"
         "asked.error = new DOMException('', 'VersionError'); return asked",
-        "a newer version of this program was used at this address",
+        "a newer version of this program has used this address",
     ),
     "is blocked": (
         "const asked = {}; setTimeout(() => asked.onblocked(), 100); return asked",
-        "another tab has an older version of this page; close it",
+        "another tab has an older version of this page open; close that tab",
     ),
-    "hangs": ("return {}", "its database does not open; load this page again"),
+    "hangs": ("return {}", "its database does not open; reload this page"),
 }
 
 
@@ -123,7 +123,9 @@ def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) ->
     chat.page.add_init_script(f"if (!sessionStorage.getItem('mended')) {broken}")
     chat.reload()
     wait_for_titles(chat, "a fox", "a hen", "a cow")
-    chat.page.wait_for_selector("#chats .trouble:has-text('3 of earlier versions could not be')")
+    chat.page.wait_for_selector(
+        "#chats .trouble:has-text('3 chats of earlier versions could not be')"
+    )
     # Meanwhile an earlier version goes on with one of them.
     text = turns("a hen", "and a dog")
     chat.page.evaluate("(text) => localStorage.setItem('speculation:chat:a hen', text)", text)
@@ -157,10 +159,10 @@ def test_where_there_is_no_room_the_oldest_make_way_and_the_page_says_so(chat: C
     wait_for_titles(chat, "old 0", "old 1", "old 2", "old 3")
     chat.say(f"a cat {noise(130_000)}")
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
-    chat.page.wait_for_selector(".refused:has-text('There was no more room; the browser forgot')")
+    chat.page.wait_for_selector(".refused:has-text('To make room, the browser deleted')")
     assert titles(chat)[1:] == ["old 0", "old 1", "old 2"]
     assert "“old 3”" in chat.page.inner_text(".refused")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
 
 
 def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -> None:
@@ -169,7 +171,7 @@ def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -
     kept = chat.page.evaluate(KEPT)
     chat.say(f"a cat {noise(350_000)}")
     chat.page.wait_for_selector(
-        "#transcript .unkept:has-text('does not keep this conversation: it has no more room. It')"
+        "#transcript .unsaved:has-text('cannot save this chat: it is out of space. It')"
     )
     assert chat.page.evaluate(KEPT) == kept
     chat.page.wait_for_selector(".turns:not(:has(.live)) .error")
@@ -177,7 +179,7 @@ def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -
     assert chat.last(".said").startswith("a cat")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
     chat.ask("a dog")
     chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
 
@@ -186,7 +188,7 @@ def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> No
     fill(chat, 1000, 1)
     chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
     chat.ask("a cat")
-    chat.page.wait_for_selector(".refused:has-text('forgot the oldest chat, “old 999”')")
+    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “old 999”')")
     assert len(chat.page.evaluate("store.list()")) == 1000
 
 
@@ -198,13 +200,13 @@ def test_without_a_database_the_page_works_and_says_what_is_not_kept(chat: Chat,
     chat.reload()
     trouble = chat.page.locator("#chats .trouble")
     chat.page.wait_for_selector("#chats .trouble:not(:empty)")
-    assert trouble.inner_text() == f"The browser keeps no chats: {why}."
+    assert trouble.inner_text() == f"The browser cannot save chats: {why}."
     assert chat.page.locator("#chats [type=checkbox]").is_disabled()
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
-    assert chat.page.inner_text("#transcript .unkept") == (
-        f"The browser does not keep this conversation: {why}. It lasts as long as this tab. "
-        "Export saves it."
+    chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
+    assert chat.page.inner_text("#transcript .unsaved") == (
+        f"The browser cannot save this chat: {why}. It lasts until you close this tab. "
+        "Use Export to save it."
     )
     chat.reload()
     assert chat.last(".said") == "a cat"
@@ -220,13 +222,13 @@ def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Cha
     other.evaluate(
         "new Promise((resolve) => indexedDB.open('speculation', 2).onsuccess = () => resolve())"
     )
-    why = "a newer version of this page is open; load this one again"
+    why = "a newer version of this page is open; reload this one"
     chat.page.wait_for_selector(f"#chats .trouble:has-text('{why}')")
     chat.ask("a dog", 2)
-    chat.page.wait_for_selector(f"#transcript .unkept:has-text('{why}')")
+    chat.page.wait_for_selector(f"#transcript .unsaved:has-text('{why}')")
     chat.reload()
     chat.wait_for_reply(2)
-    chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program')")
+    chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program has')")
 
 
 def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
@@ -236,12 +238,12 @@ def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
     other.goto(chat.page.url)
     other.wait_for_selector("#chats [data-open]")
     other.on("dialog", lambda dialog: dialog.accept())
-    other.get_by_label("Keep chats in this browser").uncheck()
+    other.get_by_label("Save chats in this browser").uncheck()
     wait_for_titles(chat)
     chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
     chat.ask("a dog", 2)
-    assert chat.kept() == []
-    other.get_by_label("Keep chats in this browser").check()
+    assert chat.saved() == []
+    other.get_by_label("Save chats in this browser").check()
     chat.page.wait_for_selector("#chats [type=checkbox]:checked")
     chat.ask("a fox", 3)
     wait_for_titles(chat, "a cat")
@@ -268,7 +270,9 @@ def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> N
     wait_for_titles(chat, "a cat")
     state = chat.page.evaluate("({...sessionStorage})")
     chat.ask("a dog", 2)
-    chat.page.wait_for_function("store.list().then(([chat]) => chat.version === mine.versions[0])")
+    chat.page.wait_for_function(
+        "store.list().then(([chat]) => chat.version === current.versions[0])"
+    )
     chat.page.evaluate(
         "(state) => { addEventListener('pagehide', () => {"
         " sessionStorage.clear(); Object.assign(sessionStorage, state); }); }",
@@ -286,18 +290,16 @@ def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
     fill(chat, 1, 10)
     wait_for_titles(chat, "old 0")
     chat.page.evaluate(
-        "() => { store.keep = async () => { throw new DOMException('', 'QuotaExceededError') } }"
+        "() => { store.save = async () => { throw new DOMException('', 'QuotaExceededError') } }"
     )
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
+    chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
     asked: list[str] = []
     chat.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     with chat.page.expect_event("dialog"):
         chat.page.click("#chats [data-open]")
     chat.settle()
-    assert asked == [
-        "The conversation in the window is not kept; opening another chat discards it."
-    ]
+    assert asked == ["The current chat is not saved. Opening another one discards it. Continue?"]
     assert chat.last(".said") == "a cat"
     new_chat(chat)
     chat.page.click("#chats [data-open]")

@@ -60,7 +60,7 @@ def test_a_reply_that_was_cut_short_is_gone_on_with() -> None:
     run(conversation, FakeBackend([Text((("one ", False), ("two ", True))), cut]))
     assert conversation.turns[0].reply is not None
     assert conversation.turns[0].reply.is_cut_short
-    conversation.go_on()
+    conversation.continue_reply()
     assert "one two " in markdown(conversation)
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
     backend = FakeBackend([Text((("three", True),)), DONE], [Text((("three", False),)), plain])
@@ -80,7 +80,7 @@ def test_half_a_character_is_not_gone_on_with() -> None:
     conversation.ask("hi")
     cut = dataclasses.replace(DONE, finish_reason="length")
     run(conversation, FakeBackend([Text((("ab\ufffd", False),)), cut]))
-    conversation.go_on()
+    conversation.continue_reply()
     assert conversation.messages()[-1] == {"role": "assistant", "content": "ab"}
 
 
@@ -95,9 +95,9 @@ def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> Non
         seen.append(reply.notice or reply.text)
     assert list(dict.fromkeys(seen)) == [
         "",
-        "Waiting: 1 reply before yours",
-        "Waiting: 2 replies before yours",
-        "Waiting: a model is being loaded",
+        "Waiting: 1 reply is ahead of yours",
+        "Waiting: 2 replies are ahead of yours",
+        "Waiting: a model is loading",
         "Reading the prompt: 512 of 900 tokens",
         "yes",
     ]
@@ -136,7 +136,7 @@ def test_a_plain_reply_is_what_a_retry_is_compared_with() -> None:
     run(conversation, FakeBackend([Text((("yes", False),)), plain]), method="ar")
     conversation.retry(0)
     reply = run(conversation, FakeBackend([Text((("yes!", False),)), DONE]))
-    assert "2.0× plain, other text" in stats_line(reply)
+    assert "2.0× plain, different text" in stats_line(reply)
 
 
 def test_comparing_measures_again_what_was_measured_before() -> None:
@@ -244,7 +244,7 @@ def test_what_the_prompt_opened_is_known_to_the_reply_and_to_one_that_goes_on() 
     cut = dataclasses.replace(DONE, finish_reason="length")
     reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
     assert reply.reasoning == (0, 2, 2)
-    conversation.go_on()
+    conversation.continue_reply()
     rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
     assert rest.answer == "yes"
 
@@ -261,7 +261,7 @@ def test_a_reply_that_goes_on_is_told_to_think_or_not_as_before() -> None:
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
     run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]), thinking=True)
-    conversation.go_on()
+    conversation.continue_reply()
     backend = FakeBackend([Opening("<think>\n"), Text((("</think>yes", False),)), DONE])
     rest = run(conversation, backend, thinking=False)
     assert backend.requests[0].thinking is True

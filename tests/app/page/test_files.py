@@ -8,8 +8,8 @@ import pytest
 
 from app.page.conversation import Conversation, markdown
 from app.page.files import File, files_to_text, read_files, size_of, with_files
-from app.page.keep import from_text, to_text
 from app.page.render import turn_html
+from app.page.saved import from_text, to_text
 from app.worker.messages import Text
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 

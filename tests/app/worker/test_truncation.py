@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.page.conversation import Conversation, PlainRun, Reply, Turn, markdown, stats_line
-from app.page.keep import from_text, to_text
 from app.page.render import turn_html
+from app.page.saved import from_text, to_text
 from app.worker.backend import LocalBackend
 from app.worker.messages import Failed, LeftOut, Loaded, ModelSpec, Prefill, Text
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
@@ -125,7 +125,7 @@ def test_a_reply_that_fills_the_context_can_be_gone_on_with(backend: LocalBacken
     assert (reply.done.finish_reason, reply.n_left_out) == ("context", 0)
     assert reply.is_cut_short
     begun = reply.text
-    conversation.go_on()
+    conversation.continue_reply()
     rest = run(conversation, backend, max_tokens=20, method="ar")
     assert rest.error == ""
     assert rest.n_left_out == 1
@@ -163,7 +163,7 @@ def test_the_line_stands_above_the_first_turn_that_is_read_and_in_no_export() ->
     turn = Turn("hi", Reply("ar", [("yes", False)]), n_ctx=512)
     html = turn_html(turn, live=False, last=True)
     assert html.startswith(
-        '<p class="left-out" role="note">Above this line: no longer read by the model; its context '
+        '<p class="left-out" role="note">The model no longer reads the turns above: its context '
         "of 512 tokens is full</p><article"
     )
     conversation = talk("one", "two")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from app.page.conversation import Conversation, PlainRun, Settings, stats_line
-from app.page.keep import LEFT, from_text, to_text
+from app.page.saved import UNFINISHED, from_text, to_text
 from app.page.session import Session
 from app.worker.messages import Failed, ModelSpec, Text
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -38,11 +38,11 @@ def test_a_reply_that_was_not_finished_says_so() -> None:
     conversation.ask("two")
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
-    assert (reply.method, reply.text, reply.error) == ("", "", LEFT)
+    assert (reply.method, reply.text, reply.error) == ("", "", UNFINISHED)
     run(conversation, FakeBackend([Text((("ha", True),))]))
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
-    assert (reply.text, reply.error) == ("ha", LEFT)
+    assert (reply.text, reply.error) == ("ha", UNFINISHED)
 
 
 def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
@@ -60,7 +60,7 @@ def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
 def test_the_tail_of_a_reply_has_what_came_since_the_conversation_was_kept() -> None:
     tab = Session(talk("one"))
     tab.conversation.ask("two")
-    assert (tab.kept(), tab.tail()) == (to_text(tab.conversation), "")
+    assert (tab.saved(), tab.tail()) == (to_text(tab.conversation), "")
     events = [Text((("a", True),)), Text((("b", False),)), Text((("c", True),))]
     tails = []
     times = iter([0, 1, 1, 2, 2, *range(3, 99)])  # an update for each text
@@ -68,7 +68,7 @@ def test_the_tail_of_a_reply_has_what_came_since_the_conversation_was_kept() -> 
     answer = tab.conversation.answer(backend, Settings(), "tab", clock=lambda: next(times))
     for n, _ in enumerate(answer):
         if n == 2:
-            tab.kept()
+            tab.saved()
         tails.append(json.loads(tab.tail()))
     assert {tail["turn"] for tail in tails} == {1}
     assert [(tail["start"], tail["reply"]["pieces"]) for tail in tails[:4]] == [
