@@ -60,8 +60,9 @@ class Backend(Protocol):
     def reply(self, request: ChatRequest) -> Iterator[Event]:
         """Reply to a conversation.
 
-        Yields Waiting, LeftOut, Opening, Prefill, Text, then Done or Failed. LeftOut comes only if it differs from the request's. The reply starts with the iteration
-        and stops when the iterator is closed.
+        Yields Waiting, LeftOut, Opening, Prefill, Text, then Done or Failed. LeftOut comes only if
+        it differs from the request's. The reply starts when the iterator is first advanced and
+        stops when it is closed.
         """
         ...
 
