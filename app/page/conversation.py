@@ -217,9 +217,9 @@ class Conversation:
 
     @left_out.setter
     def left_out(self, left_out: LeftOut) -> None:
-        told = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
+        read = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
         for turn in self.turns:
-            turn.n_ctx = left_out.n_ctx if turn is told[left_out.n_turns] else 0
+            turn.n_ctx = left_out.n_ctx if turn is read[left_out.n_turns] else 0
 
     def messages(self, system: str = "") -> tuple[Mapping[str, str], ...]:
         """The conversation for the model, without earlier turns that got no reply."""
@@ -257,10 +257,10 @@ class Conversation:
             left_out,
         )
         before = turn.before or Reply("")
-        begun = list(before.pieces)
+        prefix = list(before.pieces)
         reply = Reply(
             settings.method,
-            list(begun),
+            list(prefix),
             opening=before.opening,
             thinking=settings.thinking,
             n_left_out=left_out.n_turns,
@@ -275,7 +275,7 @@ class Conversation:
 
         yield from follow(backend.reply(request), take, clock)
         done = reply.done
-        if reply.error and len(reply.pieces) == len(begun):
+        if reply.error and len(reply.pieces) == len(prefix):
             self.left_out = left_out
         if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
             return
@@ -288,11 +288,11 @@ class Conversation:
             self.plain_runs[key] = PlainRun.of(done, reply.text)
             return
         if settings.compare:
-            plain = Reply(PLAIN, list(begun))
+            plain = Reply(PLAIN, list(prefix))
 
             def apply(event: Event) -> None:
                 plain.apply(event)
-                n_done = len(plain.pieces) - len(begun)
+                n_done = len(plain.pieces) - len(prefix)
                 reply.notice = plain.notice or (
                     f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
                 )

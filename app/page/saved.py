@@ -78,8 +78,8 @@ def _reply(data: Mapping[str, Any]) -> Reply:
     done = _done(data["done"]) if data["done"] else None
     plain = PlainRun(**data["plain"]) if data["plain"] else None
     opening = str(data.get("opening", ""))
-    told = data.get("thinking")
-    thinking = None if told is None else bool(told)
+    thinking = data.get("thinking")
+    thinking = None if thinking is None else bool(thinking)
     return Reply(
         str(data["method"]),
         pieces,

@@ -26,7 +26,7 @@ PAGE = Path(__file__).parent / "static"
 IN_HEAD = ("store.js", "tab.js", "archive.js")  # run before Gradio's first event
 SCRIPTS = (
     *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
-    *("files.js", "drafts.js", "window.js"),
+    *("files.js", "unsent.js", "window.js"),
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -60,7 +60,7 @@ CHATS = """
   <label><input type="checkbox"> Save chats in this browser</label>
   <div class="all"><button type="button" data-all="export">Export all</button>
   <button type="button" data-all="import">Import</button></div>
-  <p class="told" role="status"></p>
+  <p class="status" role="status"></p>
 </div>
 """
 

@@ -6,7 +6,7 @@ const FORMAT = "speculation-chats";
 const FORMAT_VERSION = 1;
 
 function showStatus(text) {
-  document.querySelector("#chats .told").textContent = text;
+  document.querySelector("#chats .status").textContent = text;
 }
 
 // Adds each text as it is: all together may be too long for one string.

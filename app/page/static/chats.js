@@ -49,10 +49,10 @@ async function showChats() {
   const number = words.length ? `${list.length} of ${all.length}` : "";
   setText(box.querySelector(".found"), number);
   setText(box.querySelector(".trouble"), trouble && `${trouble}.`);
-  box.querySelector("[type=checkbox]").checked = store.areSaved() && !isBroken;
+  box.querySelector("[type=checkbox]").checked = store.savesChats() && !isBroken;
   box.querySelector("[type=checkbox]").disabled = isBroken;
   box.querySelector("[data-all=export]").disabled = !all.length;
-  box.querySelector("[data-all=import]").disabled = isBroken || !store.areSaved();
+  box.querySelector("[data-all=import]").disabled = isBroken || !store.savesChats();
   const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === currentName()]);
   // Replacing a row would lose its focus, and a click that has just begun.
   if (JSON.stringify(rows) === listed && ul.children.length === rows.length) return;
@@ -179,7 +179,7 @@ function deleteChat(button) {
   const other = beside?.querySelector("[data-remove]").dataset.remove;
   const isOwn = name === currentName();
   if (isOwn) clearCurrent();
-  tabStorage?.removeItem(draftKey(name));
+  tabStorage?.removeItem(unsentKey(name));
   all = all.filter((chat) => chat.name !== name); // shown before it is deleted
   saving.then(() => store.remove(name)).catch(reportError);
   showChats();

@@ -21,7 +21,7 @@ function saveChat(text) {
   const isSame = text === before || (isFirst && text && before && asJson(text) === asJson(before));
   isFirst = false;
   if (isSame || isDeleted) return; // nothing has changed
-  if (!text || !store.areSaved()) {
+  if (!text || !store.savesChats()) {
     clearCurrent(); // the next message starts a new chat
     warn(hasRoom ? "" : UNSAVED);
     return;
@@ -111,10 +111,10 @@ async function openChat(name) {
   const question = "The current chat is not saved. Opening another one discards it. Continue?";
   if (!found || (isUnsaved() && !isEmpty() && !confirm(question))) return;
   try {
-    tabStorage.removeItem("conversation"); // to make room for the drafts
+    tabStorage.removeItem("conversation"); // to make room for unsent messages
     tabStorage.removeItem("tail");
-    saveDraft(currentName(), currentDraft());
-    switchDrafts(name);
+    saveUnsent(currentName(), unsentHere());
+    switchUnsent(name);
   } catch (error) {
     console.warn(error);
     saveToTab(lastSaved);
@@ -133,7 +133,7 @@ document.addEventListener("click", ({ target }) => {
   if (target.closest("[data-action=undo]")) isUndone = true;
   if (target.closest("#new")) {
     isUndone = false;
-    if (tabStorage !== null) draftForNewChat();
+    if (tabStorage !== null) moveUnsentToNewChat();
     if (isEmpty()) clearCurrent();
   }
 });
@@ -145,10 +145,10 @@ document.addEventListener("saved", ({ detail }) => {
   if (next !== null && !isGenerating) openChat(next); // else the reply has not stopped yet
 });
 
-// Deletes all saved chats except the one in this tab.
+// Deletes all saved chats. This tab still has its own.
 async function stopSaving(list) {
   await store.setSaving(false);
-  for (const { name } of list) tabStorage?.removeItem(draftKey(name));
+  for (const { name } of list) tabStorage?.removeItem(unsentKey(name));
   clearCurrent();
   if (!saveToTab(lastSaved)) warn(UNSAVED);
 }

@@ -18,7 +18,7 @@ const store = (() => {
   } catch (error) {
     console.warn(error);
   }
-  const areSaved = () => local !== null && local.getItem(SWITCH) !== "no";
+  const savesChats = () => local !== null && local.getItem(SWITCH) !== "no";
   const newName = () => `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
   // Whether it is valid for Date.
   const isDate = (at) => Number.isFinite(at) && at >= 0 && at <= 8.64e15;
@@ -128,7 +128,7 @@ const store = (() => {
   }
   window.addEventListener("storage", ({ key }) => {
     if (key !== SWITCH) return;
-    if (areSaved()) notify(false);
+    if (savesChats()) notify(false);
     else write(clear).catch(console.warn); // including what this tab has just saved
   });
 
@@ -250,7 +250,7 @@ const store = (() => {
   return {
     newName,
     isDate,
-    areSaved,
+    savesChats,
     reason,
 
     // Throws if nothing can be saved; else returns what could not be migrated, in words.
@@ -279,7 +279,7 @@ const store = (() => {
       write(() =>
         makeRoom(text.length, name, () =>
           change(async (chats, texts) => {
-            if (!areSaved()) return { name: null, gone: [] };
+            if (!savesChats()) return { name: null, gone: [] };
             const found = await done(chats.get(name));
             const isOurs =
               !found || versions.includes(found.version) || (await done(texts.get(name))) === before;
@@ -313,9 +313,9 @@ const store = (() => {
 
     remove: (name) => write(() => change((chats, texts) => drop(chats, texts, name))),
 
-    // The settings that new tabs start with, as JSON; saved only while chats are.
-    fields: () => (areSaved() ? local.getItem(FIELDS) : null),
-    saveFields: (text) => areSaved() && local.setItem(FIELDS, text),
+    // The settings that new tabs start with, as JSON. They are saved only if chats are.
+    fields: () => (savesChats() ? local.getItem(FIELDS) : null),
+    saveFields: (text) => savesChats() && local.setItem(FIELDS, text),
 
     // Switches saving on or off; off deletes the saved chats and settings.
     setSaving: (on) => {

@@ -147,9 +147,9 @@ function savedValues() {
 }
 
 // Gradio's client does not report that the server refused a call as too large (guard.py).
-const unwatchedFetch = window.fetch;
+const originalFetch = window.fetch;
 window.fetch = async (...request) => {
-  const response = await unwatchedFetch(...request);
+  const response = await originalFetch(...request);
   if (response.status === 413) {
     const { error } = await response.clone().json();
     document.dispatchEvent(new CustomEvent("refused", { detail: error }));

@@ -24,12 +24,12 @@ def export_all(chat: Chat, path: Path) -> dict[str, Any]:
 
 def import_file(chat: Chat, path: Path) -> str:
     """What the page says of it."""
-    chat.page.evaluate("document.querySelector('#chats .told').textContent = ''")
+    chat.page.evaluate("document.querySelector('#chats .status').textContent = ''")
     with chat.page.expect_file_chooser() as chooser:
         chat.page.get_by_role("button", name="Import", exact=True).click()
     chooser.value.set_files(path)
-    chat.page.wait_for_selector("#chats .told:not(:empty)")
-    return chat.page.inner_text("#chats .told")
+    chat.page.wait_for_selector("#chats .status:not(:empty)")
+    return chat.page.inner_text("#chats .status")
 
 
 def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     wait_for_titles(chat, "a “dog” </script>", "Of cats")
     kept = chat.page.evaluate(KEPT)
     data = export_all(chat, tmp_path / "chats.json")
-    assert chat.page.inner_text("#chats .told") == "Exported 2 chats."
+    assert chat.page.inner_text("#chats .status") == "Exported 2 chats."
     assert (data["format"], data["version"]) == ("speculation-chats", 1)
     assert [(c["title"], c["named"]) for c in data["chats"]] == [
         ("a “dog” </script>", False),

@@ -1,7 +1,7 @@
-// Drafts: unsent text and files in the box and in forms that edit a turn. The tab saves them across
-// reloads, and by chat name while another chat is open. A new chat has no name yet.
+// Unsent text and files, in the box and in forms that edit a turn. The tab saves them across reloads,
+// and by chat name while another chat is open. A new chat has no name yet.
 
-const draftKey = (name) => `draft:${name ?? ""}`;
+const unsentKey = (name) => `draft:${name ?? ""}`;
 let edits = tabStorage === null ? [] : readJson("edits", []); // forms to reopen when their turns are shown
 
 function readJson(key, otherwise) {
@@ -32,42 +32,42 @@ function reopenEdits() {
 }
 
 // Throws if the tab's storage is full.
-function saveDraft(name, draft) {
-  const isEmpty = !draft.typed && !draft.files.length && !draft.edits.length;
-  if (isEmpty) tabStorage.removeItem(draftKey(name));
-  else tabStorage.setItem(draftKey(name), JSON.stringify(draft));
+function saveUnsent(name, unsent) {
+  const isEmpty = !unsent.typed && !unsent.files.length && !unsent.edits.length;
+  if (isEmpty) tabStorage.removeItem(unsentKey(name));
+  else tabStorage.setItem(unsentKey(name), JSON.stringify(unsent));
 }
 
-function currentDraft() {
+function unsentHere() {
   const entry = document.querySelector("#entry");
   return { typed: entry.querySelector("textarea").value, files: filesOf(entry), edits: openEdits() };
 }
 
-function takeDraft(name) {
-  const draft = readJson(draftKey(name), {});
-  tabStorage.removeItem(draftKey(name));
-  return { typed: "", files: [], edits: [], ...draft };
+function takeUnsent(name) {
+  const unsent = readJson(unsentKey(name), {});
+  tabStorage.removeItem(unsentKey(name));
+  return { typed: "", files: [], edits: [], ...unsent };
 }
 
-// Puts a chat's draft where the page looks for it after the reload.
-function switchDrafts(name) {
-  const { typed, files, edits } = takeDraft(name);
+// Puts a chat's unsent message where the page looks for it after the reload.
+function switchUnsent(name) {
+  const { typed, files, edits } = takeUnsent(name);
   tabStorage.setItem("typed", typed);
   tabStorage.setItem("files", JSON.stringify(files));
   tabStorage.setItem("edits", JSON.stringify(edits));
 }
 
-// A new chat takes over what is in the box, or else gets the draft of an earlier new chat.
-function draftForNewChat() {
-  const { typed, files, edits: open } = currentDraft();
+// A new chat takes over what is in the box, or else what an earlier new chat left unsent.
+function moveUnsentToNewChat() {
+  const { typed, files, edits: open } = unsentHere();
   edits = [];
-  if (currentName() !== null) saveDraft(currentName(), { typed: "", files: [], edits: open });
+  if (currentName() !== null) saveUnsent(currentName(), { typed: "", files: [], edits: open });
   if (typed || files.length) return;
-  const draft = takeDraft(null);
+  const unsent = takeUnsent(null);
   const box = document.querySelector("#box textarea");
-  showFiles(box.closest("#entry"), draft.files);
-  if (!draft.typed) return;
-  box.value = draft.typed;
+  showFiles(box.closest("#entry"), unsent.files);
+  if (!unsent.typed) return;
+  box.value = unsent.typed;
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
