@@ -199,7 +199,7 @@ def _parameter_field(parameter: Parameter, given: str | None) -> Any:
 
 
 def sampling_fields(fields: Fields) -> None:
-    """Fields for sampling. Names and defaults are those of SamplingParams, but the seed's."""
+    """Fields for sampling, with the names and defaults of SamplingParams, but a random seed."""
 
     def number(name: str, value: float, label: str, info: str | None = None) -> None:
         precision = 0 if isinstance(value, int) else None

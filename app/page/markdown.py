@@ -23,7 +23,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
 from app.page import formulas
-from app.page.halfway import completed, completed_inline
+from app.page.completion import completed, completed_inline
 from app.page.highlight import highlighted
 
 Env = MutableMapping[str, Any]
