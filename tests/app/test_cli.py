@@ -61,7 +61,7 @@ def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
     ]
 
 
-def test_models_prints_the_file_of_a_name_and_one_line_for_a_wrong_one(
+def test_models_prints_the_file_of_a_name_and_one_line_for_an_unknown_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert models.main(["bundled"]) == 0

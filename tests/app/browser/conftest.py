@@ -57,7 +57,7 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def chat(context: Any, address: str) -> Iterator[Chat]:
-    """A tab of a browser that knows the page's scripts, and keeps nothing of earlier tests."""
+    """A tab in a warm browser context, without data of earlier tests."""
     made = Chat.within(context, address)
     made.unfold("Sampling")
     made.set("Max tokens", "60")

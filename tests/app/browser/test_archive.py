@@ -1,4 +1,4 @@
-"""All chats as one file, and back."""
+"""Export of all chats to a file, and import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def export_all(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def import_file(chat: Chat, path: Path) -> str:
-    """What the page says of it."""
+    """Import a file; return the page's message."""
     chat.page.evaluate("document.querySelector('#chats .status').textContent = ''")
     with chat.page.expect_file_chooser() as chooser:
         chat.page.get_by_role("button", name="Import", exact=True).click()
@@ -70,7 +70,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
 
 
-def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_not_either(
+def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     chat: Chat, tmp_path: Path
 ) -> None:
     chat.ask("a cat")
@@ -113,7 +113,7 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
         ),
     ],
 )
-def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why(
+def test_nothing_is_imported_from_an_unreadable_file_and_the_page_says_why(
     chat: Chat, tmp_path: Path, text: str, why: str
 ) -> None:
     (tmp_path / "x.json").write_text(text)
@@ -122,7 +122,7 @@ def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why
 
 
 @pytest.mark.parametrize("at", [1e300, -1, "1", None])
-def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
+def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
     chat: Chat, tmp_path: Path, at: Any
 ) -> None:
     one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
@@ -139,7 +139,7 @@ def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
     wait_for_titles(chat, "a cat")
 
 
-def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
+def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:
     chat.page.evaluate(
         """async (turns) => {
           for (let i = 0; i < 999; i++) {

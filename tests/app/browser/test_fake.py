@@ -1,4 +1,4 @@
-"""The page on a fake backend: what would depend on a machine's speed, or on its memory."""
+"""The page on a fake backend: a comparison of known speeds, and a small request limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tests.app.browser.chat import Chat, started
 
 
-def test_a_comparison_shows_how_many_times_as_fast_a_reply_was(browser: Any) -> None:
+def test_a_comparison_shows_the_speed_up(browser: Any) -> None:
     with started("tests.support.fake_app") as (address, _):
         chat = Chat(browser, address)
         chat.page.check("#compare input")
@@ -16,7 +16,7 @@ def test_a_comparison_shows_how_many_times_as_fast_a_reply_was(browser: Any) -> 
         chat.close()
 
 
-def test_a_message_that_is_too_large_for_the_server_is_refused_in_words(browser: Any) -> None:
+def test_a_message_too_large_for_the_server_shows_an_error(browser: Any) -> None:
     with started("tests.support.fake_app", "--largest-body", "20000") as (address, _):
         chat = Chat(browser, address)
         chat.say("x" * 30_000)

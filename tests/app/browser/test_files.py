@@ -1,4 +1,4 @@
-"""Text files go with a message: chosen, dropped or pasted; shown beside it, and in its turn."""
+"""Text files attached to a message: selected, dropped or pasted, and shown in its turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DROP = """({kind, name, bytes, type, text, onto}) => {
 
 
 def wait_for_files(chat: Chat, *expected: str, place: str = "#entry") -> None:
-    """Until these stand beside what is written, by name and size."""
+    """Wait until these files are listed, by name and size."""
     chat.page.wait_for_function(
         "([place, expected]) => [...document.querySelectorAll(`${place} .files li`)]"
         ".map((li) => [...li.children].slice(0, 2).map((e) => e.textContent).join(' ')).join('|')"
@@ -45,9 +45,7 @@ def exported(chat: Chat) -> str:
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
-def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
-    chat: Chat, tmp_path: Path
-) -> None:
+def test_selected_text_files_are_attached_and_others_refused(chat: Chat, tmp_path: Path) -> None:
     fox, hen, image, book = (tmp_path / name for name in ("fox.txt", "hen.md", "a.png", "b.txt"))
     fox.write_bytes("The fox.\r\nThe hen.\r\n".encode("utf-16"))
     hen.write_text("```\nhen()\n```")
@@ -86,7 +84,7 @@ def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
     )
 
 
-def test_a_file_that_is_dropped_anywhere_or_pasted_into_the_box_is_added(chat: Chat) -> None:
+def test_a_file_dropped_anywhere_or_pasted_into_the_box_is_attached(chat: Chat) -> None:
     assert chat.page.evaluate(DROP, {"kind": "dragover", **FOX})
     assert chat.page.locator("#entry.dropping").count() == 1
     assert chat.page.evaluate(DROP, {"kind": "drop", **FOX})
@@ -108,7 +106,7 @@ def test_a_file_that_is_dropped_anywhere_or_pasted_into_the_box_is_added(chat: C
     wait_for_files(chat)
 
 
-def test_a_message_may_be_of_files_alone_and_goes_on_with_them(chat: Chat) -> None:
+def test_a_message_can_consist_of_files_only(chat: Chat) -> None:
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     wait_for_files(chat, "fox.txt 17 B")
     chat.page.press("#box textarea", "Enter")
@@ -125,7 +123,7 @@ def test_a_message_may_be_of_files_alone_and_goes_on_with_them(chat: Chat) -> No
     assert exported(chat).startswith(f"## You\n\n{READ}\n\nAnd now?\n\n## Model")
 
 
-def test_what_is_undone_does_not_mix_with_what_is_being_written(chat: Chat) -> None:
+def test_an_undone_message_does_not_mix_with_unsent_text(chat: Chat) -> None:
     for n, text in enumerate(("a cat", "a dog"), 1):
         chat.page.evaluate(DROP, {"kind": "drop", **FOX})
         wait_for_files(chat, "fox.txt 17 B")
@@ -139,7 +137,7 @@ def test_what_is_undone_does_not_mix_with_what_is_being_written(chat: Chat) -> N
     assert chat.page.input_value("#box textarea") == ""
 
 
-def test_a_file_of_a_turn_is_unfolded_stays_so_while_the_reply_grows_and_is_copied(
+def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(
     chat: Chat,
 ) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -165,7 +163,7 @@ def test_a_file_of_a_turn_is_unfolded_stays_so_while_the_reply_grows_and_is_copi
     assert chat.page.evaluate("navigator.clipboard.readText()") == "The fox.\nThe hen."
 
 
-def test_a_long_file_is_laid_out_where_it_is_seen_alone(chat: Chat, tmp_path: Path) -> None:
+def test_only_the_visible_part_of_a_long_file_is_laid_out(chat: Chat, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
     long.write_text("abcd\n" * 200_000)
     choose(chat, long)
@@ -179,7 +177,7 @@ def test_a_long_file_is_laid_out_where_it_is_seen_alone(chat: Chat, tmp_path: Pa
     assert unseen.inner_text() == ""  # it is not laid out
 
 
-def test_text_that_was_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat) -> None:
+def test_text_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat) -> None:
     picture = {"kind": "paste", "name": "image.png", "bytes": [137, 80, 255], "type": "image/png"}
     assert not chat.page.evaluate(DROP, {**picture, "text": "1\t2"})
     assert not chat.page.is_visible(".refused")
@@ -187,7 +185,7 @@ def test_text_that_was_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat)
     chat.page.wait_for_selector(".refused:has-text('image.png is not UTF-8 text')")
 
 
-def test_a_file_that_is_dropped_onto_a_message_being_edited_goes_with_it(chat: Chat) -> None:
+def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.hover(".turn")
     chat.page.click("[data-action=edit]")
@@ -212,7 +210,7 @@ def test_a_file_that_is_dropped_onto_a_message_being_edited_goes_with_it(chat: C
     )
 
 
-def test_of_a_folder_the_page_says_that_it_cannot_be_read(chat: Chat, tmp_path: Path) -> None:
+def test_a_dropped_folder_is_refused_with_a_reason(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     data = {"items": [], "files": [str(tmp_path / "notes")], "dragOperationsMask": 1}
     session = chat.context.new_cdp_session(chat.page)

@@ -1,4 +1,4 @@
-"""Where chats are kept: taken over from earlier versions, without room, and without a database."""
+"""The store of chats: migration, full storage, a missing database, and several tabs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def old_chat(name: str, at: int, **more: Any) -> dict[str, Any]:
 
 
 def limit_room(chat: Chat, n_bytes: int) -> None:
-    """Of what the browser keeps, before it keeps anything: it counts on from there."""
+    """Limit the storage. Call it before anything is saved: the browser counts from there."""
     session = chat.context.new_cdp_session(chat.page)
     origin = chat.page.evaluate("location.origin")
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": n_bytes})
@@ -80,12 +80,12 @@ ROOM = """(most) => {
 
 
 def noise(size: int) -> str:
-    """A text that cannot be compressed, as the browser would."""
+    """A text that the browser cannot compress."""
     return "".join(random.Random(size).choices(string.ascii_letters, k=size))
 
 
 def fill(chat: Chat, n: int, size: int) -> None:
-    """Have n earlier chats of so many characters."""
+    """Store ``n`` earlier chats of ``size`` characters."""
     chat.page.evaluate(
         """async ([n, turns]) => {
           for (let i = 0; i < n; i++) {
@@ -97,7 +97,7 @@ def fill(chat: Chat, n: int, size: int) -> None:
     )
 
 
-def test_chats_of_earlier_versions_are_taken_over_once(chat: Chat) -> None:
+def test_chats_of_earlier_versions_are_migrated_once(chat: Chat) -> None:
     older = [old_chat("a fox", 2000, named=True), old_chat("a hen", 1000)]
     chat.page.evaluate(OLD, older)
     chat.reload()
@@ -116,7 +116,7 @@ def test_chats_of_earlier_versions_are_taken_over_once(chat: Chat) -> None:
     assert len(titles(chat)) == len(asked) == 1
 
 
-def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) -> None:
+def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     older = [old_chat(name, at) for name, at in (("a fox", 4000), ("a hen", 3000), ("a cow", 2000))]
     broken = "Storage.prototype.removeItem = () => { throw new Error('broken off'); }"
     chat.page.evaluate(OLD, older)
@@ -138,7 +138,7 @@ def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) ->
     assert chat.page.inner_text("#chats .trouble") == ""
 
 
-def test_the_conversation_of_an_earlier_version_goes_on_in_its_chat(chat: Chat) -> None:
+def test_the_open_chat_of_an_earlier_version_continues_under_its_name(chat: Chat) -> None:
     chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
     chat.page.evaluate(
         "(text) => { sessionStorage.setItem('conversation', text);"
@@ -153,7 +153,7 @@ def test_the_conversation_of_an_earlier_version_goes_on_in_its_chat(chat: Chat) 
     wait_for_titles(chat, "a fox")
 
 
-def test_where_there_is_no_room_the_oldest_make_way_and_the_page_says_so(chat: Chat) -> None:
+def test_if_storage_is_full_the_oldest_chats_are_deleted_and_the_page_says_so(chat: Chat) -> None:
     chat.page.evaluate(ROOM, 600_000)
     fill(chat, 4, 120_000)
     wait_for_titles(chat, "old 0", "old 1", "old 2", "old 3")
@@ -165,7 +165,7 @@ def test_where_there_is_no_room_the_oldest_make_way_and_the_page_says_so(chat: C
     assert not chat.page.is_visible("#transcript .unsaved")
 
 
-def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -> None:
+def test_a_chat_too_large_for_the_storage_deletes_no_others(chat: Chat) -> None:
     limit_room(chat, 400_000)
     fill(chat, 1, 100_000)
     kept = chat.page.evaluate(KEPT)
@@ -184,7 +184,7 @@ def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -
     chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
 
 
-def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> None:
+def test_beyond_the_limit_the_oldest_chat_is_deleted_and_the_page_says_so(chat: Chat) -> None:
     fill(chat, 1000, 1)
     chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
     chat.ask("a cat")
@@ -193,7 +193,7 @@ def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> No
 
 
 @pytest.mark.parametrize("how", FAILS)
-def test_without_a_database_the_page_works_and_says_what_is_not_kept(chat: Chat, how: str) -> None:
+def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat, how: str) -> None:
     chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
     body, why = FAILS[how]
     chat.page.add_init_script(f"IDBFactory.prototype.open = () => {{ {body}; }}; {SOONER}")
@@ -213,7 +213,7 @@ def test_without_a_database_the_page_works_and_says_what_is_not_kept(chat: Chat,
     assert len(chat.page.evaluate(LEFT)) == 2  # what is not taken over stays
 
 
-def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Chat) -> None:
+def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
@@ -231,7 +231,7 @@ def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Cha
     chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program has')")
 
 
-def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
+def test_switching_saving_off_in_one_tab_applies_to_all(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
@@ -251,7 +251,7 @@ def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
     other.close()
 
 
-def test_a_chat_deleted_in_one_tab_is_kept_again_where_it_goes_on(chat: Chat) -> None:
+def test_a_chat_deleted_in_one_tab_is_saved_again_when_another_continues_it(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
@@ -265,7 +265,7 @@ def test_a_chat_deleted_in_one_tab_is_kept_again_where_it_goes_on(chat: Chat) ->
     other.close()
 
 
-def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> None:
+def test_a_duplicated_tab_does_not_overwrite_the_first(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     state = chat.page.evaluate("({...sessionStorage})")
@@ -286,7 +286,7 @@ def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> N
     assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
 
 
-def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
+def test_an_unsaved_chat_is_not_discarded_without_asking(chat: Chat) -> None:
     fill(chat, 1, 10)
     wait_for_titles(chat, "old 0")
     chat.page.evaluate(

@@ -97,7 +97,7 @@ def test_routes_that_take_or_give_files_are_closed(port: int) -> None:
         assert ask(port, f"/gradio_api/{path}")[0] == 403, path
 
 
-def test_a_body_is_bounded_however_it_is_sent(port: int) -> None:
+def test_the_size_of_a_body_is_limited_chunked_or_not(port: int) -> None:
     path = "/gradio_api/queue/join"
     long = {"Content-Length": str(LARGEST_BODY + 1)}
     status, told = ask(port, path, "POST", **long)
@@ -109,7 +109,7 @@ def test_a_body_is_bounded_however_it_is_sent(port: int) -> None:
     assert ask(port, path, "POST", iter([*chunks, b"x"]), Transfer_Encoding="chunked")[0] == 413
 
 
-def test_answers_forbid_the_browser_to_leave(port: int) -> None:
+def test_responses_forbid_requests_to_other_servers(port: int) -> None:
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/")
     assert connection.getresponse().getheader("Content-Security-Policy") == POLICY

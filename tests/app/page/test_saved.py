@@ -1,4 +1,4 @@
-"""What the browser keeps of a conversation, and what becomes of it."""
+"""Conversations saved as JSON, and read back."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_a_conversation_comes_back_as_it_was() -> None:
     assert from_text(to_text(conversation)).turns == turns
 
 
-def test_nothing_is_kept_of_an_empty_conversation() -> None:
+def test_an_empty_conversation_saves_as_empty_text() -> None:
     assert to_text(Conversation()) == ""
     assert from_text("").turns == from_text(None).turns == []
 
 
-def test_a_reply_that_was_not_finished_says_so() -> None:
+def test_an_unfinished_reply_says_so() -> None:
     conversation = talk("one")
     conversation.ask("two")
     reply = from_text(to_text(conversation)).turns[1].reply
@@ -57,7 +57,7 @@ def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
     assert "plain" not in stats_line(reply)
 
 
-def test_the_tail_of_a_reply_has_what_came_since_the_conversation_was_kept() -> None:
+def test_the_tail_of_a_reply_has_the_tokens_since_the_last_full_save() -> None:
     tab = Session(talk("one"))
     tab.conversation.ask("two")
     assert (tab.saved(), tab.tail()) == (to_text(tab.conversation), "")
@@ -91,10 +91,10 @@ def test_the_tail_of_a_reply_has_what_came_since_the_conversation_was_kept() -> 
         "[4]",
     ],
 )
-def test_what_cannot_be_read_is_no_conversation(text: str) -> None:
+def test_unreadable_data_is_an_empty_conversation(text: str) -> None:
     assert from_text(text).turns == []
 
 
-def test_numbers_that_are_none_are_no_conversation() -> None:
+def test_invalid_numbers_are_an_empty_conversation() -> None:
     text = to_text(talk("one"))
     assert from_text(text.replace('"n_tokens": 84', '"n_tokens": "84"')).turns == []

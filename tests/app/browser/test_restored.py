@@ -1,4 +1,4 @@
-"""What the page keeps when it is loaded again, and when its server is started anew."""
+"""What the page restores after a reload, after a restart of the server, and in a new tab."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tests.app.browser.chat import Chat, free_port, served, started
 
 
-def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
+def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
     chat.choose_method("Lookahead")
     chat.unfold("Parameters")
     chat.set("window", "5")
@@ -25,7 +25,7 @@ def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Cha
     assert chat.page.is_visible(".welcome")
 
 
-def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat) -> None:
+def test_settings_and_unsent_text_are_saved_without_a_reply(chat: Chat) -> None:
     chat.page.uncheck("#colour input")
     chat.unfold("System prompt")
     chat.page.fill("#system textarea", "Be brief.")
@@ -40,7 +40,7 @@ def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat)
     assert chat.page.locator(".text.markdown").count() == 1
 
 
-def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
+def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.reload()
     assert "This reply is unfinished" in chat.last(".error")
@@ -49,7 +49,7 @@ def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
     assert chat.retry().endswith(" · length limit")
 
 
-def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with(
+def test_a_reply_interrupted_by_a_reload_can_be_continued(
     chat: Chat,
 ) -> None:
     chat.never_end()
@@ -72,7 +72,7 @@ def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with
     assert chat.page.locator(".turn .error").count() == 0
 
 
-def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) -> None:
+def test_a_chat_too_long_for_the_tab_is_read_from_the_store(chat: Chat) -> None:
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     said = "a cat" + " and a dog" * 6000
     chat.ask(said)
@@ -88,7 +88,7 @@ def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) 
     chat.wait_for_reply(2)
 
 
-def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
+def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
     chat.page.get_by_label("Save chats in this browser").uncheck()
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     chat.ask("a cat" + " and a dog" * 6000)
@@ -100,7 +100,7 @@ def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> 
     assert not chat.page.is_visible("#transcript .unsaved")
 
 
-def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
+def test_a_restarted_server_continues_the_pages_chat(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)
@@ -112,9 +112,7 @@ def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, mode
     chat.close()
 
 
-def test_text_that_was_on_the_screen_outlives_a_server_that_is_killed(
-    browser: Any, model: Path
-) -> None:
+def test_text_on_the_screen_survives_a_killed_server(browser: Any, model: Path) -> None:
     port = free_port()
     flags = ("--no-browser", "--model", str(model), "--threads", "1", "--port", port)
     with started("app", *flags) as (address, process):
@@ -142,7 +140,7 @@ def test_text_that_was_on_the_screen_outlives_a_server_that_is_killed(
     chat.close()
 
 
-def test_a_new_tab_has_the_settings_that_were_used_last(chat: Chat, address: str) -> None:
+def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) -> None:
     chat.choose_method("Lookahead")
     chat.unfold("Parameters")
     chat.set("window", "5")
@@ -168,9 +166,7 @@ def test_a_new_tab_has_the_settings_that_were_used_last(chat: Chat, address: str
     assert last.last("code") == "auto"
 
 
-def test_a_method_of_the_command_line_comes_before_the_one_that_was_used_last(
-    browser: Any, model: Path
-) -> None:
+def test_a_method_given_by_flag_overrides_the_one_last_used(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)
@@ -188,7 +184,7 @@ def test_a_method_of_the_command_line_comes_before_the_one_that_was_used_last(
     chat.close()
 
 
-def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
+def test_text_typed_while_the_server_is_down_is_restored(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)
@@ -207,7 +203,7 @@ def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, mod
     chat.close()
 
 
-def test_what_is_said_while_the_conversation_is_still_being_read_goes_on_with_it(
+def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(
     chat: Chat,
 ) -> None:
     chat.ask("a cat")
