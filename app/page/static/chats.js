@@ -93,13 +93,13 @@ const searchWords = () => {
   return inLower(field?.value ?? "").match(/\S+/g) ?? [];
 };
 
-async function search(words, goesOn) {
+async function search(words, isCurrent) {
   const found = [];
   for (const chat of all) {
     const title = inLower(chat.title);
     const left = words.filter((word) => !title.includes(word));
     const text = left.length ? await textIn(chat) : "";
-    if (!goesOn()) break;
+    if (!isCurrent()) break;
     if (left.every((word) => text.includes(word))) found.push(chat);
   }
   return found;

@@ -148,7 +148,7 @@ class Chat:
     def retry(self) -> str:
         """Retry the only reply; return its stats line."""
         self.page.hover(".turns .reply")
-        with self.page.expect_request("**/queue/join*"):  # for the reply: the old one is gone
+        with self.page.expect_request("**/queue/join*"):  # the call for the new reply
             self.page.click("[data-action=retry]")
         self.settle()
         return self.wait_for_reply()
@@ -158,7 +158,7 @@ class Chat:
         self.page.wait_for_function(
             "JSON.parse(sessionStorage.getItem('conversation'))?.every(({reply}) => reply?.done)"
         )
-        self.page.evaluate("store.rename('', '')")  # comes after all that is being written
+        self.page.evaluate("store.rename('', '')")  # runs after all pending writes
         texts = "store.list().then((list) => Promise.all(list.map(({name}) => store.text(name))))"
         return list(self.page.evaluate(texts))
 
@@ -189,7 +189,7 @@ class Chat:
 
     def set(self, label: str, value: str) -> None:
         field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
-        for _ in range(20):  # the page may just be putting in the value that it was sent
+        for _ in range(20):  # the page may be restoring a value just now
             field.first.fill(value)
             field.first.blur()
             self.settle()

@@ -205,7 +205,7 @@ def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> 
     chat.page.get_by_role("button", name="Remove fox.txt").click()
     chat.page.press(".turn textarea", "Enter")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .file:has-text('hen.txt')")
-    chat.page.wait_for_function(  # what was unfolded is another file now
+    chat.page.wait_for_function(  # another file is in its place now
         "document.querySelector('.file pre')?.textContent === 'hen'"
     )
 

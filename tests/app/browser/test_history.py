@@ -45,7 +45,7 @@ def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     assert titles(chat) == ["a dog", "a cat is here"]
     assert chat.page.locator("#chats [aria-current=true]").inner_text() == "a dog"
 
-    other = chat.context.new_page()  # another tab has them as well
+    other = chat.context.new_page()  # another tab lists them too
     other.goto(chat.page.url)
     other.click("#chats [data-open]:has-text('a cat')")
     other.wait_for_selector(".said:has-text('a cat')")
@@ -83,7 +83,7 @@ def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
     other.click("#chats [data-rename]")
     other.keyboard.type("Of one cat")
     other.keyboard.press("Enter")
-    wait_for_titles(chat, "Of one cat")  # another tab's are shown in this one, and kept
+    wait_for_titles(chat, "Of one cat")  # a change of another tab is shown and saved here
     other.close()
     chat.page.get_by_role("button", name="Rename Of one cat").click()
     chat.page.keyboard.type("Of cats")
@@ -99,12 +99,12 @@ def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
     wait_for_titles(chat, "Of cats")
     chat.page.get_by_role("button", name="Rename Of cats").click()
     title.fill("Of dogs")
-    chat.ask("a cow", 3)  # the field is left; meanwhile the chat is kept
+    chat.ask("a cow", 3)  # leaves the field; meanwhile the chat is saved
     wait_for_titles(chat, "Of dogs")
     chat.page.get_by_role("button", name="Rename Of dogs").click()
     title.fill("")
     title.press("Enter")
-    wait_for_titles(chat, "a cat")  # without a name, as before
+    wait_for_titles(chat, "a cat")  # an empty title restores the default
 
 
 def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
@@ -167,7 +167,7 @@ def test_chats_are_not_saved_if_saving_is_off(chat: Chat) -> None:
     assert chat.saved() == []
     wait_for_titles(chat)
     assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
-    chat.reload()  # the tab has its conversation nevertheless
+    chat.reload()  # the tab still has its chat
     assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
 
 

@@ -91,7 +91,7 @@ def test_every_control_has_an_accessible_name(chat: Chat) -> None:
     nameless = [field for field, name in zip(fields, names, strict=True) if name is None]
     assert [field.evaluate("field => field.outerHTML") for field in nameless] == []
     shown = " / ".join(name[0] for name in names if name)
-    for unseen in ("Message", "Your message", "System prompt"):  # which have no label to be seen
+    for unseen in ("Message", "Your message", "System prompt"):  # their labels are hidden
         assert f'textbox "{unseen}' in shown
 
 
@@ -119,7 +119,7 @@ def test_the_page_follows_a_reply_until_the_user_scrolls_up(chat: Chat) -> None:
     box = chat.page.locator(".turns").bounding_box()  # what is in it moves
     chat.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     chat.page.mouse.wheel(0, -8)
-    chat.page.wait_for_function(f"{below} > 200")  # it goes on below
+    chat.page.wait_for_function(f"{below} > 200")  # more text below
     stays = chat.page.evaluate(top)
     grown = chat.page.evaluate(height)
     chat.page.wait_for_function(f"{height} > {grown + 100}")

@@ -12,7 +12,7 @@ def test_an_empty_message_changes_nothing(chat: Chat) -> None:
     for text in ("", "  "):
         chat.wait_for_streams()
         with chat.page.expect_request("**/queue/data*"):
-            chat.say(text)  # what comes of it comes on the stream
+            chat.say(text)  # its effect arrives on the stream
         chat.wait_for_streams()
         chat.settle()
         assert chat.page.locator(".said").all_inner_texts() == ["a cat"]

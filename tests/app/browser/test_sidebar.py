@@ -39,7 +39,7 @@ def test_a_value_that_gradio_refuses_ends_the_reply_but_not_the_chat(chat: Chat)
     chat.say("a cat")
     assert "could not begin" in chat.last(".error")
     chat.page.wait_for_selector("#box .submit-button")
-    chat.reload()  # which sets right what was kept
+    chat.reload()  # restores a valid value
     assert chat.ask("a dog", 2)
 
 
@@ -72,7 +72,7 @@ def test_a_draft_model_can_be_chosen_in_the_page(chat: Chat, model: Path) -> Non
     chat.say("a cat")
     assert "give one with “Draft model” under Model" in chat.last(".error")
     chat.unfold("Parameters")
-    chat.set("p min", "0")  # a model of random weights is never sure
+    chat.set("p min", "0")  # random weights give low probabilities
     chat.set("p path", "0")
     chat.unfold("Model")
     chat.choose("draft-model", str(model))

@@ -23,7 +23,7 @@ OLD = """(chats) => {
   localStorage.setItem("speculation:chats", JSON.stringify(chats.map(({ text, ...chat }) => chat)));
 }"""
 LEFT = "Object.keys(localStorage).filter((key) => key.startsWith('speculation:chat'))"
-FAILS = {  # how opening the database may fail, and what the page says then
+FAILS = {  # ways in which opening the database fails, and the page's messages
     "throws": ("throw new Error('denied')", "its database cannot be used (denied)"),
     "fails": (
         "const asked = {}; setTimeout(() => asked.onerror(), 100);"
@@ -60,7 +60,7 @@ def limit_room(chat: Chat, n_bytes: int) -> None:
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": n_bytes})
 
 
-# Room for so many characters of texts, exactly: a browser counts what it has not tidied up, too.
+# An exact limit in characters: the browser's own also counts data not yet cleaned up.
 ROOM = """(most) => {
   const sizes = new Map();
   const { put, delete: drop } = IDBObjectStore.prototype;
@@ -126,7 +126,7 @@ def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     chat.page.wait_for_selector(
         "#chats .trouble:has-text('3 chats of earlier versions could not be')"
     )
-    # Meanwhile an earlier version goes on with one of them.
+    # Meanwhile an earlier version continues one of them.
     text = turns("a hen", "and a dog")
     chat.page.evaluate("(text) => localStorage.setItem('speculation:chat:a hen', text)", text)
     chat.page.evaluate("sessionStorage.setItem('mended', 'yes')")
@@ -175,7 +175,7 @@ def test_a_chat_too_large_for_the_storage_deletes_no_others(chat: Chat) -> None:
     )
     assert chat.page.evaluate(KEPT) == kept
     chat.page.wait_for_selector(".turns:not(:has(.live)) .error")
-    chat.reload()  # the tab has it
+    chat.reload()  # the tab still has it
     assert chat.last(".said").startswith("a cat")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
@@ -210,7 +210,7 @@ def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat
     )
     chat.reload()
     assert chat.last(".said") == "a cat"
-    assert len(chat.page.evaluate(LEFT)) == 2  # what is not taken over stays
+    assert len(chat.page.evaluate(LEFT)) == 2  # chats that were not migrated stay
 
 
 def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(chat: Chat) -> None:
