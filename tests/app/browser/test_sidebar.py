@@ -37,7 +37,7 @@ def test_a_value_that_gradio_refuses_ends_the_reply_but_not_the_chat(chat: Chat)
         " field.dispatchEvent(new Event('input', {bubbles: true})); }"
     )
     chat.say("a cat")
-    assert "could not begin" in chat.last(".error")
+    assert "could not start" in chat.last(".error")
     chat.page.wait_for_selector("#box .submit-button")
     chat.reload()  # restores a valid value
     assert chat.ask("a dog", 2)
