@@ -1,9 +1,7 @@
-"""The chat in the browser.
+"""The chat in the browser: ``page`` is its Gradio page, ``worker`` runs the engine.
 
-``backend`` is the one way to the engine, and could as well lead into another process: nothing but
-``messages`` crosses it. Behind it ``jobs`` take turns and ``loading`` holds the model. On this side
-``chat`` holds a conversation and what happens to it; ``render`` turns it into HTML; ``fields`` are
-what the user can set; ``ui`` is the page; ``page/`` is what the browser gets besides.
+Only the dataclasses of ``worker.messages`` pass between the two, so the engine could run in another
+process.
 """
 
 import os

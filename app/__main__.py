@@ -1,4 +1,4 @@
-"""``python -m app``: flags, the backend with its model, the page in the browser."""
+"""``python -m app``: parses the flags, loads the model and serves the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from speculation.system.console import replace_unencodable
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m app", description="A chat in the browser that shows what speculation does."
+        prog="python -m app", description="A browser chat that shows speculative decoding at work."
     )
     add = parser.add_argument
     add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
@@ -35,60 +35,59 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--draft-model",
         nargs="?",
         const=PAIRED,
-        help="a smaller model of the same family, for methods draft and auto: name, path or, with "
-        "nothing after it, the one that models.txt names",
+        help="a smaller model of the same family, for the methods draft and auto: a name or path; "
+        "without a value, the one that models.txt pairs with the model",
     )
     add(
         "--heads",
         nargs="*",
         metavar="HEADS",
-        help="drafting heads trained on the model, one file or name a method (docs/heads.md), or, "
-        "with nothing after it, those that models.txt names",
+        help="drafting heads trained on the model, one name or path per method (docs/heads.md); "
+        "without a value, those that models.txt pairs with the model",
     )
     add(
         "--no-mtp",
         action="store_true",
-        help="leave the model's own layers for multi-token prediction, if any, out of memory",
+        help="do not load the model's multi-token prediction layers",
     )
     add(
         "--method",
-        default=DEFAULT_METHOD,
-        help=f"{', '.join(METHODS)}, with :parameter=value,… after it if need be (%(default)s)",
+        help=f"{', '.join(METHODS)}, optionally with :parameter=value,… "
+        f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
     )
-    add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, at most 8192")
-    add("--gpu-layers", type=int, help="layers on the GPU (all, where there is one)")
+    add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
+    add("--gpu-layers", type=int, help="layers on the GPU (default: all, if there is a GPU)")
     add(
         "--threads",
         type=int,
-        help="threads (the physical cores, but for one if the model is below 64 MB)",
+        help="threads (default: one per physical core, one less for models below 64 MB)",
     )
     add("--kv-type", default="f16", choices=KV_TYPES, help="type of the KV cache (%(default)s)")
     add("--flash-attn", default="auto", choices=FLASH_ATTN, help="flash attention (%(default)s)")
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen on (%(default)s). Browsers may ask for the page by localhost, by "
-        "this name, and, unless it is of the loopback interface alone, by any address; with "
-        "0.0.0.0 by the machine's name as well",
+        help="address to listen on (%(default)s). The page opens as localhost and under this "
+        "name; if other machines can reach it, also under any IP address, and with 0.0.0.0 under "
+        "the machine's name",
     )
     add(
         "--allow-host",
         action="append",
         metavar="NAME",
-        help="another name that browsers may ask for the page by, such as a proxy's; may be "
-        "repeated",
+        help="another host name for the page, such as a proxy's; may be repeated",
     )
-    add("--port", type=int, help="port to listen on (the first free one from 7860)")
+    add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
-    add("--trace-batches", metavar="FILE", help="write one JSON line for each decode to FILE")
+    add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
         parser.error(f"--port is {flags.port}; give 1 to 65535")
     flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
     if flags.gpu_layers is not None and flags.gpu_layers < 0:
-        parser.error(f"--gpu-layers is {flags.gpu_layers}; give a whole number from 0")
+        parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
     try:
-        parse_method(flags.method)
+        parse_method(flags.method or DEFAULT_METHOD)
         ContextParams(
             n_ctx=flags.ctx,
             n_threads=flags.threads,
@@ -116,19 +115,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         mtp=not flags.no_mtp,
     )
     backend = LocalBackend(trace_batches=flags.trace_batches)
-    # The page opens at once and follows the load; a load that fails is shown there.
+    # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()
     try:
         _serve(build(backend, spec, flags.method), flags)
     finally:
-        # The server ends with the process, without waiting for pages that are open. From here on
-        # Ctrl-C is the system's own, which ends the process whatever its threads do.
+        # The server ends with the process and does not wait for open pages. From here on Ctrl-C
+        # ends the process whatever its threads do.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not backend.close():
-            print("The engine does not stop; leaving it as it is", file=sys.stderr, flush=True)
-            os._exit(1)  # or Python would wait for the threads that wait for the engine
+            print("The engine does not respond; exiting anyway", file=sys.stderr, flush=True)
+            os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
 def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
@@ -144,21 +143,21 @@ def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
         )
     except OSError:
         where = f"{flags.host}, port {flags.port or '7860 to 7959'}"
-        sys.exit(f"{where}: taken, or no address of this machine; give another --port or --host")
-    print(f"Speculation is at {url} (Ctrl-C ends it)", flush=True)
+        sys.exit(f"{where}: in use, or not an address of this machine; change --port or --host")
+    print(f"Speculation is running at {url} (press Ctrl-C to stop)", flush=True)
     with suppress(KeyboardInterrupt):
-        while True:  # Ctrl-C does not end waiting for an event on Windows, nor with musl
+        while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
             time.sleep(3600)
 
 
 def _check_host(host: str) -> None:
-    """End the program where it cannot serve there, whatever the port."""
+    """Exit if no port of this address can be served."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(where)
     except OSError as error:
-        sys.exit(f"--host {host}: no address of this machine ({error.strerror}); give another")
+        sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
 def _load(backend: LocalBackend, spec: ModelSpec) -> None:

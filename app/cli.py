@@ -8,19 +8,19 @@ from collections.abc import Sequence
 USAGE = """\
 usage: speculation COMMAND [flags]
 
-  chat     the chat in the browser
-  bench    how fast the methods are on this machine
-  train    drafting heads for a model
-  models   the models known by name, and which are here; fetches those that are named
+  chat     chat in the browser
+  bench    measure how fast the methods are on this machine
+  train    train drafting heads for a model
+  models   list the known models, or download some
 
-speculation COMMAND --help shows the flags of each.
+speculation COMMAND --help shows a command's flags.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command with the flags after it; return the exit code."""
     name, *flags = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    # Each is imported where it is used: the bench is not to wait for Gradio.
+    # Imported where used, so that the bench does not wait for Gradio.
     if name == "chat":
         from app.__main__ import main as chat
 
@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(USAGE, end="")
         return 0
-    print(f"speculation: no command {name!r}; give chat, bench, train or models", file=sys.stderr)
+    print(
+        f"speculation: unknown command {name!r}; use chat, bench, train or models", file=sys.stderr
+    )
     return 2
 
 

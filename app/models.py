@@ -1,4 +1,4 @@
-"""``speculation models``: the models of models.txt, and fetching them ahead of their use."""
+"""``speculation models``: list the models of models.txt, or download some of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from speculation.system.console import replace_unencodable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """List the models, or fetch those named; return the exit code."""
+    """List the models, or download the named ones; return the exit code."""
     replace_unencodable()
     parser = argparse.ArgumentParser(
         prog="speculation models",
-        description="Lists the models of models.txt, or fetches some of them.",
+        description="Lists the models of models.txt, or downloads some of them.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a model to fetch")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a model to download")
     names = parser.parse_args(arguments).names
     try:
         for name in names:
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what has arrived is kept", file=sys.stderr)
+        print("interrupted; run again to resume the download", file=sys.stderr)
         return 130
     return 0
 
 
 def table(entries: Iterable[ModelEntry], default: str) -> str:
-    """A line for each: its name, ``default``, ``here`` or nothing, and its description."""
+    """One line per model: name; ``default``, ``here`` (downloaded) or nothing; description."""
     rows = [
         (e.name, "default" if e.name == default else "here" if is_local(e) else "", e.description)
         for e in entries

@@ -1,6 +1,6 @@
-"""A conversation: its turns, and what asking, stopping, retrying, undoing and editing do to it.
+"""A conversation: its turns and replies, and how to ask, retry, edit, undo, continue and export.
 
-Knows the backend's messages, and nothing of Gradio or of HTML.
+Knows the backend's messages, but nothing of Gradio or HTML.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from app.worker.messages import (
 from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.truncation import without_turns
 
-INTERVAL = 0.06  # seconds between two updates of the display
+INTERVAL = 0.06  # seconds between display updates
 PLAIN = "ar"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-LEAST_TIMED = 8  # tokens; the speed of fewer is chance
-# The ratio of two speeds takes more: with half a second a pause of 20 ms shifts a speed by 4 %.
+LEAST_TIMED = 8  # tokens; with fewer, the measured speed is noise
+# A ratio of two speeds needs more: in half a second, a pause of 20 ms changes a speed by 4 %.
 LEAST_COMPARED = 64  # tokens
 LEAST_COMPARED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user has set, for the next reply. ``compare`` runs plain decoding after it;
-    ``leave_out`` leaves the first turns out where not all of them fit into the context."""
+    """The user's settings for the next reply.
+
+    compare    measure plain decoding after the reply
+    leave_out  leave out the oldest turns if the context is too small for all
+    """
 
     method: str = "prompt-lookup"
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -54,9 +57,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class PlainRun:
-    """Plain decoding of the same request: what a reply's speed is compared with.
+    """A plain-decoding run of the same request, to compare a reply's speed with.
 
-    n_tokens and seconds are what was timed; 0 where an older version kept the run without them.
+    n_tokens and seconds are the timed part; 0 in runs saved by older versions.
     """
 
     tokens_per_second: float
@@ -71,13 +74,13 @@ class PlainRun:
 
 @dataclass
 class Reply:
-    """A reply in the making or made.
+    """A reply, finished or still being generated.
 
-    pieces      for each token its characters, and whether it was a draft
-    notice      what is going on while there is nothing else to see
-    opening     the mark before its reasoning, where that is not part of it
-    thinking    whether the model was told to think
-    n_left_out  so many turns before it were not read for it
+    pieces      the text of each token, and whether it was drafted
+    notice      progress to show before there is text
+    opening     the mark that opens the reasoning, if the prompt contains it instead of the reply
+    thinking    whether the model was told to reason
+    n_left_out  how many earlier turns the prompt left out
     """
 
     method: str
@@ -96,28 +99,28 @@ class Reply:
 
     @property
     def model_name(self) -> str:
-        """The name, or the file's, of the model that made it; nothing before it is done."""
+        """The model's name or file name; empty until the reply is done."""
         model = self.done.model if self.done is not None else None
         return Path(model.spec.model).name if model is not None else ""
 
     @property
     def reasoning(self) -> ReasoningSpan | None:
-        """Where in the text they are."""
+        """The reasoning's place in the text."""
         return find_reasoning(self.text, self.opening)
 
     @property
     def answer(self) -> str:
-        """The text without reasoning; all of it while they have no end."""
+        """The text without its reasoning; all of the text until the reasoning has ended."""
         return answer_of(self.text, self.opening)
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it was stopped, at whatever limit, and may be continued."""
+        """Whether the user or a limit stopped the reply, so that it can be continued."""
         ends = self.done.finish_reason if self.done is not None else "cancelled"
         return bool(self.pieces) and ends in ("cancelled", "length", "context")
 
     def apply(self, event: Event) -> None:
-        """Take in what the backend says."""
+        """Update the reply from an event of the backend."""
         if isinstance(event, Text):
             self.notice = ""
             self.pieces.extend(event.pieces)
@@ -128,7 +131,7 @@ class Reply:
         elif isinstance(event, Prefill):
             self.notice = f"Reading the prompt: {event.done} of {event.total} tokens"
         elif isinstance(event, Opening):
-            if not self.pieces:  # what goes on has its own
+            if not self.pieces:  # a continued reply already has its opening
                 self.opening = event.mark
         elif isinstance(event, Done):
             self.notice = ""
@@ -140,11 +143,11 @@ class Reply:
 
 @dataclass
 class Turn:
-    """What the user said and the reply to it.
+    """A user's message and the reply to it.
 
-    files   those that go with what was written
-    before  the reply that was cut short, while another that goes on with it is due
-    n_ctx   where the model reads only from this turn on, the size of the context that was full
+    files   the files attached to the message
+    before  the reply that was cut short, until its continuation starts
+    n_ctx   the context's size, if it was full and the prompt begins with this turn; else 0
     """
 
     user: str
@@ -164,12 +167,12 @@ class Turn:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a reply that the model can be told of."""
+        """Whether the turn has a reply with text, so that prompts include it."""
         return self.reply is not None and bool(self.reply.text)
 
 
 class Conversation:
-    """Turns in order, and the plain runs made for them, by request."""
+    """Turns in order, and plain-decoding runs by request."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
@@ -183,8 +186,8 @@ class Conversation:
         del self.turns[index + 1 :]
         self.turns[index].reply = self.turns[index].before = None
 
-    def go_on(self) -> None:
-        """Let the last reply, which was cut short, be continued."""
+    def continue_reply(self) -> None:
+        """Prepare to continue the last reply, which was cut short."""
         turn = self.turns[-1]
         turn.before, turn.reply = turn.reply, None
         if turn.before is not None and turn.before.pieces:
@@ -193,12 +196,12 @@ class Conversation:
             turn.before.pieces[-1] = (text.rstrip("\ufffd"), drafted)
 
     def edit(self, index: int, text: str, files: tuple[File, ...] = ()) -> None:
-        """Say something else in a turn, and drop everything after it."""
+        """Replace a turn's message and drop everything after it."""
         self.retry(index)
         self.turns[index].user, self.turns[index].files = text, files
 
     def undo(self) -> Turn:
-        """Drop the last turn; what the user had said is in it."""
+        """Drop the last turn and return it."""
         return self.turns.pop() if self.turns else Turn("")
 
     def clear(self) -> None:
@@ -206,7 +209,7 @@ class Conversation:
 
     @property
     def left_out(self) -> LeftOut:
-        """How many of the first turns, of those with a reply, the model no longer reads."""
+        """How many of the oldest turns prompts leave out. Turns without a reply do not count."""
         for i, turn in enumerate(self.turns):
             if turn.n_ctx:
                 return LeftOut(sum(before.has_text for before in self.turns[:i]), turn.n_ctx)
@@ -214,12 +217,12 @@ class Conversation:
 
     @left_out.setter
     def left_out(self, left_out: LeftOut) -> None:
-        told = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
+        read = [turn for turn in self.turns[:-1] if turn.has_text] + self.turns[-1:]
         for turn in self.turns:
-            turn.n_ctx = left_out.n_ctx if turn is told[left_out.n_turns] else 0
+            turn.n_ctx = left_out.n_ctx if turn is read[left_out.n_turns] else 0
 
     def messages(self, system: str = "") -> tuple[Mapping[str, str], ...]:
-        """The conversation for the model. Turns that got no reply are left out, but the last."""
+        """The conversation for the model, without earlier turns that got no reply."""
         messages = [{"role": "system", "content": system.strip()}] if system.strip() else []
         for turn in self.turns[:-1]:
             if turn.reply is not None and turn.has_text:
@@ -239,9 +242,9 @@ class Conversation:
         *,
         clock: Callable[[], float] = monotonic,
     ) -> Iterator[None]:
-        """Let the last turn be replied to; yields whenever there is something new to show."""
+        """Generate the reply to the last turn; yield whenever there is something new to show."""
         turn, left_out = self.turns[-1], self.left_out
-        if turn.before is not None:  # it is told what it was told before
+        if turn.before is not None:  # a continuation keeps its reply's setting
             settings = replace(settings, thinking=turn.before.thinking)
         request = ChatRequest(
             request_id,
@@ -254,10 +257,10 @@ class Conversation:
             left_out,
         )
         before = turn.before or Reply("")
-        begun = list(before.pieces)
+        prefix = list(before.pieces)
         reply = Reply(
             settings.method,
-            list(begun),
+            list(prefix),
             opening=before.opening,
             thinking=settings.thinking,
             n_left_out=left_out.n_turns,
@@ -272,7 +275,7 @@ class Conversation:
 
         yield from follow(backend.reply(request), take, clock)
         done = reply.done
-        if reply.error and len(reply.pieces) == len(begun):
+        if reply.error and len(reply.pieces) == len(prefix):
             self.left_out = left_out
         if done is None or done.finish_reason == "cancelled" or not done.n_tokens:
             return
@@ -285,11 +288,11 @@ class Conversation:
             self.plain_runs[key] = PlainRun.of(done, reply.text)
             return
         if settings.compare:
-            plain = Reply(PLAIN, list(begun))
+            plain = Reply(PLAIN, list(prefix))
 
             def apply(event: Event) -> None:
                 plain.apply(event)
-                n_done = len(plain.pieces) - len(begun)
+                n_done = len(plain.pieces) - len(prefix)
                 reply.notice = plain.notice or (
                     f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
                 )
@@ -305,9 +308,9 @@ class Conversation:
 def follow(
     events: Iterator[Event], apply: Callable[[Event], None], clock: Callable[[], float]
 ) -> Iterator[None]:
-    """Apply events as they come, and yield when the display should follow.
+    """Apply each event, and yield when the display should be updated.
 
-    Text is gathered: the display gets at most a fifth of the time, and 16 updates a second.
+    Updates take at most a fifth of the time and come at most 16 times a second.
     """
     due = clock()
     for event in events:
@@ -321,7 +324,7 @@ def follow(
 
 
 def tokens_per_second(done: Done) -> float:
-    """After the first step, whose time is that to the first token; 0 where there is none."""
+    """Decoding speed after the first step, which the time to first token covers; 0 if unknown."""
     return _n_timed(done) / done.decode_seconds if done.decode_seconds else 0.0
 
 
@@ -331,14 +334,14 @@ def _n_timed(done: Done) -> int:
 
 def waiting_notice(event: Waiting) -> str:
     if event.loading:
-        return "Waiting: a model is being loaded"
+        return "Waiting: a model is loading"
     if event.n_ahead == 1:
-        return "Waiting: 1 reply before yours"
-    return f"Waiting: {event.n_ahead} replies before yours"
+        return "Waiting: 1 reply is ahead of yours"
+    return f"Waiting: {event.n_ahead} replies are ahead of yours"
 
 
 def stats_line(reply: Reply) -> str:
-    """What the reply cost and yielded, for the line below it; before its end, what there is."""
+    """The figures shown below a reply; until it is done, only its token counts."""
     done, parts = reply.done, []
     if done is None:
         if reply.pieces:
@@ -357,7 +360,7 @@ def stats_line(reply: Reply) -> str:
             parts.append(f"{100 * done.n_accepted / done.n_drafted:.0f} % accepted")
         parts.append(f"first token {done.prefill_seconds:.2f} s")
     if done.model is not None:
-        # A full context is one token longer than its cells: the last one is never decoded.
+        # The last token of a full context is never decoded, so it has no cell.
         n_used = min(done.n_prompt + done.n_tokens, done.model.n_ctx)
         parts.append(f"context {n_used} / {done.model.n_ctx}")
     if reply.n_left_out:
@@ -369,13 +372,13 @@ def stats_line(reply: Reply) -> str:
 
 
 def _comparison(done: Done, plain: PlainRun, text: str) -> str:
-    """How many times as fast as plain decoding a reply was, where both were timed for long."""
+    """The speed-up over plain decoding, or why the two runs are too short to compare."""
     n, seconds = _n_timed(done), done.decode_seconds
     least_n, least_seconds = min(n, plain.n_tokens), min(seconds, plain.seconds)
     if least_n < LEAST_COMPARED or least_seconds < LEAST_COMPARED_SECONDS:
         timed = f"{n} tokens in {seconds:.2f} s, plain {plain.n_tokens} in {plain.seconds:.2f} s"
         return f"{timed}: too short to compare"
-    same = "same text" if plain.text == text else "other text"
+    same = "same text" if plain.text == text else "different text"
     return f"{tokens_per_second(done) / plain.tokens_per_second:.1f}× plain, {same}"
 
 
@@ -393,19 +396,19 @@ def markdown(conversation: Conversation) -> str:
 
 
 def _folded(reply: Reply) -> str:
-    """The text, with the reasoning before the answer to be unfolded."""
+    """The text in Markdown, with its reasoning in a ``<details>`` element."""
     text, found = reply.text, reply.reasoning
     if found is None:
-        return _with_code_ended(text)
-    reasoning = _with_code_ended(text[found.start : found.end].strip())
+        return _with_code_closed(text)
+    reasoning = _with_code_closed(text[found.start : found.end].strip())
     fold = (
         f"<details><summary>Reasoning</summary>\n\n{reasoning}\n\n</details>" if reasoning else ""
     )
-    return "\n\n".join(filter(None, (fold, _with_code_ended(text[found.answer :]))))
+    return "\n\n".join(filter(None, (fold, _with_code_closed(text[found.answer :]))))
 
 
-def _with_code_ended(text: str) -> str:
-    """The text, with an end to a block of code that it was cut short in."""
+def _with_code_closed(text: str) -> str:
+    """The text, with its last code block closed if it was cut short there."""
     fence = ""
     for line in text.splitlines():
         found = _FENCE.match(line)
@@ -419,7 +422,7 @@ def _with_code_ended(text: str) -> str:
 
 
 def _key(request: ChatRequest, done: Done) -> str:
-    """What a plain run belongs to: the load of the model, and all of the request but its method."""
+    """Identifies a plain run: the model's load, and the request without its method."""
     load = done.model.load if done.model is not None else 0
     asked = (request.messages, dict(request.sampling), request.max_tokens, request.thinking)
     return json.dumps([load, *asked])

@@ -1,4 +1,4 @@
-"""How the page's events reach Python: none shows Gradio's own progress or stands in an API."""
+"""Options for Gradio events: no progress display of Gradio's, no public API."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 _PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 QUICK: dict[str, Any] = {**_PRIVATE, "queue": False}
-# The backend has the queue, and tells who waits.
+# Gradio's queue does not limit these: the backend has its own and reports the wait.
 SLOW: dict[str, Any] = {**_PRIVATE, "concurrency_limit": None}

@@ -1,11 +1,12 @@
-"""What can be set for a reply: the fields of the page, and the settings their values stand for.
+"""The settings in the sidebar: Gradio fields, and the ``Settings`` that their values mean.
 
-The fields of a method are made from its parameters, so that a new method needs nothing here.
+A method's fields are made from its parameters, so a new method needs no code here.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -15,75 +16,106 @@ import gradio as gr
 from app.page.conversation import PLAIN, Settings
 from app.page.events import QUICK
 from app.worker.messages import MethodInfo, Parameter
+from speculation.engine import DEFAULT_METHOD
 
 MAX_TOKENS = 1024
-RANDOM = -1  # the seed that stands for another one each time
+RANDOM = -1  # as a seed: a new one for each reply
 N_SEEDS = 2**32 - 1
 
 
 class Fields:
-    """Components by name; a handler takes their values and finds them by name again.
+    """The fields by name.
 
-    ``components`` are all whose values the browser keeps, ``for_replies`` those that a reply
-    depends on.
+    components   all fields, whose values the browser saves
+    for_replies  the fields that a reply depends on
+    defaults     each field's value without command-line flags
+    given        names of the fields set by flags, which remembered values do not change
     """
 
     def __init__(self) -> None:
         self.components: dict[str, Any] = {}
         self.for_replies: list[Any] = []
-        self._names: list[str] = []  # of those
+        self.defaults: dict[str, Any] = {}
+        self.given: set[str] = set()
+        self._names: list[str] = []  # of ``for_replies``
 
-    def add(self, name: str, component: Any) -> Any:
-        """A field that a reply depends on."""
+    def add(self, name: str, component: Any, default: Any = None) -> Any:
+        """Add a field that a reply depends on; ``default`` is by default the component's value."""
         self._names.append(name)
         self.for_replies.append(component)
-        return self.keep(name, component)
+        return self.add_other(name, component, default)
 
-    def keep(self, name: str, component: Any) -> Any:
-        """Another one, which is kept as well."""
+    def add_other(self, name: str, component: Any, default: Any = None) -> Any:
+        """Add a field that no reply depends on."""
         self.components[name] = component
+        self.defaults[name] = component.value if default is None else default
         return component
 
     def read(self, values: tuple[Any, ...]) -> dict[str, Any]:
-        """By name, the values of the fields that a reply depends on."""
+        """The values of ``for_replies`` by name."""
         return dict(zip(self._names, values, strict=True))
 
-    def updates(self, kept: str, methods: tuple[MethodInfo, ...]) -> dict[Any, Any]:
-        """By component, what the browser kept of all of them: a JSON list, in their order.
+    def updates(self, saved: str) -> dict[Any, Any]:
+        """Updates by component for the values that the browser saved (``savedValues`` in tab.js).
 
-        A list that is not of this page's fields is left.
+        ``saved`` is JSON: values by name, under ``tab`` if they are this tab's own, under
+        ``browser`` if they are remembered from an earlier tab. Unknown names and invalid values
+        are ignored.
         """
         try:
-            values = json.loads(kept or "[]")
+            data = json.loads(saved or "{}")
         except ValueError:
             return {}
-        if not isinstance(values, list) or len(values) != len(self.components):
+        if not isinstance(data, dict):
             return {}
-        known = dict(zip(self.components, values, strict=True))
-        if known.get("method") not in [info.name for info in methods]:
+        values, skipped = data.get("tab"), set[str]()
+        if values is None:
+            values, skipped = data.get("browser"), self.given
+        if not isinstance(values, dict):
             return {}
         return {
-            component: gr.update(value=_within(component, known[name]))
+            component: gr.update(value=_within(component, values[name]))
             for name, component in self.components.items()
+            if name in values and name not in skipped and _fits(component, values[name])
         }
 
 
+def _fits(component: Any, value: Any) -> bool:
+    """Whether a value from JSON is valid for a component."""
+    if isinstance(component, gr.Checkbox):
+        return isinstance(value, bool)
+    if isinstance(component, gr.Dropdown | gr.Radio):
+        # The types must agree too, because 1 == True.
+        return any(type(value) is type(one) and value == one for _, one in component.choices)
+    if isinstance(component, gr.Slider):
+        return _is_number(value)
+    if isinstance(component, gr.Number):
+        return value is None or (
+            _is_number(value) and (component.precision != 0 or value == int(value))
+        )
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _within(component: Any, value: Any) -> Any:
-    """The value, or the nearest that a slider has: one that was half typed may lie beyond."""
-    if isinstance(component, gr.Slider) and isinstance(value, int | float):
+    """The value, or the nearest one in a slider's range: a half-typed number may lie outside."""
+    if isinstance(component, gr.Slider):
         return min(max(value, component.minimum), component.maximum)
     return value
 
 
 def read_settings(values: Mapping[str, Any], methods: tuple[MethodInfo, ...]) -> Settings:
-    """The settings that the fields' values stand for; what is left empty keeps its default."""
+    """The settings that the fields' values mean. Empty fields keep their defaults."""
     sampling = {
         name.removeprefix("sampling."): value
         for name, value in values.items()
         if name.startswith("sampling.") and value is not None and str(value).strip()
     }
     if sampling.get("seed", RANDOM) == RANDOM:
-        # Without chance a seed means nothing, and one request is to be known by what it means.
+        # Greedy decoding ignores the seed, so a fixed one lets equal requests compare equal.
         sampling["seed"] = random.randrange(N_SEEDS) if sampling.get("temperature") else 0
     name = values["method"]
     info = next(info for info in methods if info.name == name)
@@ -108,9 +140,12 @@ def _whole(value: Any, default: int) -> int:
     return default if value is None else int(value)
 
 
-def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) -> None:
-    """The choice of a method, and for each one its parameters, of which those of one are seen."""
-    name, _, rest = chosen.partition(":")
+def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], flag: str | None = None) -> None:
+    """The choice of method, and an accordion of parameters for each, of which one is visible.
+
+    ``flag`` is the value of ``--method``, if given.
+    """
+    name, _, rest = (flag or DEFAULT_METHOD).partition(":")
     given = dict(item.split("=", 1) for item in rest.split(",") if "=" in item)
     choice = fields.add(
         "method",
@@ -121,6 +156,7 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
             filterable=False,
             elem_id="method",
         ),
+        default=DEFAULT_METHOD,
     )
     groups = []
     for info in methods:
@@ -130,8 +166,15 @@ def method_fields(fields: Fields, methods: tuple[MethodInfo, ...], chosen: str) 
         ) as group:
             for parameter in info.parameters:
                 value = given.get(parameter.name) if shown else None
-                fields.add(f"{info.name}.{parameter.name}", _parameter_field(parameter, value))
+                fields.add(
+                    f"{info.name}.{parameter.name}",
+                    _parameter_field(parameter, value),
+                    default=parameter.default,
+                )
         groups.append(group)
+    if flag is not None:
+        fields.given |= {field for field in fields.components if field.startswith(f"{name}.")}
+        fields.given.add("method")
 
     def show(chosen: str) -> list[Any]:
         return [
@@ -156,7 +199,7 @@ def _parameter_field(parameter: Parameter, given: str | None) -> Any:
 
 
 def sampling_fields(fields: Fields) -> None:
-    """Names and defaults are those of SamplingParams, but for the length and the seed."""
+    """Fields for sampling, with the names and defaults of SamplingParams, but a random seed."""
 
     def number(name: str, value: float, label: str, info: str | None = None) -> None:
         precision = 0 if isinstance(value, int) else None
@@ -172,7 +215,7 @@ def sampling_fields(fields: Fields) -> None:
     slider("temperature", 0.0, "Temperature", 2.0, "0: always the most likely token")
     fields.add(
         "max_tokens",
-        gr.Number(MAX_TOKENS, label="Max tokens", info="0: to the end of the context", precision=0),
+        gr.Number(MAX_TOKENS, label="Max tokens", info="0: until the context is full", precision=0),
     )
     fields.add(
         "leave_out",
@@ -188,16 +231,16 @@ def sampling_fields(fields: Fields) -> None:
     slider("min_p", 0.0, "Min p", info="0: off")
     number("repeat_penalty", 1.0, "Repeat penalty", "1: off")
     number("presence_penalty", 0.0, "Presence penalty", "0: off")
-    number("seed", RANDOM, "Seed", f"{RANDOM}: another one for each reply")
+    number("seed", RANDOM, "Seed", f"{RANDOM}: a new one for each reply")
     with gr.Accordion("More", open=False):
         number("frequency_penalty", 0.0, "Frequency penalty", "0: off")
-        number("penalty_last_n", 64, "Penalties look back", "tokens; -1: the context")
+        number("penalty_last_n", 64, "Penalty range", "in tokens; -1: the whole context")
         slider("typical_p", 1.0, "Typical p", info="1: off")
         slider("xtc_probability", 0.0, "XTC probability", info="0: off")
         slider("xtc_threshold", 0.1, "XTC threshold")
         number("dry_multiplier", 0.0, "DRY multiplier", "0: off")
         number("dry_base", 1.75, "DRY base")
-        number("dry_allowed_length", 2, "DRY allowed length", "tokens")
+        number("dry_allowed_length", 2, "DRY allowed length", "in tokens")
         fields.add(
             "sampling.mirostat",
             gr.Radio([("off", 0), ("1", 1), ("2", 2)], value=0, label="Mirostat"),
@@ -206,7 +249,7 @@ def sampling_fields(fields: Fields) -> None:
         number("mirostat_eta", 0.1, "Mirostat eta")
         for name, label, info in (
             ("grammar", "Grammar (GBNF)", None),
-            ("json_schema", "JSON schema", "Bounds of numbers are not kept."),
+            ("json_schema", "JSON schema", "Numeric bounds are not enforced."),
         ):
             box = gr.Textbox(label=label, info=info, lines=2, max_lines=12)
             fields.add(f"sampling.{name}", box)

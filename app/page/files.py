@@ -1,6 +1,6 @@
-"""Text files that go with a message: how the model reads them, and what the browser sends of them.
+"""Text files attached to a message: how the model reads them and how the browser sends them.
 
-Knows nothing of conversations, of Gradio or of HTML.
+Knows nothing of conversations, Gradio or HTML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FENCES = re.compile("`{3,}")
 
 @dataclass(frozen=True)
 class File:
-    """A text file of a message; it ``leads`` where it comes before what was written."""
+    """A text file attached to a message. It ``leads`` if it comes before the message's text."""
 
     name: str
     text: str
@@ -24,21 +24,21 @@ class File:
 
 
 def with_files(text: str, files: Sequence[File]) -> str:
-    """The message as the model reads it: what was written, and each file as a block of code."""
+    """The message as the model reads it: its text, and each file as a code block."""
     before = "".join(_quoted(file) for file in files if file.leads)
     after = "".join(_quoted(file) for file in files if not file.leads)
-    written = f"{text}\n\n" if text and after else text
-    return f"{before}{written}{after}".strip("\n") if files else text
+    body = f"{text}\n\n" if text and after else text
+    return f"{before}{body}{after}".strip("\n") if files else text
 
 
 def _quoted(file: File) -> str:
-    """Its name and a block whose fence is longer than any in the text."""
+    """The file's name and a code block whose fence is longer than any in its text."""
     fence = "`" * (1 + max((len(found) for found in _FENCES.findall(file.text)), default=2))
     return f"{file.name}:\n{fence}\n{file.text}\n{fence}\n\n"
 
 
 def read_files(data: Iterable[Any]) -> tuple[File, ...]:
-    """What the browser sent or kept; raises KeyError or TypeError for what is none."""
+    """Files from the browser's JSON. Raises KeyError or TypeError if the data is invalid."""
     return tuple(File(str(file["name"]), str(file["text"]), bool(file["leads"])) for file in data)
 
 
@@ -47,7 +47,7 @@ def files_to_text(files: Iterable[File]) -> str:
 
 
 def size_of(text: str) -> str:
-    """How much it is as UTF-8, for people."""
+    """The size of a text in UTF-8, such as ``12 kB``."""
     n_bytes = len(text.encode("utf-8", "surrogatepass"))
     if n_bytes < 1000:
         return f"{n_bytes} B"

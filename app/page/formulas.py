@@ -1,11 +1,11 @@
-"""Formulas: where TeX stands in Markdown, and its MathML, which browsers draw by themselves.
+"""Math in Markdown: finds TeX and converts it to MathML, which browsers render natively.
 
-Inline: ``$x$``, ``\\(x\\)``; displayed: ``$$x$$``, ``\\[x\\]``, inside a line or as a block. TeX
-that cannot be converted shows as it is written. A block that is not closed ends at a blank line, so
-that text which is appended never changes a block before it.
+Inline: ``$x$``, ``\\(x\\)``; display: ``$$x$$``, ``\\[x\\]``, within a line or as a block. TeX that
+cannot be converted is shown as source. An unclosed block ends at a blank line, so that appended
+text never changes an earlier block.
 
-math-core is asked rather than latex2mathml, which leaves HTML inside ``\\text`` unescaped and takes
-``\\href`` to any address.
+Uses math-core because latex2mathml leaves HTML inside ``\\text`` unescaped and lets ``\\href`` link
+anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from math_core import LatexError, LatexToMathML
 
 MAX_TEX = 10_000  # characters
 _CLOSING = {"$$": "$$", "\\[": "\\]"}
-# A dollar beside a word or a digit is money or a variable of a shell.
+# A dollar sign next to a word or digit is a price or a shell variable.
 _INLINE = re.compile(
     r"\$\$(?P<block>.+?)\$\$|\\\[(?P<brackets>.+?)\\\]|\\\((?P<round>.+?)\\\)"
     r"|(?<![\w$\\])\$(?=[^\s$])(?P<dollar>(?:[^$\\]|\\.)+?)(?<!\s)\$(?![\w$])",
@@ -31,7 +31,7 @@ _converter = LatexToMathML(fancy_error=False, max_expansions=100)
 
 @lru_cache(maxsize=512)
 def mathml(tex: str, displayed: bool) -> str:
-    """MathML of a formula; empty where it cannot be converted."""
+    """MathML of a formula; empty if it cannot be converted."""
     if len(tex) > MAX_TEX or not tex.strip():
         return ""
     try:
@@ -53,7 +53,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """A formula on lines of its own."""
+    """Parse a formula on lines of its own."""
     if state.is_code_block(start):
         return False
     line = state.src[state.bMarks[start] + state.tShift[start] : state.eMarks[start]].rstrip()
@@ -81,5 +81,5 @@ def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def add_formulas(markdown: MarkdownIt) -> None:
-    """Let it parse formulas; their tokens have the TeX as markup, the text as content."""
+    """Add rules for formulas. Their tokens have the TeX as markup and the source as content."""
     markdown.inline.ruler.before("escape", "math_inline", _inline)

@@ -1,4 +1,4 @@
-"""The syntax of code, by Pygments."""
+"""Syntax highlighting of code blocks, by Pygments."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _CLASSES = (
 
 
 def highlighted(code: str, language: str) -> list[tuple[str, str]]:
-    """The code in parts, each with the class it has in the style sheet, or an empty one."""
+    """The code in parts, each after its CSS class, which may be empty."""
     plain = [("", code)]
     if not language or len(code) > MAX_CODE:
         return plain
     try:
-        # Without the lexer's own changes to newlines: the parts are those of the code as it is.
+        # ``_parts`` keeps newlines as they are, so the parts should add up to the code.
         parts = list(_parts(code, language))
     except (ClassNotFound, RecursionError, ValueError, IndexError, KeyError):
         return plain

@@ -1,12 +1,11 @@
-"""Markdown as HTML, with the drafted tokens marked inside whatever the Markdown became.
+"""Renders Markdown as HTML and marks the drafted tokens in the result.
 
-Marks stand at offsets of the source. Each token of the parser is told where its characters stand
-there: blocks by the lines they were read from, inline tokens by a walk along the text of their
-block, in which every token consumes exactly the characters it was made from. The walk checks this;
-where it does not hold, the block has no colours. The parser itself never sees a mark, so colours
-cannot change what it finds.
+Marks are offsets in the source. Every parser token gets the source offsets of its characters:
+blocks from their lines, inline tokens by a walk along the text of their block in which each token
+consumes exactly the characters it was made from. If the walk finds a mismatch, the block gets no
+colours. The parser never sees the marks, so colours cannot change how it parses.
 
-HTML stays text, images become links, and links open in a tab of their own.
+HTML is shown as text, images become links, and links open in a new tab.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
 from app.page import formulas
-from app.page.halfway import completed, completed_inline
+from app.page.completion import completed, completed_inline
 from app.page.highlight import highlighted
 
 Env = MutableMapping[str, Any]
@@ -35,8 +34,11 @@ _INTERRUPTS = ["paragraph", "reference", "blockquote", "list"]
 class Marks:
     """Which characters were drafted.
 
-    runs   for each character the number of its run of drafted tokens, or 0
-    sizes  how many tokens each run has; the first is of no run
+    runs   for each character, the number of its run of drafted tokens; 0 if not drafted
+    sizes  the number of tokens in each run; sizes[0] is unused
+
+    >>> Marks.of([("a", False), ("b", True), ("cd", True)])
+    Marks(runs=[0, 1, 1, 1], sizes=[0, 2])
     """
 
     runs: list[int] = field(default_factory=list)
@@ -54,12 +56,12 @@ class Marks:
         return marks
 
     def run_at(self, offset: int) -> int:
-        """The run of a character; none for what was added behind the text."""
+        """The run of a character; 0 beyond the text, where completion added some."""
         return self.runs[offset] if offset < len(self.runs) else 0
 
     @property
     def last_start(self) -> int:
-        """Where the last run begins, if the text ends with it: more tokens may come to it."""
+        """Where a run that ends the text begins, as it may still grow; else the text's length."""
         at = len(self.runs)
         while at and self.runs[at - 1] and self.runs[at - 1] == self.runs[-1]:
             at -= 1
@@ -67,21 +69,21 @@ class Marks:
 
 
 def render(text: str, marks: Marks | None = None, at: int = 0) -> str:
-    """A text as HTML; ``at`` is its offset in what the marks are of."""
+    """A text as HTML; ``at`` is its offset in the text that the marks belong to."""
     env: Env = {"marks": marks, "at": at}
     return str(_markdown.render(_with_newlines(text), env))
 
 
 class Growing:
-    """A text that is being written: blocks that can no longer change are rendered once."""
+    """Renders a growing text. Blocks that can no longer change are rendered only once."""
 
     def __init__(self) -> None:
-        self._settled = ""  # the source of the blocks that can no longer change …
-        self._html = ""  # … and what they look like
+        self._settled = ""  # the source of the blocks that can no longer change
+        self._html = ""  # those blocks as HTML
         self._references: dict[str, Any] = {}
 
     def render(self, text: str, marks: Marks, at: int = 0) -> str:
-        """All of the text, of which there may be more than the last time."""
+        """The whole text as HTML; it may have grown since the last call."""
         text = _with_newlines(text)
         if not text.startswith(self._settled):
             self.__init__()  # type: ignore[misc]
@@ -96,7 +98,7 @@ class Growing:
         source, guessed = completed(tail)
         tokens = _markdown.parse(source, env)
         if begin and env["references"] != self._references:
-            self.__init__()  # type: ignore[misc]  # links before it may have found their target
+            self.__init__()  # type: ignore[misc]  # earlier links may now have a target
             return self.render(text, marks, at)
         cut, end = self._cut(tokens, tail, min(guessed - 1, marks.last_start - at - begin))
         if cut:
@@ -107,10 +109,10 @@ class Growing:
 
     @staticmethod
     def _cut(tokens: Sequence[Token], tail: str, limit: int) -> tuple[int, int]:
-        """The first token of the last block, and the offset of its first line.
+        """The index of the last block's first token, and the offset of its first line.
 
-        Its first line has ended: until then it may yet belong to the block before. And it starts
-        at ``limit`` at the latest.
+        That line must be complete: until then it may still belong to the block before. It must
+        start at ``limit`` or before.
         """
         starts = [0, *(found.end() for found in re.finditer("\n", tail))]
         for i in range(len(tokens) - 1, 0, -1):
@@ -123,15 +125,15 @@ class Growing:
 
 
 def _with_newlines(text: str) -> str:
-    """With newlines as the parser has them, and as many characters as before."""
+    """The text with the parser's newlines, at the same length."""
     return text.replace("\r\n", " \n").replace("\r", "\n")
 
 
-# Where the characters of a token stand in the source
+# Source offsets of a token's characters
 
 
 def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
-    """The rule, which also says where the content of its tokens comes from: ``meta["at"]``."""
+    """Wrap a rule to store the source offsets of its tokens' content in ``meta["at"]``."""
 
     def run(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         first = len(state.tokens)
@@ -154,8 +156,11 @@ def _block_rule(rule: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _lines(state: StateBlock, token: Token, n_hashes: int) -> list[int] | None:
-    """The offsets of a block's content, of which each line is one of the source, without what its
-    containers have before it, or without the ``n_hashes`` of a heading."""
+    """The source offsets of a block's content, or None if they cannot be found.
+
+    Each line of the content is a source line without its containers' prefixes, or without the
+    ``n_hashes`` of a heading.
+    """
     assert token.map is not None
     at: list[int] = []
     number = token.map[0] + (token.type == "fence")
@@ -178,7 +183,7 @@ def _lines(state: StateBlock, token: Token, n_hashes: int) -> list[int] | None:
 
 
 def _cell(state: StateBlock, token: Token, ends: dict[int, int]) -> list[int] | None:
-    """The offsets of a cell's content; ``ends`` has where the cell before it in its line ended."""
+    """The source offsets of a cell's content; ``ends`` is where the row's previous cell ended."""
     assert token.map is not None
     line = token.map[0]
     pos = ends.get(line, state.bMarks[line] + state.tShift[line])
@@ -204,7 +209,7 @@ def _cell(state: StateBlock, token: Token, ends: dict[int, int]) -> list[int] | 
 
 
 def _inline_rule(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    """The rule, which also says where its tokens end: ``meta["end"]``, in the block's content."""
+    """Wrap a rule to store its token's end in the block's content in ``meta["end"]``."""
 
     def run(state: StateInline, silent: bool) -> bool:
         pos = state.pos
@@ -220,9 +225,9 @@ def _inline_rule(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateIn
 
 
 def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
-    """Tell inline tokens where they stand: ``meta["at"]``, an offset for each of their characters.
+    """Store the source offsets of inline tokens' characters in ``meta["at"]``.
 
-    False where one is not where it must be.
+    Returns False if a token does not match the source.
     """
     pos = 0
     for i, token in enumerate(children):
@@ -257,38 +262,38 @@ def _locate(children: Sequence[Token], content: str, at: Sequence[int]) -> bool:
 
 
 def _core(state: Any) -> None:
-    """Parse the inline tokens as ever, and find where they stand."""
+    """Parse inline tokens as usual, and find their source offsets."""
     marks = state.env.get("marks")
-    written = None  # the token that is being written: the last one, within the last block
+    growing = None  # the token that is still growing: the last one, within the last block
     if state.env.get("live"):
         for token in reversed(state.tokens):
             if not token.nesting:
-                written = token
-            if written is not None or (token.level == 0 and token.nesting > 0):
+                growing = token
+            if growing is not None or (token.level == 0 and token.nesting > 0):
                 break
     for token in state.tokens:
         if token.type != "inline":
             continue
         content = token.content
-        if token is written:
+        if token is growing:
             content = completed_inline(state.md, content, state.env)
         token.children = []
         state.md.inline.parse(content, state.md, state.env, token.children)
         at = token.meta.get("at")
         if marks is None or at is None:
             continue
-        at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # of what was completed
+        at = [*at, *[at[-1] if at else 0] * (len(content) - len(at))]  # for completed text
         if not _locate(token.children, content, at):
             for child in token.children:
                 child.meta.pop("at", None)
                 child.meta.pop("all", None)
 
 
-# How tokens look
+# Rendering of tokens
 
 
 def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
-    """The text, with a span around each run of drafted tokens."""
+    """The escaped text, with a span around each run of drafted tokens."""
     marks: Marks | None = env.get("marks")
     if marks is None or at is None or len(at) != len(text):
         return escape(text)
@@ -302,7 +307,7 @@ def _painted(text: str, at: Sequence[int] | None, env: Env) -> str:
 
 
 def _unit(html: str, at: Sequence[int] | None, env: Env) -> str:
-    """What stands for several characters of the source: drafted if most of them were."""
+    """HTML that stands for several source characters: drafted if most of them were."""
     marks: Marks | None = env.get("marks")
     if marks is None or not at:
         return html
@@ -330,7 +335,7 @@ def _code_inline(self: Any, tokens: Sequence[Token], index: int, options: Any, e
 
 
 def _code(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    """A block of code, with a button that copies it."""
+    """A code block with a Copy button."""
     token, pos, parts = tokens[index], 0, []
     at = token.meta.get("at")
     language = (token.info.split() or [""])[0]
@@ -353,7 +358,7 @@ def _formula(self: Any, tokens: Sequence[Token], index: int, options: Any, env: 
 
 
 def _link_open(self: Any, tokens: Sequence[Token], index: int, options: Any, env: Env) -> str:
-    """A link in a tab of its own: in this one it would end the reply that is being written."""
+    """A link that opens in a new tab: in this one it would end a streaming reply."""
     tokens[index].attrSet("target", "_blank")
     tokens[index].attrSet("rel", "noopener noreferrer")
     return str(self.renderToken(tokens, index, options, env))

@@ -1,4 +1,4 @@
-"""The page's part for models: the one that is loaded, and another in its place, with its drafts."""
+"""The Model section of the sidebar: choose and load a model, its draft model and drafting heads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from app.worker.backend import Backend
 from app.worker.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
 from speculation.registry import PAIRED
 
-LONGEST_ERROR = 160  # characters, in the header beside a model; all of it is below Load
-UPDATE_SECONDS = 0.3  # between two updates of what a load has come to
+LONGEST_ERROR = 160  # characters in the header; the whole error is shown below Load
+UPDATE_SECONDS = 0.3  # between updates of a load's progress
 
 
 class ModelPanel:
-    """Fields for a model and what drafts for it, and a button that loads them."""
+    """Fields for a model, its draft model and its heads, and the Load button."""
 
     def __init__(self, backend: Backend, spec: ModelSpec) -> None:
-        """Makes the fields where it is called; ``spec`` is what they start with."""
+        """Create the fields in the current Gradio block; ``spec`` gives their initial values."""
         self._backend = backend
         self._spec = spec
         self._infos = {info.name: info for info in backend.models()}
@@ -37,7 +37,7 @@ class ModelPanel:
             value=model,
             allow_custom_value=True,
             label="Model",
-            info="A name of models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
+            info="A name from models.txt, a path to a GGUF, or hf:owner/repository/file.gguf",
             elem_id="model",
         )
         self._note = gr.HTML(self._describe(model), apply_default_css=False, elem_id="model-note")
@@ -46,7 +46,7 @@ class ModelPanel:
             value=draft,
             allow_custom_value=True,
             label="Draft model",
-            info="A smaller one of the same family, for the methods draft model and auto",
+            info="A smaller model of the same family, for the methods draft model and auto",
             elem_id="draft-model",
         )
         self._heads = gr.Dropdown(
@@ -55,25 +55,25 @@ class ModelPanel:
             multiselect=True,
             allow_custom_value=True,
             label="Drafting heads",
-            info="Names or paths, one a method, trained on this very model",
+            info="Names or paths, one per method, trained on this model",
             elem_id="heads",
         )
         self._n_ctx = gr.Number(
             n_ctx,
             label="Context",
-            info="In tokens; 0 for the model's own, at most 8192",
+            info="In tokens; 0: the model's own, up to 8192",
             precision=0,
             elem_id="ctx",
         )
-        self.in_effect = gr.HTML(
-            in_effect_html(backend.status()), apply_default_css=False, elem_id="ctx-note"
+        self.context_note = gr.HTML(
+            context_note_html(backend.status()), apply_default_css=False, elem_id="ctx-note"
         )
         self._load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
         self._cancel = gr.Button("Cancel", size="sm", visible=False, elem_id="cancel")
         self._load_note = gr.HTML(apply_default_css=False, elem_id="load-note")
 
     def wire(self, page: gr.Blocks, header: gr.HTML) -> None:
-        """Connect the fields with each other and with the ``header``, which shows the status."""
+        """Connect the events of the fields, and of the ``header``, which shows the status."""
         self._model.input(
             self.follow,
             [self._model, self._draft, self._heads],
@@ -83,11 +83,11 @@ class ModelPanel:
         self._load.click(
             self._run,
             [self._model, self._draft, self._heads, self._n_ctx],
-            [self._load, self._cancel, self._load_note, header, self.in_effect],
+            [self._load, self._cancel, self._load_note, header, self.context_note],
             **SLOW,
         )
         self._cancel.click(self.stop, **QUICK)
-        page.load(self._watch, outputs=[header, self.in_effect], **SLOW)
+        page.load(self._watch, outputs=[header, self.context_note], **SLOW)
         page.load(
             self._as_loaded,
             outputs=[self._note, self._model, self._draft, self._heads, self._n_ctx],
@@ -95,14 +95,14 @@ class ModelPanel:
         )
 
     def stop(self, request: gr.Request) -> None:
-        """End the load that this tab began, if any."""
+        """Cancel the load that this tab started, if any."""
         self._backend.stop(_load_id(request))
 
     def _info(self, name: str) -> ModelInfo:
         return self._infos.get(name) or ModelInfo(name, "")
 
     def _describe(self, name: str) -> str:
-        """The description of models.txt, and what it pairs with the model."""
+        """A model's description in models.txt, and what is paired with it there."""
         info = self._info(name)
         parts = [info.description] if info.description else []
         if info.draft:
@@ -112,8 +112,11 @@ class ModelPanel:
         return notice_html("; ".join(parts))
 
     def follow(self, name: str, draft: str, heads: Sequence[str]) -> tuple[str, Any, Any]:
-        """Another model was chosen. What drafts fits one model alone: where there was some, now
-        that of the new one."""
+        """Handle the choice of another model: its description, draft model and heads.
+
+        Draft models and heads fit only one model. If the old model had any, the new one gets those
+        paired with it.
+        """
         info = self._info(_typed(name))
         return (
             self._describe(info.name),
@@ -131,7 +134,7 @@ class ModelPanel:
             heads=tuple(map(_typed, heads or ())),
             n_ctx=int(cells or 0),
         )
-        # Each says all: of the first, the client may put some together and lose one.
+        # Every update is complete: the client may merge the first ones and lose one.
         hidden, seen = gr.update(visible=False), gr.update(visible=True)
         yield hidden, seen, "", *self.status()
         note, due = "", 0.0
@@ -146,33 +149,33 @@ class ModelPanel:
             else:
                 note = error_html(event.message) if isinstance(event, Failed) else ""
             yield hidden, seen, note, *self.status()
-        for status in self._watch():  # another tab's load may have begun
+        for status in self._watch():  # another tab may have started a load
             yield seen, hidden, note, *status
 
     def status_html(self) -> str:
         return status_html(self._backend.status())
 
     def status(self) -> tuple[str, str]:
-        """For the header, and for below the field of the context."""
+        """HTML for the header, and for the note below the Context field."""
         status = self._backend.status()
-        return status_html(status), in_effect_html(status)
+        return status_html(status), context_note_html(status)
 
     def _as_loaded(self) -> tuple[Any, ...]:
-        """The fields of the model that is loaded, which another tab may have chosen."""
+        """Values of the fields for the loaded model, which another tab may have chosen."""
         loaded = self._backend.status().model
         if loaded is None:
             return (gr.skip(),) * 5
         return self._describe(loaded.spec.model), *self._values(loaded.spec)
 
     def _values(self, spec: ModelSpec) -> tuple[str, str, list[str], int]:
-        """What the fields say of ``spec``: model, draft model, heads and context."""
+        """Values of the fields for ``spec``: model, draft model, heads and context."""
         paired = self._info(spec.model)
         draft = paired.draft if spec.draft_model == PAIRED else spec.draft_model
         heads = paired.heads if spec.heads == (PAIRED,) else spec.heads
         return spec.model, draft or "", list(heads), spec.n_ctx
 
     def _watch(self) -> Iterator[tuple[str, str]]:
-        """The status, followed for as long as a model is being loaded."""
+        """Yield the status until no model is loading."""
         while self._backend.status().loading is not None:
             yield self.status()
             sleep(UPDATE_SECONDS)
@@ -180,12 +183,12 @@ class ModelPanel:
 
 
 def _typed(name: str | None) -> str:
-    """A name or path as it was meant: Windows copies paths with quotes around them."""
+    """A typed name or path without quotes, which Windows puts around copied paths."""
     return (name or "").strip().strip('"')
 
 
 def status_html(status: Status) -> str:
-    """What is loaded or on its way, and why the last load failed."""
+    """The loaded model, a load's progress, or why the last load failed."""
     parts = []
     if status.model is not None:
         name = Path(status.model.spec.model).name
@@ -199,13 +202,13 @@ def status_html(status: Status) -> str:
 
 
 def _short(error: str) -> str:
-    """The first line, up to LONGEST_ERROR characters; the old model, which stays, is seen."""
+    """An error's first line, cut to LONGEST_ERROR characters."""
     line = error.partition("\n")[0]
     return line if len(line) <= LONGEST_ERROR else f"{line[: LONGEST_ERROR - 1].rstrip()}…"
 
 
-def in_effect_html(status: Status) -> str:
-    """How large the context is, which may be more or less than what was asked for."""
+def context_note_html(status: Status) -> str:
+    """The context's actual size, which may differ from the requested one."""
     return notice_html(f"In effect: {status.model.n_ctx} tokens") if status.model else ""
 
 
@@ -213,7 +216,7 @@ def loading_notice(event: Loading) -> str:
     if event.stage == "download":
         return f"Downloading {event.model}: {event.done / 1e9:.2f} of {event.total / 1e9:.2f} GB"
     if event.stage == "measure":
-        return f"Measuring what a step of {event.model} costs"
+        return f"Measuring the speed of {event.model}"
     return f"Loading {event.model}: {event.done} %"
 
 
@@ -225,9 +228,9 @@ def _details(model: LoadedModel) -> str:
     if model.spec.heads:
         parts.append("with drafting heads")
     if model.has_mtp:
-        parts.append("predicts several tokens by itself (MTP)")
+        parts.append("multi-token prediction (MTP)")
     if not model.has_chat_template:
-        parts.append("no chat template: a plain transcript is continued")
+        parts.append("no chat template: continues a plain transcript")
     return " · ".join(parts)
 
 

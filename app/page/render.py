@@ -1,6 +1,6 @@
-"""A turn of a conversation as HTML. Whatever a model or a user wrote shows as text, never as HTML.
+"""Renders a turn of a conversation as HTML. Text of the user or the model never becomes HTML.
 
-A reply is rendered as Markdown, drafted tokens in spans, which the style sheet colours or not.
+Replies are rendered as Markdown, with drafted tokens in spans that the style sheet can colour.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ def turn_html(
     with_model: bool = False,
     growing: GrowingReply | None = None,
 ) -> str:
-    """One turn; ``live`` while its reply is in the making, ``last`` where it can be undone.
+    """A turn as HTML.
 
-    ``with_model`` names the model of the reply, in a conversation with several. ``growing`` has
-    what was rendered of its text before, while there is more to come.
+    live        its reply is being generated
+    last        it is the last turn, which can be undone
+    with_model  show the reply's model, in conversations with several
+    growing     the state of rendering the unfinished reply
     """
     edit = "" if live else _actions("edit")
     files = [(file.leads, _file(n, file)) for n, file in enumerate(turn.files)]
@@ -49,7 +51,7 @@ def turn_html(
 
 
 class GrowingReply:
-    """A reply in the making: what of it can no longer change is rendered once."""
+    """The rendered parts of an unfinished reply that can no longer change."""
 
     def __init__(self) -> None:
         self.reasoning = Growing()
@@ -57,7 +59,7 @@ class GrowingReply:
 
 
 def text_html(reply: Reply, growing: GrowingReply | None = None) -> str:
-    """The text as Markdown, drafted tokens in spans; reasoning is folded away."""
+    """The reply's Markdown as HTML, with its reasoning collapsed."""
     text, found, marks = reply.text, reply.reasoning, Marks.of(reply.pieces)
     start, end, answer = found or (0, 0, 0)
     if growing is None:
@@ -68,47 +70,50 @@ def text_html(reply: Reply, growing: GrowingReply | None = None) -> str:
 
 
 def _folded(html: str) -> str:
-    """What a model thinks before it answers, to be opened by whoever wants to read it."""
+    """The reasoning in a collapsed element; empty if there is none."""
     return f"<details><summary>Reasoning</summary>{html}</details>" if html.strip() else ""
 
 
 def notice_html(text: str) -> str:
-    """What is going on, or nothing."""
+    """A notice as HTML; empty if there is no text."""
     return f'<div class="notice" role="status">{escape(text)}</div>' if text else ""
 
 
 def error_html(text: str) -> str:
-    """What went wrong, or nothing."""
+    """An error as HTML; empty if there is no text."""
     return f'<div class="error" role="alert">{escape(text)}</div>' if text else ""
 
 
 def _left_out(n_ctx: int) -> str:
-    """The line above the first turn that the model still reads, or nothing."""
+    """The divider above the first turn still in context; empty if ``n_ctx`` is 0."""
     if not n_ctx:
         return ""
-    text = f"Above this line: no longer read by the model; its context of {n_ctx} tokens is full"
+    text = f"The model no longer reads the turns above: its context of {n_ctx} tokens is full"
     return f'<p class="left-out" role="note">{text}</p>'
 
 
 def _file(n: int, file: File) -> str:
-    """A file of a message, to be unfolded. Its text, which may be long, is put in by the page, and
-    stays in there for as long as the file is the same."""
+    """A file of a message, collapsed.
+
+    The page inserts its text, which may be long, when it is opened (``unfold`` in files.js).
+    ``data-content`` tells whether the file is still the same.
+    """
     name = f"<bdi>{escape(file.name)}</bdi> <span>{size_of(file.text)}</span>"
-    text = f'<div class="code" data-keeps="{hash(file)}"></div>'
+    text = f'<div class="code" data-content="{hash(file)}"></div>'
     return f'<details class="file" data-file="{n}"><summary>{name}</summary>{text}</details>'
 
 
 def _body(reply: Reply, growing: GrowingReply | None) -> str:
     text = ""
     if reply.pieces:
-        source = "" if growing else f' data-source="{escape(reply.answer)}"'  # what Copy takes
+        source = "" if growing else f' data-source="{escape(reply.answer)}"'  # what Copy copies
         html = text_html(reply, growing)
         text = f'<div class="text markdown" dir="auto"{source}>{html}</div>'
     return text + notice_html(reply.notice) + error_html(reply.error)
 
 
 def _foot(reply: Reply, with_model: bool) -> str:
-    # Lines break between the parts of the stats, never within one.
+    # Lines break only between the figures.
     parts = (f"<span>{escape(part)}</span>" for part in stats_line(reply).split(" · "))
     method = f"<code>{escape(reply.method)}</code>" if reply.method else ""
     if with_model and reply.model_name:

@@ -1,4 +1,4 @@
-"""The page: Gradio blocks, and the wires between them and the conversation."""
+"""The page: its Gradio components, their events, and the server that serves it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from app.page.model_panel import ModelPanel
 from app.page.session import Session
 from app.worker.backend import Backend
 from app.worker.messages import ModelSpec
-from speculation.engine import DEFAULT_METHOD
 
 PAGE = Path(__file__).parent / "static"
-IN_HEAD = ("store.js", "tab.js", "archive.js")  # they are there before Gradio's first event
+IN_HEAD = ("store.js", "tab.js", "archive.js")  # run before Gradio's first event
 SCRIPTS = (
     *("transcript.js", "turns.js", "box.js", "settings.js", "history.js", "chats.js"),
-    *("files.js", "drafts.js", "window.js"),
+    *("files.js", "unsent.js", "window.js"),
 )
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
@@ -35,81 +34,66 @@ MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 WELCOME = """
 <div class="turns" role="region" aria-label="Conversation"></div>
 <div class="unseen" role="status"></div>
-<div class="unkept error" role="alert" hidden></div>
+<div class="unsaved error" role="alert" hidden></div>
 <div class="refused error" role="alert" hidden></div>
 <div class="welcome">
-  <h1>See what speculation does</h1>
-  <p>Say something. A method guesses several tokens ahead, the model checks the guesses in one step,
-  and what holds is kept: the same text as without, in fewer steps.</p>
-  <p><span class="drafted">Tokens like these</span> were guessed right; all others the model
-  added itself, one each step.</p>
+  <h1>See speculative decoding at work</h1>
+  <p>Send a message. A method drafts several tokens ahead, and the model checks them in one step.
+  Accepted drafts save steps, and the text stays the same.</p>
+  <p><span class="drafted">Tokens like these</span> were drafted and accepted. The model generated
+  the others itself, one per step.</p>
 </div>
 """
 
-KEEP_SECONDS = 3.0  # after so long the browser gets what there is of a reply, to keep it
-REFUSED = "this reply could not begin: a value in the sidebar was refused; set it right and retry"
+SAVE_SECONDS = 3.0  # between full saves of a chat during a reply
+NOT_STARTED = (
+    "The reply could not start: a setting in the sidebar is invalid. Correct it and retry."
+)
 
 CHATS = """
 <div class="chats">
   <input type="search" placeholder="Search" aria-label="Search chats" hidden>
   <p class="found" role="status"></p>
   <ul></ul>
-  <p class="none">None yet.</p>
+  <p class="none">No chats yet.</p>
   <p class="trouble" role="alert"></p>
-  <label><input type="checkbox"> Keep chats in this browser</label>
+  <label><input type="checkbox"> Save chats in this browser</label>
   <div class="all"><button type="button" data-all="export">Export all</button>
   <button type="button" data-all="import">Import</button></div>
-  <p class="told" role="status"></p>
+  <p class="status" role="status"></p>
 </div>
 """
 
-FILES = '<ul class="files" aria-label="Files of your message"></ul>'
+FILES = '<ul class="files" aria-label="Attached files"></ul>'
 
-# history.js keeps it.
-KEEP = """(text) => {
+# For saveChat in history.js.
+SAVE = """(text) => {
   if ("leaving" in document.documentElement.dataset) return;
-  document.dispatchEvent(new CustomEvent("kept", { detail: text }));
+  document.dispatchEvent(new CustomEvent("saved", { detail: text }));
 }"""
-KEEP_VALUES = """(...values) => {
-  if ("leaving" in document.documentElement.dataset) return;
-  try {
-    sessionStorage.setItem("values", JSON.stringify(values));
-    sessionStorage.removeItem("typed");
-  } catch (error) { console.warn(error); }
-}"""
-# ``typed`` is the box's text where no event of Gradio's brought it here: they wait while the server
-# is away. The box is the last field.
-KEPT = """async () => {
-  let values = [];
-  try {
-    values = JSON.parse(sessionStorage.getItem("values") ?? "[]");
-    const typed = sessionStorage.getItem("typed");
-    if (values.length && typed !== null) values[values.length - 1] = typed;
-  } catch (error) { console.warn(error); } // there may be no storage at all
-  return [await revived, JSON.stringify(values), null];
-}"""
+SAVE_TAIL = "(text) => saveTail(text)"
+SAVED = "async () => [await restored, savedValues(), null]"
 
-# Gradio handles calls side by side: which came first, only the page knows.
+# Gradio handles calls concurrently, so the page's clock tells their order.
 CLOCK = "(...inputs) => [...inputs.slice(0, -1), performance.now()]"
 
-# The message is what the box held when it was sent (box.js notes it): what was typed since, while
-# Gradio made up its call, is no part of it. What the page knows of the conversation,
-# ``kept`` may lack where it was just loaded …
-SAID = """async (text, _, kept, session) => {
-  const said = document.querySelector("#entry").said ?? { text, files: [] };
+# The message is the box's text when it was sent (box.js notes it), without what was typed while
+# Gradio made the call. ``lastSaved`` is the chat, which the component may lack after a page load.
+MESSAGE = """async (text, _, saved, session) => {
+  const message = document.querySelector("#entry").message ?? { text, files: [] };
   const at = performance.now();
-  await revived;
-  return [said.text, JSON.stringify(said.files), known, session, at];
+  await restored;
+  return [message.text, JSON.stringify(message.files), lastSaved, session, at];
 }"""
-# … and stays in the box.
+# What was typed since stays in the box.
 REST = """(text, sent) => {
   if (!sent) return text;
-  const said = JSON.parse(sent);
-  document.dispatchEvent(new CustomEvent("sent", { detail: said.names }));
-  return text.startsWith(said.text) ? text.slice(said.text.length) : text;
+  const message = JSON.parse(sent);
+  document.dispatchEvent(new CustomEvent("sent", { detail: message.names }));
+  return text.startsWith(message.text) ? text.slice(message.text.length) : text;
 }"""
 
-# What was taken back is put beside the box, unless something is there or in it.
+# An undone message returns to the box unless the user has begun another.
 WRITTEN = """(text, _, ...inputs) => {
   const { files = [] } = document.querySelector("#entry");
   return [text, JSON.stringify(files), ...inputs.slice(0, -1), performance.now()];
@@ -123,16 +107,16 @@ DOWNLOAD = """(text) => {
 }"""
 
 
-def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr.Blocks:
-    """The page. ``spec`` and ``method``, as on the command line, are what it starts with."""
+def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Blocks:
+    """Build the page. Without ``method``, it starts with the one last used in the browser."""
     fields = Fields()
     page: gr.Blocks
     with gr.Blocks(title="Speculation", fill_height=True, fill_width=True) as page:
         session = gr.State(Session())
         with gr.Sidebar(width=330, elem_id="settings"):
             method_fields(fields, backend.methods(), method)
-            # The style sheet looks whether it is checked.
-            fields.keep(
+            # Only page.css reads it.
+            fields.add_other(
                 "colour", gr.Checkbox(True, label="Colour drafted tokens", elem_id="colour")
             )
             fields.add(
@@ -140,7 +124,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 gr.Checkbox(
                     False,
                     label="Compare with plain decoding",
-                    info="Runs each reply once more without drafts and shows the speed-up.",
+                    info="Runs each reply again without drafts and shows the speed-up.",
                     elem_id="compare",
                 ),
             )
@@ -149,8 +133,8 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 gr.Radio(
                     [("default", ""), ("on", "on"), ("off", "off")],
                     value="",
-                    label="Thinking",
-                    info="Whether the model thinks before it answers.",
+                    label="Reasoning",
+                    info="Whether the model reasons before it answers.",
                     elem_id="thinking",
                 ),
             )
@@ -171,7 +155,7 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 )
             with gr.Accordion("Sampling", open=False):
                 sampling_fields(fields)
-            with gr.Accordion("Chats"):  # opening one loads the page again
+            with gr.Accordion("Chats"):  # starts open, because opening a chat reloads the page
                 gr.HTML(
                     CHATS,
                     js_on_load='document.dispatchEvent(new Event("chats"))',
@@ -185,11 +169,12 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
             new = gr.Button("New chat", size="sm", min_width=0, scale=0, elem_id="new")
             export = gr.Button("Export", size="sm", min_width=0, scale=0, elem_id="export")
             exported = gr.Textbox(visible=False)
-            kept = gr.Textbox(visible=False)  # the conversation …
-            sent = gr.Textbox(visible=False)  # what the box is to be rid of
-            attached = gr.Textbox(visible=False)  # the files beside it
-            clicked = gr.Number(visible=False)  # when, by the page's clock
-            kept_values = gr.Textbox(visible=False)  # … and the fields, when the page is loaded
+            saved = gr.Textbox(visible=False)  # the chat, as saved by the browser
+            tail = gr.Textbox(visible=False)  # the reply's tokens since then
+            sent = gr.Textbox(visible=False)  # the message to remove from the box
+            attached = gr.Textbox(visible=False)  # the files beside the box
+            clicked = gr.Number(visible=False)  # the time of an action, by the page's clock
+            saved_values = gr.Textbox(visible=False)  # the fields' values, when the page loads
         transcript = gr.HTML(
             value=[],
             html_template=WELCOME,
@@ -205,10 +190,10 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 elem_id="files",
             )
             gr.Button("Add text files", size="sm", min_width=0, scale=0, elem_id="add")
-            box = fields.keep(
+            box = fields.add_other(
                 "box",
                 gr.Textbox(
-                    placeholder="Say something",
+                    placeholder="Send a message",
                     label="Message",
                     show_label=False,
                     container=False,
@@ -220,156 +205,165 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
                 ),
             )
 
-    # A reply begins with a quick call, which says at once that it was taken, and goes on with one
-    # that streams: of that, the client may put the first updates together and lose some.
+    # A reply starts with a quick call, which shows the message at once, and continues with a
+    # streaming one. The client may merge the first updates of a stream and lose some.
 
     def begin(tab: Session) -> dict[Any, Any]:
-        tab.busy, tab.stops, tab.ends = True, False, False
+        tab.busy, tab.stopping, tab.ending = True, False, False
         return shown(tab)
 
     def shown(tab: Session) -> dict[Any, Any]:
         buttons: dict[str, Any] = {"submit_btn": False, "stop_btn": "Stop"}
         if not tab.busy:
             buttons = {"submit_btn": "Send", "stop_btn": False}
-        return {box: gr.update(**buttons), transcript: tab.html(), kept: tab.kept()}
+        return {
+            box: gr.update(**buttons),
+            transcript: tab.html(),
+            saved: tab.saved(),
+            tail: "",
+        }
 
-    def ask(text: str, given: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
-        tab.revive(known)
+    def ask(text: str, given: str, chat: str, tab: Session, at: float) -> dict[Any, Any]:
+        tab.restore(chat)
         files = read_files(json.loads(given))
-        if not tab.is_open(at) or not (text.strip() or files):
+        if not tab.accepts(at) or not (text.strip() or files):
             return nothing() | {sent: ""}
         tab.conversation.ask(text.strip("\n"), files)
         names = [file.name for file in files]
         return begin(tab) | {sent: json.dumps({"text": text, "names": names})}
 
-    def retry(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
-        tab.revive(known)
-        if not tab.is_open(at):
+    def retry(chat: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
+        tab.restore(chat)
+        if not tab.accepts(at):
             return nothing()
         tab.conversation.retry(event.index)
         return begin(tab)
 
-    def go_on(known: str, tab: Session, at: float) -> dict[Any, Any]:
-        tab.revive(known)
-        if not tab.is_open(at) or not tab.begun:
+    def continue_reply(chat: str, tab: Session, at: float) -> dict[Any, Any]:
+        tab.restore(chat)
+        if not tab.accepts(at) or not tab.has_started:
             return nothing()
-        tab.conversation.go_on()
+        tab.conversation.continue_reply()
         return begin(tab)
 
-    def edit(known: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
-        tab.revive(known)
-        if not tab.is_open(at):
+    def edit(chat: str, tab: Session, at: float, event: gr.EventData) -> dict[Any, Any]:
+        tab.restore(chat)
+        if not tab.accepts(at):
             return nothing()
         tab.conversation.edit(event.index, event.text, read_files(event.files))
         return begin(tab)
 
     def answer(tab: Session, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        if not tab.busy or tab.begun:  # the call before this one was not taken, or taken back
+        if not tab.busy or tab.has_started:  # the first call was ignored or undone
             yield nothing() if tab.busy else shown(tab)
             return
         try:
             settings = read_settings(fields.read(values), backend.methods())
-            due = monotonic() + KEEP_SECONDS
+            due = monotonic() + SAVE_SECONDS
             for _ in tab.conversation.answer(backend, settings, _tab_id(request)):
-                if tab.ends:
+                if tab.ending:
                     break
-                if tab.stops:  # asked for, maybe before there was anything to stop
+                if tab.stopping:  # maybe requested before the backend had the request
                     backend.stop(_tab_id(request))
                 update: dict[Any, Any] = {transcript: tab.html()}
                 if monotonic() >= due:
-                    update[kept] = tab.kept()
-                    due = monotonic() + KEEP_SECONDS
-                yield update
+                    update[saved] = tab.saved()
+                    due = monotonic() + SAVE_SECONDS
+                yield update | {tail: tab.tail()}
         finally:
             tab.busy = False
-            if tab.ends:
+            if tab.ending:
                 tab.end()
         yield shown(tab) | {header: models.status_html()}
 
     def give_up(tab: Session) -> dict[Any, Any]:
-        """After a reply that Gradio did not let begin, and says why, or that broke off."""
+        """Handle a reply that Gradio refused to start, with an error of its own, or that failed."""
         tab.busy = False
-        if tab.conversation.turns and not tab.begun:
+        if not tab.is_restored:  # the server has restarted, and only the browser has the chat
+            return nothing()
+        if tab.conversation.turns and not tab.has_started:
             turn = tab.conversation.turns[-1]
             turn.reply, turn.before = turn.before or Reply(""), None
-            turn.reply.error = REFUSED
+            turn.reply.error = NOT_STARTED
         return shown(tab)
 
-    def undo(text: str, given: str, known: str, tab: Session, at: float) -> dict[Any, Any]:
-        tab.revive(known)
-        if not tab.is_open(at):
+    def undo(text: str, given: str, chat: str, tab: Session, at: float) -> dict[Any, Any]:
+        tab.restore(chat)
+        if not tab.accepts(at):
             return nothing() | {attached: ""}
         turn, back = tab.conversation.undo(), ""
         if not text and not json.loads(given):
             text, back = turn.user, files_to_text(turn.files)
-        return {box: text, attached: back, transcript: tab.html(), kept: tab.kept()}
+        return {box: text, attached: back, transcript: tab.html(), saved: tab.saved()}
 
     def clear(tab: Session, at: float, request: gr.Request) -> dict[Any, Any]:
-        tab.ends, tab.ended_at = True, at
+        tab.ending, tab.ended_at = True, at
         backend.stop(_tab_id(request))
-        if tab.busy and tab.begun:  # the reply that is due ends it
+        if tab.busy and tab.has_started:  # ``answer`` ends it
             return nothing()
         tab.end()
         return shown(tab)
 
     def nothing() -> dict[Any, Any]:
-        return {box: gr.skip(), transcript: gr.skip(), kept: gr.skip()}
+        return {part: gr.skip() for part in outputs}
 
-    def restore(known: str, values: str, tab: Session) -> dict[Any, Any]:
-        tab.revive(known)
-        found = fields.updates(values, backend.methods())
-        return {transcript: tab.html(), kept: tab.kept()} | found
+    def restore(chat: str, values: str, tab: Session) -> dict[Any, Any]:
+        tab.restore(chat)
+        return {transcript: tab.html(), saved: tab.saved()} | fields.updates(values)
 
-    def as_markdown(known: str, tab: Session) -> str:
-        tab.revive(known)
+    def as_markdown(chat: str, tab: Session) -> str:
+        tab.restore(chat)
         return markdown(tab.conversation)
 
     def stop(tab: Session, request: gr.Request) -> None:
-        tab.stops = True
+        tab.stopping = True
         backend.stop(_tab_id(request))
 
     def leave(request: gr.Request) -> None:
         backend.stop(_tab_id(request))
         models.stop(request)
 
-    taken = [box, transcript, kept]
-    acted = [kept, session, clicked]
+    outputs = [box, transcript, saved, tail]
+    action_inputs = [saved, session, clicked]
     in_order = {**QUICK, "js": CLOCK}
     with page:
-        said = box.submit(ask, [box, attached, *acted], [*taken, sent], **{**QUICK, "js": SAID})
-        said.then(None, [box, sent], [box], js=REST, api_visibility="private")
+        message = box.submit(
+            ask, [box, attached, *action_inputs], [*outputs, sent], **{**QUICK, "js": MESSAGE}
+        )
+        message.then(None, [box, sent], [box], js=REST, api_visibility="private")
         for asked in (
-            said,
-            transcript.retry(retry, acted, taken, **in_order),
-            transcript.go_on(go_on, acted, taken, **in_order),
-            transcript.edit(edit, acted, taken, **in_order),
+            message,
+            transcript.retry(retry, action_inputs, outputs, **in_order),
+            transcript.continue_reply(continue_reply, action_inputs, outputs, **in_order),
+            transcript.edit(edit, action_inputs, outputs, **in_order),
         ):
-            replied = asked.then(answer, [session, *fields.for_replies], [*taken, header], **SLOW)
-            replied.failure(give_up, [session], taken, **QUICK)
+            replied = asked.then(answer, [session, *fields.for_replies], [*outputs, header], **SLOW)
+            replied.failure(give_up, [session], outputs, **QUICK)
         transcript.undo(
-            undo, [box, attached, *acted], [*taken, attached], **{**QUICK, "js": WRITTEN}
+            undo, [box, attached, *action_inputs], [*outputs, attached], **{**QUICK, "js": WRITTEN}
         ).then(None, [attached], js=PUT_BACK, api_visibility="private")
-        transcript.focus(models.status, None, [header, models.in_effect], **QUICK)
+        transcript.focus(models.status, None, [header, models.context_note], **QUICK)
         box.stop(stop, [session], **QUICK)
-        new.click(clear, [session, clicked], taken, **in_order)
-        export.click(as_markdown, [kept, session], [exported], **QUICK).then(
+        new.click(clear, [session, clicked], outputs, **in_order)
+        export.click(as_markdown, [saved, session], [exported], **QUICK).then(
             None, [exported], js=DOWNLOAD, api_visibility="private"
         )
         models.wire(page, header)
-        kept.change(None, [kept], js=KEEP, api_visibility="private")
+        saved.change(None, [saved], js=SAVE, api_visibility="private")
+        tail.change(None, [tail], js=SAVE_TAIL, api_visibility="private")
         every = list(fields.components.values())
-        gr.on(
-            [component.change for component in every],
-            None,
-            every,
-            js=KEEP_VALUES,
-            api_visibility="private",
-        )
+        values = f"({json.dumps(fields.defaults)}, values)"
+        for events, function in (
+            ([component.change for component in every], "saveValues"),
+            ([box.submit], "rememberValues"),
+        ):
+            js = f"(...values) => {function}{values}"
+            gr.on(events, None, every, js=js, api_visibility="private")
         page.load(
             restore,
-            [kept, kept_values, session],
-            [transcript, kept, *every],
-            js=KEPT,
+            [saved, saved_values, session],
+            [transcript, saved, *every],
+            js=SAVED,
             **QUICK,
         )
         page.unload(leave)
@@ -377,12 +371,12 @@ def build(backend: Backend, spec: ModelSpec, method: str = DEFAULT_METHOD) -> gr
 
 
 def launch(page: gr.Blocks, host: str, allowed: Iterable[str] = (), **options: Any) -> str:
-    """Serve the page, without anything that would leave this machine; the page's address.
+    """Serve the page without any connection to other machines; return its address.
 
-    ``host`` is the address to listen on, ``allowed`` are further names that the page may be asked
-    for by. Raises OSError when the port is taken.
+    ``host`` is the address to listen on, ``allowed`` are further host names of the server. Raises
+    OSError if the port is in use.
     """
-    # Gradio asks its own server whether it is up; a proxy must not come between the two.
+    # Gradio checks that its own server is up, which must not go through a proxy.
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
     theme = gr.themes.Base(

@@ -1,7 +1,6 @@
-"""The way to the engine: what the app needs of one, and one that lives in this process.
+"""``Backend``, the app's interface to the engine, and ``LocalBackend``, which runs it on a thread.
 
-Nothing but ``messages`` crosses ``Backend``. ``LocalBackend`` keeps the engine on a thread of its
-own, where replies and loads take turns. Nothing here knows of Gradio or of HTML.
+Only the dataclasses of ``messages`` cross the interface. Nothing here knows of Gradio or HTML.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """What the app needs of an engine."""
+    """The app's interface to an engine."""
 
     def methods(self) -> tuple[MethodInfo, ...]: ...
 
@@ -52,34 +51,35 @@ class Backend(Protocol):
     def status(self) -> Status: ...
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
-        """Load a model in place of the present one: Waiting, Loading, then Loaded or Failed.
+        """Replace the model. Yields Waiting, Loading, then Loaded or Failed.
 
-        When it fails the model that was there before is there again.
+        If it fails, the old model is restored.
         """
         ...
 
     def reply(self, request: ChatRequest) -> Iterator[Event]:
-        """Reply to a conversation: Waiting, LeftOut, Opening, Prefill, Text, then Done or Failed.
+        """Reply to a conversation.
 
-        LeftOut comes where it is not what the request says. It begins when iterated; closing the
-        iterator stops it.
+        Yields Waiting, LeftOut, Opening, Prefill, Text, then Done or Failed. LeftOut comes only if
+        it differs from the request's. The reply starts when the iterator is first advanced and
+        stops when it is closed.
         """
         ...
 
     def stop(self, request_id: str) -> None:
-        """End what has this id, within one step; its iterator still yields its last event."""
+        """Stop the request with this id within one step. Its iterator still yields a last event."""
         ...
 
     def close(self) -> bool:
-        """Stop everything; whether all of it has ended within a few seconds."""
+        """Stop everything; return whether all has ended within a few seconds."""
         ...
 
 
 class LocalBackend:
-    """An engine in this process. One reply or load runs at a time, in the order of arrival."""
+    """An engine in this process. Replies and loads run one at a time, in order of arrival."""
 
     def __init__(self, *, trace_batches: str | Path | None = None) -> None:
-        """``trace_batches`` names a file that gets one JSON line for each decode."""
+        """``trace_batches`` names a file that gets one JSON line per decode."""
         self._slot = ModelSlot(trace_batches)
         self._queue = JobQueue()
 
@@ -118,7 +118,7 @@ class LocalBackend:
     def close(self) -> bool:
         """Stop everything and free the model, unless a job that does not end still uses it.
 
-        Gives whether all has ended. Idempotent.
+        Returns whether all has ended. Idempotent.
         """
         has_ended = self._queue.close()
         if has_ended:
@@ -172,7 +172,7 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
 
 
 def _parameters(params: type[Any]) -> tuple[Parameter, ...]:
-    """The fields of a method's dataclass, with what its docstring says of them."""
+    """The fields of a method's dataclass, with their help from its docstring."""
     helps = parameter_docs(params)
     return tuple(
         Parameter(item.name, cast("Value", item.default), helps[item.name])

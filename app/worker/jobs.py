@@ -1,4 +1,4 @@
-"""Work for the engine's thread: one job at a time, and its events for whoever asked for it.
+"""A queue of jobs for the engine's thread. Jobs run one at a time and emit events to the caller.
 
 Knows nothing of models: a job is a function that emits events.
 """
@@ -18,12 +18,14 @@ from batching.errors import SpeculationError
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 5.0  # for the job that runs to end when the queue is closed
+CLOSE_SECONDS = 5.0  # how long ``close`` waits for the running job
 
 
 class Job:
-    """Work for the engine's thread, and what it has to say. ``stopped`` is its end if it is stopped
-    before it began."""
+    """Work for the engine's thread and its events.
+
+    ``stopped`` is its last event if it is stopped before it starts.
+    """
 
     def __init__(
         self, id_: str, work: Callable[[Job], None], stopped: Event, loads: bool = False
@@ -44,7 +46,7 @@ class Job:
 
 
 class JobQueue:
-    """Jobs one at a time in the order of arrival, on one thread; those who wait are told."""
+    """Runs jobs on one thread in order of arrival, and tells waiting jobs their position."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -74,7 +76,7 @@ class JobQueue:
             self._cancel(job)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """Stop every job; whether the one that ran has ended within so many seconds."""
+        """Stop every job; return whether the running one has ended within ``seconds``."""
         with self._changed:
             self._closed = True
             jobs = [job for job in (self._running, *self._waiting) if job]
@@ -82,7 +84,7 @@ class JobQueue:
         for job in jobs:
             self._cancel(job)
         deadline = time.monotonic() + seconds
-        # Ctrl-C does not end waiting for a thread on Windows.
+        # On Windows, Ctrl-C does not interrupt a join without a timeout.
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._thread.join(0.05)
         return not self._thread.is_alive()
@@ -123,7 +125,7 @@ class JobQueue:
 
 
 def message_of(error: Exception) -> str:
-    """What to show of an error: those we raise on purpose speak for themselves."""
+    """An error in words for the user. Only errors of our own are shown as they are."""
     if isinstance(error, SpeculationError):
         return in_page(error)
     log.error("unexpected", exc_info=error)

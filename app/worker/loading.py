@@ -1,4 +1,4 @@
-"""The model in memory, and another one in its place: downloads, progress, and the way back."""
+"""Loads models: download, progress, cancelling, and restoring the old model after a failure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
-TINY_BYTES = 64 * 2**20  # a model whose step takes a few milliseconds at most
+TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
 
 
 class ModelSlot:
-    """The engine, of which there is one at a time, and what is known of it.
+    """The engine, of which there is at most one, and its status.
 
-    engine  None where no model is loaded
-    status  may be read by any thread; everything else belongs to the thread that runs jobs
+    engine  None if no model is loaded
+    status  may be read by any thread; all else belongs to the thread that runs jobs
     """
 
     def __init__(self, trace_batches: str | Path | None = None) -> None:
@@ -35,14 +35,14 @@ class ModelSlot:
         self._params = ContextParams()  # of the engine's context
 
     def load(self, job: Job, spec: ModelSpec) -> None:
-        """Put ``spec`` in place of the present model: ``job`` emits Loading, then Loaded or Failed.
+        """Replace the model: ``job`` emits Loading, then Loaded or Failed.
 
-        When it fails or is stopped the model that was there before is there again.
+        If it fails or is stopped, the old model is restored.
         """
         before, params_before = self.status.model, self._params
         try:
-            # All that can fail without touching the old model comes first. Two models at once may
-            # not fit into memory, so then the old one goes, and comes back should the new one fail.
+            # First everything that can fail without touching the old model. Two models may not fit
+            # into memory, so the old one is then freed, and loaded again if the new one fails.
             params = _context_params(spec)
             self._tell(job, Loading(spec.model, "load", 0, 100))
             path = self._fetch(job, spec.model)
@@ -75,12 +75,12 @@ class ModelSlot:
             job.emit(Loaded(loaded))
 
     def forget_error(self) -> None:
-        """Say no more of a load that failed and left the old model in place."""
+        """Clear the error of a failed load if the old model is still there."""
         if self.status.error is not None and self.status.model is not None:
             self.status = Status(self.status.model)
 
     def _fetch(self, job: Job, name: str) -> Path:
-        """The file of a name or path, downloaded if need be."""
+        """The file of a name or path, downloaded if necessary."""
         if job.cancelled.is_set():
             raise _Stopped
         return resolve(name, bar=lambda **keywords: _Bar(self._tell, job, name, **keywords))
@@ -102,7 +102,7 @@ class ModelSlot:
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         engine = Engine.load(
-            spec.model,  # by its name: what is paired with it goes by that
+            spec.model,  # the name, not the path: models.txt pairs drafts by name
             params,
             draft_model=spec.draft_model,
             heads=spec.heads,
@@ -132,13 +132,13 @@ class ModelSlot:
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
-        """Load the model that was there before; what to tell about it."""
+        """Load the old model again; return a message for the user."""
         try:
             self.status = Status(self._swap(job, spec, params, may_stop=False))
         except Exception as error:
             self.status = Status(error=message_of(error))
             return f"{spec.model} could not be loaded again: {message_of(error)}"
-        return f"{spec.model} is loaded as before."
+        return f"{spec.model} is loaded again."
 
     def _tell(self, job: Job, loading: Loading) -> None:
         if self.status.loading != loading:
@@ -154,11 +154,11 @@ class ModelSlot:
 
 
 class _Stopped(Exception):
-    """Raised in the middle of a download or load that was stopped; what has arrived is kept."""
+    """Raised within a download or load to stop it. A partial download stays, to be resumed."""
 
 
 class _Bar:
-    """The progress bar of a download: tells the job, and ends the download when it is stopped."""
+    """A download's progress bar: reports to the job, and stops the download with it."""
 
     def __init__(
         self,
@@ -190,12 +190,12 @@ class _Bar:
 
 
 def threads_beside_browser(n_bytes: int, n_cores: int) -> int:
-    """How many threads are to decode with a model of ``n_bytes`` while a browser draws its text.
+    """The number of decoding threads for a model of ``n_bytes`` while a browser shows its text.
 
-    All cores, but for one that a tiny model leaves to the browser: its threads wait for each other
-    hundreds of thousands of times a second, and one that has lost its core holds up the others.
-    Measured on 2 cores beside Chromium, 14M parameters, one thread and two, medians of five: 430
-    and 210 tokens/s in a story, 610 and 740 in a copied text, 360 and 350 in one copied again.
+    One per core; a tiny model leaves one core to the browser. Its threads synchronize hundreds of
+    thousands of times a second, so a thread that loses its core holds up the others. Measured on 2
+    cores beside Chromium with 14M parameters, one thread against two, medians of five: 430 and 210
+    tokens/s in a story, 610 and 740 in a copied text, 360 and 350 in one copied again.
     """
     return n_cores if n_bytes > TINY_BYTES else max(1, n_cores - 1)
 

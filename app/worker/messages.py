@@ -1,6 +1,6 @@
-"""What crosses between the app and its engine: requests one way, events the other.
+"""Messages between the page and the engine: requests, status and events.
 
-Frozen dataclasses of strings, numbers, tuples and mappings, so that the engine may live in another
+Frozen dataclasses of strings, numbers, tuples and mappings, so that the engine could run in another
 process.
 """
 
@@ -18,7 +18,7 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a method: its name, its default, which tells the type, and what it does."""
+    """A parameter of a method. The default also gives the type."""
 
     name: str
     default: Value
@@ -27,7 +27,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method that can be chosen."""
+    """A method and its parameters."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A line of models.txt, and the names of those that draft for it."""
+    """A model of models.txt, with the names of its draft model and drafting heads."""
 
     name: str
     description: str
@@ -46,7 +46,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which model, and how to load it. Models are names of models.txt, paths or ``hf:…``."""
+    """Which model to load, and how. Models are names from models.txt, paths or ``hf:…``."""
 
     model: str = field(default_factory=default_model)
     n_ctx: int = 0
@@ -61,10 +61,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The model in memory. ``load`` counts loads: speeds of different loads do not compare.
+    """The loaded model.
 
-    has_thinking_switch  whether a request's ``thinking`` means anything to it
-    has_mtp               whether it has layers of its own for multi-token prediction
+    load                  counts loads: speeds of different loads are not comparable
+    has_thinking_switch   whether a request's ``thinking`` has an effect
+    has_mtp               whether the model has multi-token prediction layers
     """
 
     spec: ModelSpec
@@ -78,7 +79,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Status:
-    """What the backend is doing. ``loading`` and ``error`` concern the model."""
+    """The loaded model, a load's progress, and why the last load failed."""
 
     model: LoadedModel | None = None
     loading: Loading | None = None
@@ -87,7 +88,7 @@ class Status:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """So many of the first turns are not read: with them a context of ``n_ctx`` tokens is full."""
+    """The prompt leaves out the ``n_turns`` oldest turns to fit a context of ``n_ctx`` tokens."""
 
     n_turns: int = 0
     n_ctx: int = 0
@@ -99,11 +100,11 @@ class ChatRequest:
 
     messages    ``{"role": "system" | "user" | "assistant", "content": "..."}``
     method      a method with its parameters as on the command line, ``lookahead:window=5``
-    sampling    fields of SamplingParams; what is missing keeps its default
-    max_tokens  None goes on to the end of the context
-    thinking    whether to think before the answer, for models that can be told; None leaves it
-    leave_out   whether the first turns are left out where not all of them fit
-    left_out    those that were left out of the request before
+    sampling    fields of SamplingParams; missing ones keep their defaults
+    max_tokens  None: until the context is full
+    thinking    whether to reason before the answer, if the model supports it; None: its default
+    leave_out   whether to leave out the oldest turns if not all fit
+    left_out    what the previous request left out
     """
 
     id: str
@@ -118,7 +119,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Other jobs come first: ``n_ahead`` of them, with a model to load among them or not."""
+    """``n_ahead`` other jobs run first; ``loading`` if one of them loads a model."""
 
     n_ahead: int
     loading: bool = False
@@ -126,8 +127,11 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Loading:
-    """A model on its way: bytes while ``stage`` is ``download``, percent while it is ``load``; then
-    comes ``measure``, of what its steps cost."""
+    """A load's progress.
+
+    stage  ``download`` (``done`` and ``total`` in bytes), ``load`` (in percent), then ``measure``
+           (of the steps' cost, without progress)
+    """
 
     model: str
     stage: str
@@ -137,14 +141,14 @@ class Loading:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The end of a load that went well."""
+    """The end of a successful load."""
 
     model: LoadedModel
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """The prompt is being read: ``done`` of ``total`` tokens."""
+    """Progress of the prompt: ``done`` of ``total`` tokens are decoded."""
 
     done: int
     total: int
@@ -152,21 +156,21 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Opening:
-    """The reply begins with reasoning, and the mark before them is not part of it."""
+    """The reply starts with reasoning, whose opening mark is in the prompt."""
 
     mark: str
 
 
 @dataclass(frozen=True)
 class Text:
-    """More text: for each token the characters it completed, and whether it was a draft."""
+    """More text: for each token, the characters it completed and whether it was drafted."""
 
     pieces: tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a reply, with its counters; they mean what they mean in ``speculation.stats``.
+    """The end of a reply, with its counters, which ``speculation.stats`` explains.
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     """
@@ -187,7 +191,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The end of a job that did not go well; ``message`` is for the person who asked."""
+    """The end of a failed job; ``message`` is for the user."""
 
     message: str
 

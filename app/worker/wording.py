@@ -1,4 +1,4 @@
-"""Errors in the words of the page: settings are called by their fields."""
+"""Error messages that refer to settings by the labels of the page's fields."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ FIELDS = {
 
 
 def in_page(error: SpeculationError) -> str:
-    """What to show of an error."""
+    """The message of an error, for the page."""
     return error.worded(FIELDS)

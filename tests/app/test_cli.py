@@ -1,4 +1,4 @@
-"""The command ``speculation`` and its ``models``."""
+"""The command ``speculation`` and its subcommand ``models``."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ def test_a_command_runs_its_program_with_the_flags_after_it(
     assert seen == [["--model", "m.gguf", "--help"]]
 
 
-def test_no_command_shows_the_usage_and_an_unknown_one_the_commands(
+def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main([]) == 0
     assert "usage: speculation COMMAND" in capsys.readouterr().out
     assert cli.main(["serve"]) == 2
     assert capsys.readouterr().err == (
-        "speculation: no command 'serve'; give chat, bench, train or models\n"
+        "speculation: unknown command 'serve'; use chat, bench, train or models\n"
     )
 
 
-def test_the_list_of_models_says_which_are_here_and_which_is_the_default(tmp_path: Path) -> None:
+def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
+    tmp_path: Path,
+) -> None:
     here = tmp_path / "here.gguf"
     here.touch()
     entries = [
@@ -64,7 +66,7 @@ def test_the_list_of_models_says_which_are_here_and_which_is_the_default(tmp_pat
     ]
 
 
-def test_models_prints_the_file_of_a_name_and_one_line_for_a_wrong_one(
+def test_models_prints_the_file_of_a_name_and_one_line_for_an_unknown_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert models.main(["bundled"]) == 0

@@ -1,15 +1,15 @@
-// All chats as one file, and back:
+// Exports all chats to one file, and imports such a file:
 // { "format": "speculation-chats", "version": 1, "chats": [{ "name", "title", "named", "at", "turns" }] }
-// Turns are as the server makes them (keep.py). It stands in the page's head.
+// Turns are as the server writes them (saved.py). Loaded in the page's head.
 
 const FORMAT = "speculation-chats";
 const FORMAT_VERSION = 1;
 
-function informOfFile(text) {
-  document.querySelector("#chats .told").textContent = text;
+function showStatus(text) {
+  document.querySelector("#chats .status").textContent = text;
 }
 
-// Each text goes into the file as it is: all of them together may be too long for one string.
+// Adds each text as it is: all together may be too long for one string.
 async function exportChats() {
   const parts = [];
   let nUnread = 0;
@@ -30,11 +30,11 @@ async function exportChats() {
   const head = `{"format":"${FORMAT}","version":${FORMAT_VERSION},"chats":[`;
   const file = new Blob([head, ...parts, "\n]}\n"], { type: "application/json" });
   download(file, `chats-${new Date().toISOString().slice(0, 10)}.json`);
-  const rest = nUnread ? `; ${inAll(nUnread)} could not be read, and is not in it` : "";
-  informOfFile(`Exported ${inAll(parts.length)}${rest}.`);
+  const rest = nUnread ? `; ${countChats(nUnread)} could not be read and was left out` : "";
+  showStatus(`Exported ${countChats(parts.length)}${rest}.`);
 }
 
-const inAll = (n) => (n === 1 ? "1 chat" : `${n} chats`);
+const countChats = (n) => (n === 1 ? "1 chat" : `${n} chats`);
 
 function asTurns(turns) {
   const isReply = (reply) => reply === null || (Array.isArray(reply?.pieces) && "done" in reply);
@@ -45,22 +45,22 @@ function asTurns(turns) {
   return turns;
 }
 
-// What is wrong with a file is found before anything of it is kept.
+// Checks the whole file before anything is saved.
 function chatsIn(text) {
   let data;
   try {
     data = JSON.parse(text);
   } catch {
-    throw new Error("it is no JSON, or was cut short");
+    throw new Error("it is not JSON or is incomplete");
   }
-  if (data?.format !== FORMAT) throw new Error("it is no export of chats");
+  if (data?.format !== FORMAT) throw new Error("it is not an export of chats");
   if (data.version > FORMAT_VERSION) throw new Error("a newer version of this program wrote it");
   if (data.version !== FORMAT_VERSION || !Array.isArray(data.chats)) throw new Error("it has no chats");
   return data.chats.map((chat, i) => {
     const { name, title, at } = chat ?? {};
     try {
       if (!name || ![name, title].every((text) => typeof text === "string") || !store.isDate(at)) {
-        throw new Error("lacks its name, title or date");
+        throw new Error("has no valid name, title or date");
       }
       const text = JSON.stringify(asTurns(chat.turns));
       return { chat: { name, title, named: chat.named === true, at }, text };
@@ -75,23 +75,23 @@ async function importChats(file) {
   let why = "";
   try {
     const found = chatsIn(await file.text());
-    found.sort((a, b) => b.chat.at - a.chat.at); // where there is no room for all, the latest come in
+    found.sort((a, b) => b.chat.at - a.chat.at); // if there is no room for all, keep the latest
     for (const { chat, text } of found) n[await store.add(chat, text)] += 1;
   } catch (error) {
     console.warn(error);
     why = error instanceof DOMException ? store.reason(error) : error.message;
   }
   const parts = [];
-  if (n.added || !why) parts.push(`Imported ${inAll(n.added)}`);
-  if (n.known) parts.push(`${inAll(n.known)} here already, as new or newer`);
-  if (n.beyond) parts.push(`no room for ${inAll(n.beyond)} more`);
+  if (n.added || !why) parts.push(`Imported ${countChats(n.added)}`);
+  if (n.known) parts.push(`${countChats(n.known)} already here, unchanged or newer`);
+  if (n.beyond) parts.push(`no room for ${countChats(n.beyond)}`);
   if (why) parts.push(`${file.name} cannot be imported: ${why}`);
-  informOfFile(`${parts.join("; ")}.`);
+  showStatus(`${parts.join("; ")}.`);
 }
 
 document.addEventListener("click", ({ target }) => {
   const act = target.closest("#chats [data-all]")?.dataset.all;
-  if (act === "export") exportChats().catch((error) => informOfFile(`${store.reason(error)}.`));
+  if (act === "export") exportChats().catch((error) => showStatus(`${store.reason(error)}.`));
   if (act !== "import") return;
   const input = document.createElement("input");
   input.type = "file";

@@ -1,34 +1,33 @@
-// The box for messages: what was said, what is typed, and who has the focus.
+// The message box: its text when sent, its text while typed, and the focus.
 
-// A phone's keyboard is left where it is.
+// Not on touch screens, where focus opens the keyboard.
 function focusBox() {
   if (matchMedia("(hover: hover)").matches) document.querySelector("#box textarea")?.focus();
 }
 
-// The message is what stands in the box now, not when Gradio gets round to it.
-function noteSaid(event) {
+// The message is the box's text when it is sent, not when Gradio makes its call.
+function noteMessage(event) {
   const box = document.querySelector("#box textarea");
   if (box && (event.key === "Enter" ? event.target === box : event.target.closest("#box button"))) {
     const entry = document.querySelector("#entry");
-    entry.said = { text: box.value, files: filesOf(entry) };
+    entry.message = { text: box.value, files: filesOf(entry) };
   }
 }
-document.addEventListener("keydown", noteSaid, true);
-document.addEventListener("click", noteSaid, true);
+document.addEventListener("keydown", noteMessage, true);
+document.addEventListener("click", noteMessage, true);
 
-// What is typed is kept at once; with the server away, Gradio's own events would come too late.
+// Saves typed text at once: Gradio's events do not arrive while the server is down.
 document.addEventListener("input", (event) => {
   if (!event.target.matches("#box textarea")) return;
   event.target.dir = "auto";
   try {
     sessionStorage.setItem("typed", event.target.value);
   } catch (error) {
-    console.warn(error); // there is no room
+    console.warn(error); // the storage is full
   }
 });
 
-// Send and Stop take each other's place, and would take the focus along; after New chat a message
-// comes next.
+// Send and Stop replace each other, which would lose the focus. After New chat the user types next.
 document.addEventListener("click", (event) => {
   if (event.target.closest("#box button, #new")) focusBox();
 });

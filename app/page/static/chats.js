@@ -1,12 +1,12 @@
-// The list of earlier chats, beside the window: searched, opened, renamed and deleted.
+// The list of saved chats in the sidebar: search, open, rename and delete.
 
-const ACTS = ["open", "rename", "remove"]; // what the buttons of a row do
+const ACTS = ["open", "rename", "remove"]; // the buttons of a row
 const find = (act, name) =>
   [...document.querySelectorAll(`#chats [data-${act}]`)].find((b) => b.dataset[act] === name);
 
-let all = []; // the latest first
-let isBroken = false; // nothing can be kept
-let trouble = ""; // why, or what cannot be taken over
+let all = []; // latest first
+let isBroken = false; // chats cannot be saved
+let trouble = ""; // why, or what could not be migrated
 let isStale = false;
 let isReading = false;
 async function readList() {
@@ -16,7 +16,7 @@ async function readList() {
   while (isStale) {
     isStale = false;
     await readOnce();
-    await new Promise((resolve) => setTimeout(resolve, 100)); // an import changes it many times
+    await new Promise((resolve) => setTimeout(resolve, 100)); // an import triggers many updates
   }
   isReading = false;
 }
@@ -28,33 +28,33 @@ async function readOnce() {
     isBroken = false;
   } catch (error) {
     console.warn(error);
-    trouble = `The browser keeps no chats: ${store.reason(error)}`;
+    trouble = `The browser cannot save chats: ${store.reason(error)}`;
     all = [];
     isBroken = true;
   }
   showChats();
 }
 
-let listed = ""; // the rows as they are
-let nth = 0; // another search may begin before one ends
+let listed = ""; // the rows shown, as JSON
+let nth = 0; // counts calls: a new search may start before the last one ends
 async function showChats() {
-  const words = wanted();
+  const words = searchWords();
   const mine = ++nth;
   const list = words.length ? await search(words, () => mine === nth) : all;
   const box = document.querySelector("#chats .chats");
   const ul = box?.querySelector("ul");
-  if (!ul || mine !== nth || ul.querySelector("input")) return; // a title is being written
+  if (!ul || mine !== nth || ul.querySelector("input")) return; // a title is being edited
   box.querySelector(".none").hidden = all.length > 0 || isBroken;
   box.querySelector("[type=search]").hidden = !all.length;
   const number = words.length ? `${list.length} of ${all.length}` : "";
-  put(box.querySelector(".found"), number);
-  put(box.querySelector(".trouble"), trouble && `${trouble}.`);
-  box.querySelector("[type=checkbox]").checked = store.areKept() && !isBroken;
+  setText(box.querySelector(".found"), number);
+  setText(box.querySelector(".trouble"), trouble && `${trouble}.`);
+  box.querySelector("[type=checkbox]").checked = store.savesChats() && !isBroken;
   box.querySelector("[type=checkbox]").disabled = isBroken;
   box.querySelector("[data-all=export]").disabled = !all.length;
-  box.querySelector("[data-all=import]").disabled = isBroken || !store.areKept();
-  const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === own()]);
-  // A row that is made anew has neither the focus nor the pointer that is just pressed on it.
+  box.querySelector("[data-all=import]").disabled = isBroken || !store.savesChats();
+  const rows = list.map(({ name, title, at }) => [name, title, when.format(at), name === currentName()]);
+  // Replacing a row would lose its focus, and a click that has just begun.
   if (JSON.stringify(rows) === listed && ul.children.length === rows.length) return;
   listed = JSON.stringify(rows);
   const focused = ul.contains(document.activeElement) ? document.activeElement.dataset : {};
@@ -62,8 +62,8 @@ async function showChats() {
   for (const act of ACTS) if (act in focused) find(act, focused[act])?.focus();
 }
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-// A screen reader is told of each change.
-const put = (place, text) => place.textContent !== text && (place.textContent = text);
+// Screen readers announce every assignment, so only changes are assigned.
+const setText = (place, text) => place.textContent !== text && (place.textContent = text);
 
 function row(name, title, date, isOwn) {
   const row = document.createElement("li");
@@ -72,7 +72,7 @@ function row(name, title, date, isOwn) {
     button.dataset[act] = name;
     return button;
   });
-  open.textContent = title || "Without words";
+  open.textContent = title || "Untitled";
   open.title = `${title}\n${date}`;
   open.dir = "auto";
   if (isOwn) open.ariaCurrent = "true";
@@ -86,58 +86,58 @@ function row(name, title, date, isOwn) {
   return row;
 }
 
-// Searched are titles and all that was said, files included; each word is to be somewhere.
+// Searches titles, messages, replies and files. Every word must occur somewhere.
 const inLower = (text) => text.normalize().toLocaleLowerCase();
-const wanted = () => {
+const searchWords = () => {
   const field = document.querySelector("#chats [type=search]");
   return inLower(field?.value ?? "").match(/\S+/g) ?? [];
 };
 
-async function search(words, goesOn) {
+async function search(words, isCurrent) {
   const found = [];
   for (const chat of all) {
     const title = inLower(chat.title);
     const left = words.filter((word) => !title.includes(word));
     const text = left.length ? await textIn(chat) : "";
-    if (!goesOn()) break;
+    if (!isCurrent()) break;
     if (left.every((word) => text.includes(word))) found.push(chat);
   }
   return found;
 }
 
-// What was read is remembered, up to so many characters.
-const MOST_READ = 5e7;
-const texts = new Map(); // by version
-let nRead = 0;
+// Texts that were searched are cached.
+const CACHE_CHARACTERS = 5e7;
+const cache = new Map(); // by version
+let nCached = 0;
 async function textIn({ name, version }) {
-  const before = texts.get(version);
-  if (before !== undefined) return before;
-  const text = allSaid((await store.text(name)) ?? "[]");
-  if (nRead + text.length > MOST_READ) {
-    texts.clear();
-    nRead = 0;
+  const cached = cache.get(version);
+  if (cached !== undefined) return cached;
+  const text = searchableText((await store.text(name)) ?? "[]");
+  if (nCached + text.length > CACHE_CHARACTERS) {
+    cache.clear();
+    nCached = 0;
   }
-  texts.set(version, text);
-  nRead += text.length;
+  cache.set(version, text);
+  nCached += text.length;
   return text;
 }
 
-function allSaid(kept) {
+function searchableText(saved) {
   try {
-    const parts = JSON.parse(kept).flatMap(({ user, files, reply }) => [
+    const parts = JSON.parse(saved).flatMap(({ user, files, reply }) => [
       user,
       ...(files ?? []).flatMap((file) => [file.name, file.text]),
       (reply?.pieces ?? []).map(([piece]) => piece).join(""),
     ]);
     return inLower(parts.join("\n"));
   } catch (error) {
-    console.warn(error); // it was kept by another program
+    console.warn(error); // another program wrote it
     return "";
   }
 }
 
-// The title becomes a field. Enter, or leaving it, keeps what stands there; Escape does not.
-function writeTitle(name) {
+// Replaces the title by a field. Enter or leaving it saves the new title; Escape does not.
+function editTitle(name) {
   const open = find("open", name);
   const chat = all.find((other) => other.name === name);
   if (!open || !chat) return;
@@ -148,14 +148,14 @@ function writeTitle(name) {
   field.dir = "auto";
   open.replaceWith(field);
   field.select();
-  const close = (isKept) => {
-    field.onblur = null; // it is left by being removed, too
+  const close = (isSaved) => {
+    field.onblur = null; // removing the field also triggers it
     const hadFocus = document.activeElement === field;
     const given = asTitle(field.value);
     field.remove();
-    if (isKept && given !== title) {
-      chat.title = given || title; // at once
-      rename(name, given).catch(lament);
+    if (isSaved && given !== title) {
+      chat.title = given || title; // shown before it is saved
+      rename(name, given).catch(reportError);
     }
     listed = "";
     showChats();
@@ -165,7 +165,7 @@ function writeTitle(name) {
   field.onkeydown = (event) => {
     const { key, isComposing } = event;
     if ((key !== "Enter" && key !== "Escape") || isComposing) return;
-    event.preventDefault(); // or it would press the button that gets the focus
+    event.preventDefault(); // or the key would press the button that gets the focus
     close(key === "Enter");
   };
 }
@@ -177,11 +177,11 @@ function deleteChat(button) {
   if (!confirm(`Delete the chat “${title}”?`)) return;
   const beside = row.nextElementSibling ?? row.previousElementSibling;
   const other = beside?.querySelector("[data-remove]").dataset.remove;
-  const isOwn = name === own();
-  if (isOwn) beOfNone();
-  ofTab?.removeItem(draftKey(name));
-  all = all.filter((chat) => chat.name !== name); // at once
-  keeping.then(() => store.remove(name)).catch(lament);
+  const isOwn = name === currentName();
+  if (isOwn) clearCurrent();
+  tabStorage?.removeItem(unsentKey(name));
+  all = all.filter((chat) => chat.name !== name); // shown before it is deleted
+  saving.then(() => store.remove(name)).catch(reportError);
   showChats();
   (find("remove", other) ?? document.querySelector("#chats [type=checkbox]"))?.focus();
   if (!isOwn) return;
@@ -189,42 +189,42 @@ function deleteChat(button) {
   document.querySelector("#new").click();
 }
 
-function lament(error) {
+function reportError(error) {
   console.warn(error);
-  refuse(`The browser did not take that: ${store.reason(error)}.`);
+  showError(`The change could not be saved: ${store.reason(error)}.`);
 }
 
 document.addEventListener("click", ({ target }) => {
   const button = target.closest("#chats button");
   if (button?.dataset.open) openChat(button.dataset.open);
-  if (button?.dataset.rename) writeTitle(button.dataset.rename);
+  if (button?.dataset.rename) editTitle(button.dataset.rename);
   if (button?.dataset.remove) deleteChat(button);
 });
 document.addEventListener("keydown", ({ key, target }) => {
   const row = key === "F2" && target.closest("#chats li");
-  if (row) writeTitle(row.querySelector("[data-open]")?.dataset.open);
+  if (row) editTitle(row.querySelector("[data-open]")?.dataset.open);
 });
 document.addEventListener("input", ({ target }) => {
   if (!target.matches("#chats [type=search]")) return;
-  ofTab?.setItem("search", target.value); // opening a chat loads the page again
+  tabStorage?.setItem("search", target.value); // opening a chat reloads the page
   showChats();
 });
 
 document.addEventListener("change", ({ target }) => {
   if (!target.matches("#chats [type=checkbox]")) return;
-  const forgets = `Forget ${all.length === 1 ? "the chat" : `all ${all.length} chats`} kept so far?`;
-  if (target.checked) store.switchTo(true).then(showChats);
-  else if (all.length && !confirm(forgets)) target.checked = true;
-  else forgetAll(all).catch(lament);
+  const question = `Delete ${all.length === 1 ? "the saved chat" : `all ${all.length} saved chats`}?`;
+  if (target.checked) store.setSaving(true).then(showChats);
+  else if (all.length && !confirm(question)) target.checked = true;
+  else stopSaving(all).catch(reportError);
 });
 
-function beginList() {
+function initList() {
   const search = document.querySelector("#chats [type=search]");
   if (!search) return;
-  search.value = ofTab?.getItem("search") ?? "";
+  search.value = tabStorage?.getItem("search") ?? "";
   showChats();
 }
-document.addEventListener("chats", beginList); // where they are to be shown there is room now
-document.addEventListener("chats-changed", readList); // here, or in another tab
-beginList();
+document.addEventListener("chats", initList); // their place in the page exists now
+document.addEventListener("chats-changed", readList); // in this tab or another
+initList();
 readList();

@@ -1,9 +1,9 @@
-// Text files go with a message: chosen, dropped onto the page, or pasted. They stand beside what is
-// written, in the box or in a form that edits a turn, and never in it: areas are slow with long texts.
+// Text files attached to a message: selected, dropped onto the page, or pasted. They are listed beside
+// the text, because textareas are slow with long texts.
 
-const LARGEST = 1e6; // bytes of all files of a message
-const BLOCK = 400; // lines of a file that are laid out together
-const WIDEST = /.{1,4000}/gsu; // characters of a line
+const LARGEST = 1e6; // bytes, all files of a message together
+const BLOCK = 400; // lines per block of a shown file
+const LINE = /.{1,4000}/gsu; // longer lines are split
 
 const bytesOf = (text) => new Blob([text]).size;
 const filesOf = (place) => place.files ?? [];
@@ -19,9 +19,8 @@ async function textOf(file, others) {
     const [size, left] = [file.size, room].map(sizeOf);
     throw new Error(
       room === LARGEST
-        ? `has ${size}; a message takes 1 MB of files: add a part of it`
-        : `has ${size}; of the 1 MB that a message takes, the other files leave ${left}: ` +
-            "remove one, or add a part of it",
+        ? `is too large (${size}): a message can have 1 MB of files`
+        : `is too large (${size}): a message can have 1 MB of files, and ${left} is left`,
     );
   }
   const bytes = await file.arrayBuffer();
@@ -31,12 +30,12 @@ async function textOf(file, others) {
     const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
     if (!text.includes("\0")) return text.replaceAll("\r\n", "\n").trimEnd();
   } catch (error) {
-    if (!(error instanceof TypeError)) throw error; // of what is no text
+    if (!(error instanceof TypeError)) throw error; // a TypeError means invalid text
   }
-  throw new Error("is no text in UTF-8; save it as plain text first");
+  throw new Error("is not UTF-8 text; save it as plain text first");
 }
 
-// The place is #entry, or the form that edits a turn. Files lead where nothing is written yet.
+// The place is #entry or a form that edits a turn. Files lead if there is no text yet.
 async function addFiles(files, area) {
   const refused = [];
   const added = [];
@@ -50,28 +49,31 @@ async function addFiles(files, area) {
       showFiles(place, [...filesOf(place), { name: file.name, text, leads }]);
       added.push(file.name);
     } catch (error) {
-      // Of folders there is no more than the name.
-      const gone = error instanceof DOMException ? "cannot be read; of a folder add the files" : "";
-      refused.push(`${file.name} ${gone || error.message}`);
+      // A folder gives only its name.
+      const isFolder = error instanceof DOMException;
+      const why = isFolder ? "cannot be read; of a folder, add its files" : error.message;
+      refused.push(`${file.name} ${why}`);
     }
   }
-  refuse(refused.join("\n"));
+  showError(refused.join("\n"));
   if (!added.length) return;
   element.querySelector("[role=status].unseen").textContent = `Added ${added.join(", ")}`;
   into.focus();
 }
 
-function refuse(why) {
+function showError(why) {
   const notice = element.querySelector(".refused");
   notice.textContent = why;
   notice.hidden = !why;
   if (why) notice.scrollIntoView({ block: "nearest" });
 }
 
+document.addEventListener("refused", ({ detail }) => showError(detail));
+
 function showFiles(place, files) {
   place.files = files;
   place.querySelector(".files").replaceChildren(...files.map(chip));
-  if (place.id === "entry") keepFiles(files);
+  if (place.id === "entry") saveFiles(files);
 }
 
 function chip({ name, text }) {
@@ -84,30 +86,30 @@ function chip({ name, text }) {
   return li;
 }
 
-// What stands beside the box is kept for as long as the tab, as is what is typed into it.
-function keepFiles(files) {
+// Files beside the box are saved for this tab, as is the text in it.
+function saveFiles(files) {
   try {
-    if (files.length) ofTab?.setItem("files", JSON.stringify(files));
-    else ofTab?.removeItem("files");
+    if (files.length) tabStorage?.setItem("files", JSON.stringify(files));
+    else tabStorage?.removeItem("files");
   } catch (error) {
     console.warn(error);
-    ofTab.removeItem("files");
-    refuse("The browser has no room to keep these files: a page that is loaded again lacks them.");
+    tabStorage.removeItem("files");
+    showError("The browser has no space to save these files, so a reload loses them.");
   }
 }
 
-// The box is made after the transcript.
-function showKeptFiles() {
+// Gradio creates the box after the transcript.
+function showSavedFiles() {
   const entry = document.querySelector("#entry");
   if (!entry?.querySelector(".files")) return;
   try {
-    showFiles(entry, JSON.parse(ofTab?.getItem("files") ?? "[]"));
+    showFiles(entry, JSON.parse(tabStorage?.getItem("files") ?? "[]"));
   } catch (error) {
     console.warn(error);
   }
 }
-document.addEventListener("files", showKeptFiles);
-showKeptFiles();
+document.addEventListener("files", showSavedFiles);
+showSavedFiles();
 
 document.addEventListener("click", ({ target }) => {
   const button = target.closest(".files button");
@@ -116,7 +118,7 @@ document.addEventListener("click", ({ target }) => {
   const buttons = [...place.querySelectorAll(".files button")];
   const at = buttons.indexOf(button);
   showFiles(place, filesOf(place).filter((_, i) => i !== at));
-  refuse("");
+  showError("");
   const left = place.querySelectorAll(".files button");
   (left[at] ?? left[at - 1] ?? place.querySelector("textarea")).focus();
 });
@@ -134,20 +136,20 @@ document.addEventListener("put-back", ({ detail }) => {
   showFiles(document.querySelector("#entry"), detail);
 });
 
-// What was said in a turn, with its files, is in what the page keeps.
+// A turn's message and files.
 function turnOf(turn) {
-  return known ? JSON.parse(known)[turn.dataset.index] : undefined;
+  return lastSaved ? JSON.parse(lastSaved)[turn.dataset.index] : undefined;
 }
 const fileOf = (details) =>
   turnOf(details.closest("[data-index]"))?.files?.[details.dataset.file];
 
-// Files of turns are put in where they are unfolded, in blocks that are laid out when they are seen.
+// Inserts a file's text when it is opened, in blocks that the browser lays out when they are visible.
 function unfold(details) {
   const box = details.querySelector(".code");
   const file = fileOf(details);
   if (box.firstChild || !file) return;
   const pre = document.createElement("pre");
-  const lines = file.text.split("\n").flatMap((line) => line.match(WIDEST) ?? [line]);
+  const lines = file.text.split("\n").flatMap((line) => line.match(LINE) ?? [line]);
   for (let i = 0; i < lines.length; i += BLOCK) {
     const block = document.createElement("div");
     block.textContent = lines.slice(i, i + BLOCK).join("\n");
@@ -160,21 +162,21 @@ function unfold(details) {
 element.addEventListener(
   "toggle",
   ({ target }) => target.matches(".file[open]") && unfold(target),
-  true, // toggling does not bubble
+  true, // toggle does not bubble
 );
-document.addEventListener("kept", () => element.querySelectorAll(".file[open]").forEach(unfold));
+document.addEventListener("saved", () => element.querySelectorAll(".file[open]").forEach(unfold));
 
-// Where a message is written: in the box, or in a form that edits one.
+// The textarea of an event: the box, or a form that edits a turn.
 const areaOf = (event) => event.target.closest("#box textarea, .turn textarea");
 
-// What was refused is of no interest once the message goes on.
+// Errors are hidden when the user types on.
 document.addEventListener("input", (event) => {
   if (event.isTrusted && event.target.matches("#box textarea")) {
     element.querySelector(".refused").hidden = true;
   }
 });
 
-document.querySelector("#add")?.setAttribute("title", "Add text files; or drop them here");
+document.querySelector("#add")?.setAttribute("title", "Add text files, or drop them here");
 document.addEventListener("click", (event) => {
   if (!event.target.closest("#add")) return;
   const input = document.createElement("input");
@@ -188,7 +190,7 @@ const hasFiles = (event) => event.dataTransfer?.types.includes("Files") ?? false
 const mark = (on) => document.querySelector("#entry")?.classList.toggle("dropping", on);
 document.addEventListener("dragover", (event) => {
   if (!hasFiles(event)) return;
-  event.preventDefault(); // or the browser would leave the page for the file
+  event.preventDefault(); // or the browser opens the file instead of the page
   mark(true);
 });
 document.addEventListener("dragleave", (event) => {
@@ -203,7 +205,7 @@ document.addEventListener("drop", (event) => {
 document.addEventListener("paste", (event) => {
   const { files, types } = event.clipboardData;
   if (!files.length || !areaOf(event)) return;
-  // Cells and paragraphs are copied along with a picture of them.
+  // Spreadsheets and word processors also copy a picture of the text.
   const isPicture = [...files].every(({ type }) => type.startsWith("image/"));
   if (isPicture && types.includes("text/plain")) return;
   event.preventDefault();

@@ -1,80 +1,79 @@
-// The conversation becomes a chat of the store's, and a chat of the store's the conversation. chats.js
-// shows the list of them.
+// Saves the current chat in the store, and opens saved chats. chats.js shows their list.
 
-const ENDS =
-  ofTab === null
-    ? "The browser keeps nothing of this page: if it is loaded again, this conversation is gone"
-    : "This conversation is too long for the browser to keep: if the page is loaded again, its end is gone";
+const UNSAVED =
+  tabStorage === null
+    ? "The browser saves nothing for this page, so a reload loses this chat"
+    : "This chat is too long for the browser to save, so a reload loses its end";
 
-let isUndone = false; // what is said next takes the place of what was undone
-let isDeleted = false; // what comes before the next chat begins is unwanted
-let isFirst = true; // what was revived comes back, maybe with other spaces and zeros than in a file
+let isUndone = false; // the next message replaces the undone one
+let isDeleted = false; // updates are ignored until the next chat starts
+let isFirst = true; // the server returns the restored chat, maybe with other spaces and number formats
 const asJson = (text) => JSON.stringify(JSON.parse(text));
-let keeping = Promise.resolve(); // until what was to be kept is
+let saving = Promise.resolve(); // settled when nothing is left to save
 
-function keepChat(text) {
-  const hasRoom = keepInTab(text);
-  const before = known;
-  known = text;
+function saveChat(text) {
+  const hasRoom = saveToTab(text);
+  const before = lastSaved;
+  lastSaved = text;
   if (!text) isDeleted = false;
   if (!text && isUndone) return;
   isUndone = false;
   const isSame = text === before || (isFirst && text && before && asJson(text) === asJson(before));
   isFirst = false;
-  if (isSame || isDeleted) return; // it was only loaded again
-  if (!text || !store.areKept()) {
-    beOfNone(); // what is said next begins another
-    warn(hasRoom ? "" : ENDS);
+  if (isSame || isDeleted) return; // nothing has changed
+  if (!text || !store.savesChats()) {
+    clearCurrent(); // the next message starts a new chat
+    warn(hasRoom ? "" : UNSAVED);
     return;
   }
-  if (own() === null) beOf({ name: store.newName(), versions: [] });
-  const chat = mine; // which may be another's turn when this one's comes
-  keeping = keeping.then(() => keepIn(chat, text, before, hasRoom));
+  if (currentName() === null) setCurrent({ name: store.newName(), versions: [] });
+  const chat = current; // another one may be current when this is saved
+  saving = saving.then(() => saveToStore(chat, text, before, hasRoom));
 }
 
-async function keepIn(chat, text, before, hasRoom) {
+async function saveToStore(chat, text, before, hasRoom) {
   const version = store.newName();
   const versions = chat.versions;
-  const isCurrent = () => chat === mine && text === known;
+  const isCurrent = () => chat === current && text === lastSaved;
   const note = (changes) => {
     Object.assign(chat, changes);
-    if (chat === mine) noteOwn();
+    if (chat === current) saveCurrent();
   };
   note({ versions: [...versions, version] });
   try {
-    const { name, gone } = await store.keep(chat, { title: titleOf(text), version, before }, text);
+    const { name, gone } = await store.save(chat, { title: titleOf(text), version, before }, text);
     if (name !== null) note({ name, versions: [version] });
-    announceGone(gone);
+    reportDeleted(gone);
     if (!isCurrent()) return;
-    if (!hasRoom && name !== null) ofTab?.removeItem("conversation");
+    if (!hasRoom && name !== null) tabStorage?.removeItem("conversation");
     warn("");
   } catch (error) {
     console.warn(error);
     note({ versions });
-    announceGone(error.gone ?? []);
-    const why = `The browser does not keep this conversation: ${store.reason(error)}`;
-    if (isCurrent()) warn(`${why}. ${hasRoom ? "It lasts as long as this tab" : ENDS}`);
+    reportDeleted(error.gone ?? []);
+    const why = `The browser cannot save this chat: ${store.reason(error)}`;
+    if (isCurrent()) warn(`${why}. ${hasRoom ? "It lasts until you close this tab" : UNSAVED}`);
   }
 }
 
-// What there is of it is in this tab alone, or not even there.
+// Shows why the chat is not saved.
 function warn(why) {
-  const notice = element.querySelector(".unkept");
-  notice.textContent = why && `${why}. Export saves it.`;
+  const notice = element.querySelector(".unsaved");
+  notice.textContent = why && `${why}. Use Export to save it.`;
   notice.hidden = !why;
 }
-const isUnkept = () => !element.querySelector(".unkept").hidden;
+const isUnsaved = () => !element.querySelector(".unsaved").hidden;
 
-const forgotten = []; // since the page was loaded: the second may go before the first was read
-function announceGone(gone) {
+const deletedTitles = []; // since the page was loaded, as the user may not have read the notice yet
+function reportDeleted(gone) {
   if (!gone.length) return;
-  forgotten.push(...gone.map(({ title }) => `“${title}”`));
-  const [n, titles] = [forgotten.length, forgotten.join(", ")];
+  deletedTitles.push(...gone.map(({ title }) => `“${title}”`));
+  const [n, titles] = [deletedTitles.length, deletedTitles.join(", ")];
   const which = n === 1 ? `the oldest chat, ${titles}` : `the ${n} oldest chats: ${titles}`;
-  refuse(`There was no more room; the browser forgot ${which}.`);
+  showError(`To make room, the browser deleted ${which}.`);
 }
 
-// What was said first in a chat, as long as it was given no other.
+// A chat's default title: its first message.
 function titleOf(text) {
   const [{ user, files }] = JSON.parse(text);
   return asTitle(user || files?.[0]?.name || "");
@@ -84,15 +83,15 @@ function asTitle(text) {
   return [...text.slice(0, 1000).trim().replace(/\s+/g, " ")].slice(0, 80).join("");
 }
 
-// One that is empty makes way for what was said first.
+// An empty title restores the default.
 async function rename(name, title) {
   await store.rename(name, title || titleOf((await store.text(name)) ?? "[{}]"), title !== "");
 }
 
 const isEmpty = () => !element.querySelector(".turns > *");
-let next = null; // to be opened when the reply that comes has stopped
+let next = null; // the chat to open when the current reply has stopped
 async function openChat(name) {
-  if (name === own() && !isEmpty()) return;
+  if (name === currentName() && !isEmpty()) return;
   const stop = isBusy() && next === null && document.querySelector("#box .stop-button");
   next = name;
   if (stop) {
@@ -104,28 +103,29 @@ async function openChat(name) {
     found = await store.read(name);
   } catch (error) {
     console.warn(error);
-    alert(`That chat cannot be read: ${store.reason(error)}.`);
+    alert(`This chat cannot be read: ${store.reason(error)}.`);
   }
-  await keeping;
-  if (next !== name) return; // another was clicked meanwhile
+  await saving;
+  if (next !== name) return; // another one was clicked meanwhile
   next = null;
-  const goes = "The conversation in the window is not kept; opening another chat discards it.";
-  if (!found || (isUnkept() && !isEmpty() && !confirm(goes))) return;
+  const question = "The current chat is not saved. Opening another one discards it. Continue?";
+  if (!found || (isUnsaved() && !isEmpty() && !confirm(question))) return;
   try {
-    ofTab.removeItem("conversation"); // for the drafts to have its room
-    keepDraft(own(), written());
-    exchangeDrafts(name);
+    tabStorage.removeItem("conversation"); // to make room for unsent messages
+    tabStorage.removeItem("tail");
+    saveUnsent(currentName(), unsentHere());
+    switchUnsent(name);
   } catch (error) {
     console.warn(error);
-    keepInTab(known);
-    alert("This tab has no room for that chat; open it in another.");
+    saveToTab(lastSaved);
+    alert("This tab has no space for that chat. Open it in another tab.");
     return;
   }
-  // What the page would still keep of the present one is there already, and the server reads the
-  // other when the page is loaded.
+  // From here on the page saves nothing: the current chat is saved, and after the reload the server
+  // gets the other one.
   document.documentElement.dataset.leaving = "";
-  beOf({ name, versions: [found.chat.version] });
-  if (!keepInTab(found.text)) ofTab.removeItem("conversation");
+  setCurrent({ name, versions: [found.chat.version] });
+  if (!saveToTab(found.text)) tabStorage.removeItem("conversation");
   location.reload();
 }
 
@@ -133,26 +133,26 @@ document.addEventListener("click", ({ target }) => {
   if (target.closest("[data-action=undo]")) isUndone = true;
   if (target.closest("#new")) {
     isUndone = false;
-    if (ofTab !== null) beginDraft();
-    if (isEmpty()) beOfNone();
+    if (tabStorage !== null) moveUnsentToNewChat();
+    if (isEmpty()) clearCurrent();
   }
 });
 
-document.addEventListener("kept", ({ detail }) => {
-  keepChat(detail);
-  showChats(); // which of them is in the window may have changed
-  const isMaking = detail && JSON.parse(detail).some(({ reply }) => reply && !reply.done && !reply.error);
-  if (next !== null && !isMaking) openChat(next); // else Stop has not come through yet
+document.addEventListener("saved", ({ detail }) => {
+  saveChat(detail);
+  showChats(); // the current chat may have changed
+  const isGenerating = detail && JSON.parse(detail).some(({ reply }) => reply && !reply.done && !reply.error);
+  if (next !== null && !isGenerating) openChat(next); // else the reply has not stopped yet
 });
 
-// What was kept is forgotten, but for what this tab shows.
-async function forgetAll(list) {
-  await store.switchTo(false);
-  for (const { name } of list) ofTab?.removeItem(draftKey(name));
-  beOfNone();
-  if (!keepInTab(known)) warn(ENDS);
+// Deletes all saved chats. This tab still has its own.
+async function stopSaving(list) {
+  await store.setSaving(false);
+  for (const { name } of list) tabStorage?.removeItem(unsentKey(name));
+  clearCurrent();
+  if (!saveToTab(lastSaved)) warn(UNSAVED);
 }
 
-revived.then(() => {
-  if (unread) refuse(`The conversation cannot be read: ${store.reason(unread)}.`);
+restored.then(() => {
+  if (readError) showError(`The chat cannot be read: ${store.reason(readError)}.`);
 });

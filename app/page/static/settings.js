@@ -1,26 +1,26 @@
-// The settings: what Gradio's own fields leave out for those who use them by keys or by ear.
+// The sidebar: keyboard and screen-reader support that Gradio's fields lack.
 
-let hadFocus = false; // Load or Cancel
+let hadFocus = false; // whether Load or Cancel had the focus
 
-function mendSettings(settings) {
-  // Beside the window nothing takes the focus.
+function fixSettings(settings) {
+  // A closed sidebar must not take the focus.
   const isOpen = settings.classList.contains("open");
   const content = settings.querySelector(".sidebar-content");
   if (content && content.inert === isOpen) content.inert = !isOpen;
-  say(settings.querySelector(".toggle-button"), isOpen);
+  setExpanded(settings.querySelector(".toggle-button"), isOpen);
   for (const button of settings.querySelectorAll(".gr-accordion > button")) {
-    say(button, button.classList.contains("open"));
+    setExpanded(button, button.classList.contains("open"));
   }
-  // A list that can be scrolled would be a stop for Tab, after which it never closed.
+  // Tab would stop at a scrollable list, which would then never close.
   for (const list of settings.querySelectorAll(".options:not([tabindex])")) list.tabIndex = -1;
-  // Load and Cancel take each other's place.
+  // Load and Cancel replace each other.
   if (hadFocus && document.activeElement === document.body) {
     const button = [...settings.querySelectorAll("#load, #cancel")].find((b) => b.checkVisibility());
     button?.focus();
   }
 }
 
-function say(button, isOpen) {
+function setExpanded(button, isOpen) {
   if (button && button.ariaExpanded !== String(isOpen)) button.ariaExpanded = String(isOpen);
 }
 
@@ -28,23 +28,23 @@ document.addEventListener("focusin", (event) => {
   hadFocus = event.target.closest("#load, #cancel") !== null;
 });
 
-// What was typed above takes its place when the button is pressed, and moves it from under the
+// Pressing the button first commits the text typed above, which may move the button from under the
 // pointer.
 document.addEventListener("pointerdown", (event) => {
   event.target.closest("#load")?.setPointerCapture(event.pointerId);
   hadFocus = event.target.closest("#load, #cancel") !== null;
 });
 
-// They are made after the transcript; on a phone, where they cover the page, they start closed, and
-// open a moment after they are made.
+// Gradio creates the sidebar after the transcript and opens it a moment later. On a phone, where it
+// covers the page, it starts closed.
 const until = performance.now() + 3000;
 function awaitSettings() {
   const settings = document.querySelector("#settings");
   if (settings) {
-    const mend = () => mendSettings(settings);
+    const fix = () => fixSettings(settings);
     const what = { attributeFilter: ["class", "style"], childList: true, subtree: true };
-    new MutationObserver(mend).observe(settings, what);
-    mend();
+    new MutationObserver(fix).observe(settings, what);
+    fix();
   } else if (performance.now() < until) requestAnimationFrame(awaitSettings);
 }
 function closeSettings() {

@@ -1,77 +1,77 @@
-// The chats that the browser keeps, in a database: what the list shows of each, and apart from that its
-// text, so that a list is read without all texts. Nothing else opens the database. It stands in the
-// page's head, and so before Gradio's first event.
+// Saved chats, in IndexedDB: one store has what the list shows, another has the texts, so that listing
+// chats reads no texts. Nothing else opens the database. Loaded in the page's head.
 //
-// A chat is { name, title, named, at, size, version }: title is what was said first, or as the user named
-// it; at is when it was kept; version is another with each text, so that a tab sees whether the
-// text that it knows is still the one there.
+// A chat is { name, title, named, at, size, version }. title is its first message or was given by the
+// user (named); at is when it was saved. Each saved text gets a new version, so that a tab sees whether
+// another tab has changed the chat.
 
 const store = (() => {
-  const MOST = 1000; // chats
-  const SLOW = 15_000; // ms
+  const MAX_CHATS = 1000;
+  const OPEN_TIMEOUT = 15_000; // ms
   const SWITCH = "speculation:keeps-chats";
+  const FIELDS = "speculation:fields";
 
-  // Where the browser is told to keep nothing, it throws when it is asked for.
+  // Throws if the browser is set to store nothing.
   let local = null;
   try {
     local = localStorage;
   } catch (error) {
     console.warn(error);
   }
-  const areKept = () => local !== null && local.getItem(SWITCH) !== "no";
+  const savesChats = () => local !== null && local.getItem(SWITCH) !== "no";
   const newName = () => `${Date.now()}-${Math.random().toString(36).slice(2, 8)}`;
-  // What a Date can be made of.
+  // Whether it is valid for Date.
   const isDate = (at) => Number.isFinite(at) && at >= 0 && at <= 8.64e15;
   const isChat = (chat) =>
     typeof chat?.name === "string" && typeof chat.title === "string" && isDate(chat.at);
   const latestFirst = (chats) => chats.sort((a, b) => b.at - a.at);
-  // What is in the database may be of any program: it is mended, for it to be seen and deleted.
-  const mended = (chat) => ({
+  // Other programs at this address may write to the database. Repaired, an entry can be shown and deleted.
+  const repaired = (chat) => ({
     ...chat,
     title: typeof chat.title === "string" ? chat.title : "",
     at: isDate(chat.at) ? chat.at : 0,
     size: Number.isFinite(chat.size) ? chat.size : 0,
   });
   const all = async (chats) =>
-    latestFirst((await done(chats.getAll())).filter(({ name }) => typeof name === "string").map(mended));
+    latestFirst((await done(chats.getAll())).filter(({ name }) => typeof name === "string").map(repaired));
 
   // The database
 
   let opened = null;
-  const database = () => (opened ??= local === null ? Promise.reject(trouble("it is told so")) : open());
-  const trouble = (why) => Object.assign(new Error(why), { name: "Trouble" });
+  const database = () => (opened ??= local === null ? Promise.reject(unavailable("it is set to store nothing")) : open());
+  const unavailable = (why) => Object.assign(new Error(why), { name: "Unavailable" });
 
   function open() {
     return new Promise((resolve, reject) => {
-      setTimeout(() => reject(trouble("its database does not open; load this page again")), SLOW);
+      setTimeout(() => reject(unavailable("its database does not open; reload this page")), OPEN_TIMEOUT);
       const asked = indexedDB.open("speculation", 1);
       asked.onupgradeneeded = () => {
         asked.result.createObjectStore("chats", { keyPath: "name" });
         asked.result.createObjectStore("texts"); // by name
       };
       asked.onblocked = () => {
-        reject(trouble("another tab has an older version of this page; close it"));
+        reject(unavailable("another tab has an older version of this page open; close that tab"));
       };
       asked.onerror = () => reject(asked.error);
       asked.onsuccess = () => {
         const database = asked.result;
         database.onversionchange = () => {
           database.close();
-          opened = Promise.reject(trouble("a newer version of this page is open; load this one again"));
-          opened.catch(() => tell(false));
+          opened = Promise.reject(unavailable("a newer version of this page is open; reload this one"));
+          opened.catch(() => notify(false));
         };
         database.onclose = () => (opened = null); // the browser cleared it
-        opened = takeOver(database).then(() => database); // also where it comes late
-        opened.then(resolve).then(() => tell(false));
+        opened = migrate(database).then(() => database); // even after the timeout
+        opened.then(resolve).then(() => notify(false));
       };
     });
   }
 
-  // Why chats are not kept, for people.
+  // Why chats are not saved, in words for the user.
   function reason(error) {
-    if (error.name === "Trouble") return error.message;
-    if (error.name === "QuotaExceededError") return "it has no more room";
-    if (error.name === "VersionError") return "a newer version of this program was used at this address";
+    if (error.name === "Unavailable") return error.message;
+    if (error.name === "QuotaExceededError") return "it is out of space";
+    if (error.name === "VersionError") return "a newer version of this program has used this address";
     return `its database cannot be used (${error.message || error.name})`;
   }
 
@@ -81,14 +81,14 @@ const store = (() => {
       request.onerror = () => reject(request.error);
     });
 
-  // All that work does is done, or nothing of it. It may wait for requests alone.
+  // Runs work in a transaction: all of it takes effect or nothing. work may await only requests.
   async function within(database, mode, work) {
     const transaction = database.transaction(["chats", "texts"], mode);
     const end = new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error ?? new Error("broken off"));
     });
-    end.catch(() => {}); // work may fail first
+    end.catch(() => {}); // handled below if work fails first
     try {
       const result = await work(...["chats", "texts"].map((name) => transaction.objectStore(name)));
       transaction.commit?.();
@@ -97,39 +97,39 @@ const store = (() => {
     } catch (error) {
       try {
         transaction.abort();
-      } catch {} // it is
+      } catch {} // already aborted
       throw transaction.error ?? error;
     }
   }
 
   const read = async (work) => within(await database(), "readonly", work);
 
-  // One after the other, in the order they were asked for.
+  // Writes run one after the other, in order.
   let last = Promise.resolve();
   function write(work) {
     const written = last.then(work);
     last = written.catch(() => {});
-    written.then(() => tell(true), () => tell(false));
+    written.then(() => notify(true), () => notify(false));
     return written;
   }
   const change = async (work) => within(await database(), "readwrite", work);
 
-  // This tab is told of every change, and the others of those made here.
+  // Notifies this tab of every change, and other tabs of changes made here.
   let channel = null;
   try {
     channel = new BroadcastChannel("speculation:chats");
-    channel.onmessage = () => tell(false);
+    channel.onmessage = () => notify(false);
   } catch (error) {
     console.warn(error);
   }
-  function tell(isOurs) {
+  function notify(isOurs) {
     document.dispatchEvent(new Event("chats-changed"));
     if (isOurs) channel?.postMessage("");
   }
   window.addEventListener("storage", ({ key }) => {
     if (key !== SWITCH) return;
-    if (areKept()) tell(false);
-    else write(clear).catch(console.warn); // what this tab just kept goes, too
+    if (savesChats()) notify(false);
+    else write(clear).catch(console.warn); // including what this tab has just saved
   });
 
   const clear = () => change((chats, texts) => Promise.all([done(chats.clear()), done(texts.clear())]));
@@ -145,12 +145,12 @@ const store = (() => {
     await done(texts.delete(name));
   }
 
-  // What earlier versions kept in localStorage
+  // Chats that earlier versions saved in localStorage
 
   const OLD = "speculation:chats";
-  const oldKey = (name) => `speculation:chat:${name}`;
+  const legacyKey = (name) => `speculation:chat:${name}`;
 
-  function oldChats() {
+  function legacyChats() {
     try {
       const found = JSON.parse(local.getItem(OLD) ?? "[]");
       return Array.isArray(found) ? found.filter(isChat) : [];
@@ -160,49 +160,49 @@ const store = (() => {
     }
   }
 
-  // Each goes from there once it is in the database. Where that was broken off, or an older version
-  // was used in between, there may be one of its name; unless it is the same, both are kept.
-  let leftBehind = "";
-  async function takeOver(database) {
+  // Each chat is deleted there once it is in the database. After an interruption, or if an older version
+  // ran in between, the database may have a chat of that name. If their texts differ, both stay.
+  let migrationError = "";
+  async function migrate(database) {
     let failed = null;
-    for (const chat of oldChats()) {
+    for (const chat of legacyChats()) {
       try {
         await within(database, "readwrite", async (chats, texts) => {
           const there = await done(texts.get(chat.name));
-          const text = local.getItem(oldKey(chat.name)); // unless another tab was quicker
+          const text = local.getItem(legacyKey(chat.name)); // null if another tab was faster
           if (text === null || text === there) return;
           const name = there === undefined ? chat.name : newName();
           await put(chats, texts, { ...chat, name, version: newName() }, text);
         });
-        local.removeItem(oldKey(chat.name));
-        local.setItem(OLD, JSON.stringify(oldChats().filter(({ name }) => name !== chat.name)));
+        local.removeItem(legacyKey(chat.name));
+        local.setItem(OLD, JSON.stringify(legacyChats().filter(({ name }) => name !== chat.name)));
       } catch (error) {
         console.warn(error);
         failed = error;
       }
     }
-    const left = oldChats().length;
+    const left = legacyChats().length;
     if (!left) local.removeItem(OLD);
-    leftBehind =
+    migrationError =
       failed && left
-        ? `${left} of earlier versions could not be taken over: ${reason(failed)}`
+        ? `${left} chats of earlier versions could not be imported: ${reason(failed)}`
         : "";
   }
 
-  // Room
+  // Space
 
-  // The limit is kept in the same transaction.
+  // In the same transaction as the save, so that the limit always holds.
   async function dropBeyondLimit(chats, texts) {
-    if ((await done(chats.count())) <= MOST) return [];
-    const beyond = (await all(chats)).slice(MOST);
+    if ((await done(chats.count())) <= MAX_CHATS) return [];
+    const beyond = (await all(chats)).slice(MAX_CHATS);
     for (const { name } of beyond) await drop(chats, texts, name);
     return beyond;
   }
 
-  // Where there is no room the oldest make way, as many as it takes: what a transaction deletes gives
-  // room only to those after it. If that is no help they are put back.
-  let isFull = false; // so that it is not tried again and again
-  async function withRoom(size, name, work) {
+  // If there is no space, deletes the oldest chats until there is, each in its own transaction: deleting
+  // frees space only for later ones. If that does not help, they are put back.
+  let isFull = false; // then it is not tried again
+  async function makeRoom(size, name, work) {
     const gone = [];
     for (;;) {
       try {
@@ -226,7 +226,7 @@ const store = (() => {
     }
   }
 
-  // Gives those that have no room any more.
+  // Returns the chats that no longer fit.
   async function putBack(gone) {
     const lost = [];
     for (const [chat, text] of gone) {
@@ -241,8 +241,8 @@ const store = (() => {
   }
 
   let isAsked = false;
-  function askToStay() {
-    // Chromium decides by itself; Firefox would ask the user, out of the blue.
+  function requestPersistence() {
+    // Only in Chromium, which decides by itself: Firefox would ask the user.
     if (!isAsked && navigator.userAgentData) navigator.storage?.persist?.().catch(console.warn);
     isAsked = true;
   }
@@ -250,36 +250,36 @@ const store = (() => {
   return {
     newName,
     isDate,
-    areKept,
+    savesChats,
     reason,
 
-    // Raises why nothing can be kept; else gives what could not be taken over.
+    // Throws if nothing can be saved; else returns what could not be migrated, in words.
     check: async () => {
       await database();
-      return leftBehind;
+      return migrationError;
     },
 
-    // The latest first, without their texts.
+    // Latest first, without their texts.
     list: () => read(all),
 
     text: (name) => read((chats, texts) => done(texts.get(name))),
 
-    // { chat, text }, or nothing.
+    // { chat, text }, or undefined.
     read: (name) =>
       read(async (chats, texts) => {
         const chat = await done(chats.get(name));
         const text = await done(texts.get(name));
-        return chat && text ? { chat: mended(chat), text } : undefined;
+        return chat && text ? { chat: repaired(chat), text } : undefined;
       }),
 
-    // What a tab has made of a chat whose text was `before`, in one of these versions: where another tab
-    // made something else of it, both stay, and this one gets another name. Gives its name, none
-    // where chats are not to be kept, and the chats that had to go; so does the error that it raises.
-    keep: ({ name, versions }, { title, version, before }, text) =>
+    // Saves a tab's chat, which had the text `before` or one of the versions. If another tab has changed
+    // the chat, both stay and this one gets a new name. Returns its name, null if chats are not to be
+    // saved, and `gone`, the chats deleted for space. Errors have `gone` too.
+    save: ({ name, versions }, { title, version, before }, text) =>
       write(() =>
-        withRoom(text.length, name, () =>
+        makeRoom(text.length, name, () =>
           change(async (chats, texts) => {
-            if (!areKept()) return { name: null, gone: [] };
+            if (!savesChats()) return { name: null, gone: [] };
             const found = await done(chats.get(name));
             const isOurs =
               !found || versions.includes(found.version) || (await done(texts.get(name))) === before;
@@ -288,16 +288,16 @@ const store = (() => {
             await put(chats, texts, chat, text);
             return { name: chat.name, gone: await dropBeyondLimit(chats, texts) };
           }),
-        ).then((kept) => (askToStay(), kept)),
+        ).then((result) => (requestPersistence(), result)),
       ),
 
-    // From a file: one that is here is replaced by a newer one alone. Gives what became of it.
+    // Adds an imported chat; it replaces one of its name only if it is newer. Returns what was done.
     add: (chat, text) =>
       write(() =>
         change(async (chats, texts) => {
           const found = await done(chats.get(chat.name));
-          if (found && mended(found).at >= chat.at) return "known";
-          if (!found && (await done(chats.count())) >= MOST) return "beyond";
+          if (found && repaired(found).at >= chat.at) return "known";
+          if (!found && (await done(chats.count())) >= MAX_CHATS) return "beyond";
           await put(chats, texts, { ...chat, version: newName() }, text);
           return "added";
         }),
@@ -307,16 +307,23 @@ const store = (() => {
       write(() =>
         change(async (chats) => {
           const chat = await done(chats.get(name));
-          if (chat) await done(chats.put({ ...chat, title, named })); // else another tab deleted it
+          if (chat) await done(chats.put({ ...chat, title, named })); // unless another tab deleted it
         }),
       ),
 
     remove: (name) => write(() => change((chats, texts) => drop(chats, texts, name))),
 
-    // Whether chats are kept from now on; if not, those that were are forgotten.
-    switchTo: (on) => {
+    // The settings that new tabs start with, as JSON. They are saved only if chats are.
+    fields: () => (savesChats() ? local.getItem(FIELDS) : null),
+    saveFields: (text) => savesChats() && local.setItem(FIELDS, text),
+
+    // Switches saving on or off; off deletes the saved chats and settings.
+    setSaving: (on) => {
       if (on) local.removeItem(SWITCH);
-      else local.setItem(SWITCH, "no");
+      else {
+        local.setItem(SWITCH, "no");
+        local.removeItem(FIELDS);
+      }
       return on ? Promise.resolve() : write(clear);
     },
   };

@@ -1,9 +1,9 @@
-// The transcript: shows the turns it is given, one HTML string each, and renews only those that
-// changed. The files of this folder run together, as js_on_load of the HTML component.
+// The transcript: shows turns, one HTML string each, and updates only those that changed. It runs with
+// the other scripts as js_on_load of the HTML component (SCRIPTS in ui.py).
 
 const shown = [];
-let follows = true; // the text as it grows, until the user scrolls up
-let scrolled = 0; // how far, when it was looked at last
+let follows = true; // scroll with the growing text, until the user scrolls up
+let scrolled = 0; // the last known scroll position
 
 function noticeScroll(box) {
   if (box.scrollTop < scrolled) follows = false;
@@ -29,7 +29,7 @@ function show() {
     const turn = document.createElement("div");
     turn.innerHTML = html;
     turn.dataset.index = index;
-    if (before) become(before, turn);
+    if (before) morph(before, turn);
     else box.append(turn);
     shown[index] = html;
   });
@@ -41,8 +41,8 @@ function show() {
   scrolled = box.scrollTop;
 }
 
-// A screen reader is told when a reply begins and when it is there, not of every word in between;
-// and when the model begins to read at another turn.
+// Screen readers announce when a reply starts and ends, and when more turns drop out of the context,
+// but not every word.
 let wasBusy = false;
 let wasFrom;
 function announce(busy, from) {
@@ -52,19 +52,19 @@ function announce(busy, from) {
   wasBusy = busy;
   const status = element.querySelector("[role=status].unseen");
   const reading = moved ? "; it no longer reads the oldest turns" : "";
-  if (status) status.textContent = busy ? `The model is replying${reading}` : "The reply is there";
+  if (status) status.textContent = busy ? `The model is replying${reading}` : "The reply is complete";
 }
 
-// Let a node become like another by as few changes as need be: what is selected, unfolded, pressed or
-// has the focus in it stays so.
-function become(node, other) {
+// Changes a node into another with as few changes as possible, to keep selection, focus and opened
+// elements.
+function morph(node, other) {
   if (node.nodeType === Node.TEXT_NODE) {
     if (other.data.startsWith(node.data)) node.appendData(other.data.slice(node.data.length));
     else node.data = other.data;
     return;
   }
-  const { keeps } = node.dataset;
-  if (keeps !== undefined && keeps === other.dataset.keeps) return; // it was filled here
+  const { content } = node.dataset;
+  if (content !== undefined && content === other.dataset.content) return; // filled by unfold
   for (const { name, value } of other.attributes) {
     if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   }
@@ -77,7 +77,7 @@ function become(node, other) {
     while (goes() && node.childNodes[i].nodeName !== part.nodeName) node.childNodes[i].remove();
     const before = node.childNodes[i];
     if (!before) node.append(part);
-    else if (before.nodeName === part.nodeName) become(before, part);
+    else if (before.nodeName === part.nodeName) morph(before, part);
     else if (node.childNodes.length < parts.length) before.before(part);
     else before.replaceWith(part);
   });
@@ -87,10 +87,10 @@ function become(node, other) {
 element.addEventListener(
   "scroll",
   (event) => event.target.classList.contains("turns") && noticeScroll(event.target),
-  true, // scrolling does not bubble
+  true, // scroll does not bubble
 );
 
-// What a run of drafts is, told when it is pointed at, while drafts are coloured.
+// Pointing at a run of drafted tokens shows their number, if drafts are coloured.
 element.addEventListener("mouseover", (event) => {
   const run = event.target.closest("[data-n]");
   if (!run) return;

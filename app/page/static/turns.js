@@ -1,12 +1,12 @@
-// What can be done with a turn: edit, copy, retry, continue, undo.
+// The actions of a turn: edit, copy, retry, continue, undo.
 
-// With what was written when the form was open before, if it was.
+// Opens the form that edits a turn; `before` is what an earlier form contained, if any.
 function edit(turn, before) {
   const said = turn.querySelector(".said");
   const user = said.parentElement;
   const form = document.createElement("form");
   form.innerHTML =
-    '<ul class="files" aria-label="Files of your message"></ul>' +
+    '<ul class="files" aria-label="Attached files"></ul>' +
     '<textarea aria-label="Your message" dir="auto"></textarea>' +
     '<div class="actions"><button type="submit">Send</button>' +
     '<button type="button" data-action="cancel">Cancel</button></div>';
@@ -30,7 +30,7 @@ function edit(turn, before) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = area.value.replace(/^\n+|\n+$/g, "");
-    if (!(text.trim() || filesOf(form).length) || isBusy() || !mayDrop(turn)) return;
+    if (!(text.trim() || filesOf(form).length) || isBusy() || !confirmDeletion(turn)) return;
     trigger("edit", { index: Number(turn.dataset.index), text, files: filesOf(form) });
     close();
     focusBox();
@@ -48,15 +48,16 @@ function isBusy() {
   return element.querySelector(".live") !== null;
 }
 
-// Saying something else, or having it said again, drops what came after.
-function mayDrop(turn) {
+// Edit and Retry delete all later turns.
+function confirmDeletion(turn) {
   const after = element.querySelectorAll(".turns > *").length - 1 - Number(turn.dataset.index);
   if (!after) return true;
-  return confirm(after === 1 ? "The turn after this one goes." : `The ${after} turns after go.`);
+  const messages = after === 1 ? "the message" : `the ${after} messages`;
+  return confirm(`This deletes ${messages} below. Continue?`);
 }
 
-// Without a clipboard of its own (a page that did not come from this machine) the old way.
-async function write(text) {
+// Browsers offer the clipboard API only to local and HTTPS pages; others get the old way.
+async function writeClipboard(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = document.createElement("textarea");
   area.value = text;
@@ -67,7 +68,7 @@ async function write(text) {
 }
 
 async function copy(text, button) {
-  await write(text);
+  await writeClipboard(text);
   button.focus();
   button.textContent = "Copied";
   setTimeout(() => (button.textContent = "Copy"), 1200);
@@ -86,12 +87,12 @@ element.addEventListener("click", (event) => {
     copy(file ? fileOf(file).text : code.textContent, button);
   }
   if (button.dataset.action === "edit") edit(turn);
-  if (button.dataset.action === "retry" && mayDrop(turn)) {
+  if (button.dataset.action === "retry" && confirmDeletion(turn)) {
     trigger("retry", { index });
     focusBox();
   }
   if (button.dataset.action === "continue") {
-    trigger("go_on");
+    trigger("continue_reply");
     focusBox();
   }
   if (button.dataset.action === "undo") {

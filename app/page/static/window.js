@@ -1,10 +1,10 @@
-// The window: other tabs, paper, and the beginning.
+// The window: focus, printing and the first display.
 
-// Another tab may have loaded another model meanwhile.
+// Another tab may have loaded another model.
 window.addEventListener("focus", () => trigger("focus"));
 
-// On paper the conversation is as long as it is. Gradio keeps rules for media to what is below its
-// own frame, so this one comes by another way.
+// Prints the whole chat. A style element of its own, because Gradio limits media rules in its CSS to
+// elements inside its frame.
 const onPaper = document.createElement("style");
 onPaper.textContent = `@media print {
   html, body, gradio-app, .gradio-container, .main, .sidebar-parent, main.contain, .contain > .column,
@@ -12,13 +12,13 @@ onPaper.textContent = `@media print {
     display: block !important; height: auto !important; min-height: 0 !important;
     overflow: visible !important; padding-left: 0 !important;
   }
-  #settings, #entry, #top button, .actions, .unkept, .refused { display: none !important; }
+  #settings, #entry, #top button, .actions, .unsaved, .refused { display: none !important; }
   #transcript .said { max-height: none !important; border: 1px solid var(--line); }
   #transcript .user { break-after: avoid; }
 }`;
 document.head.append(onPaper);
 
-// What is light in the dark is pale on paper.
+// The dark theme's light text would be pale on paper.
 let isDark = false;
 window.addEventListener("beforeprint", () => {
   isDark = document.body.classList.contains("dark");

@@ -1,4 +1,4 @@
-"""``python -m app`` in a process of its own, and a tab of a browser with its chat."""
+"""``python -m app`` in a process of its own, and a browser tab with its page."""
 
 from __future__ import annotations
 
@@ -22,22 +22,30 @@ ENDLESS = "root ::= [a-z] root"
 
 @contextmanager
 def served(model: Path, *flags: str) -> Iterator[str]:
-    """The address of the app, in a process of its own."""
-    command = [sys.executable, "-m", "app", "--no-browser", "--model", str(model)]
+    """Run the app in a process of its own; yields its address."""
+    command = ["app", "--no-browser", "--model", str(model)]
     command += ["--ctx", "32768", "--threads", "1", "--port", free_port(), *flags]
+    with started(*command) as (address, _):
+        yield address
+
+
+@contextmanager
+def started(module: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a module that serves the page in a process; yields its address and the process."""
+    command = [sys.executable, "-m", module, *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             found = re.search(r"http://\S+", line)
             assert found, line
-            yield found[0]
+            yield found[0], process
         finally:
             process.terminate()
 
 
 def free_port() -> str:
-    """A port that no outgoing connection is given, so that a server can be started there again."""
+    """A free port outside the range of outgoing connections, so that it stays free."""
     for port in random.Random().sample(range(20_000, 32_000), 100):
         with socket.socket() as asked, suppress(OSError):
             asked.bind(("127.0.0.1", port))
@@ -46,17 +54,17 @@ def free_port() -> str:
 
 
 class Chat:
-    """A tab with the chat in it, and what its page asked for."""
+    """A browser tab with the page, and the requests it made."""
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        """In a context of its own, as a new user has it."""
+        """Open the page in a browser context of its own, like a new user."""
         options.setdefault("viewport", {"width": 1280, "height": 800})
         self.context = browser.new_context(**options)
         self.open(address)
 
     @classmethod
     def within(cls, context: Any, address: str) -> Chat:
-        """In a context that has loaded the page before and has its scripts."""
+        """Open the page in a context that has loaded it before."""
         chat = cls.__new__(cls)
         chat.context = context
         chat.open(address)
@@ -81,7 +89,7 @@ class Chat:
         self.wait_for_page()
 
     def wait_for_page(self) -> None:
-        """Until it has the fields that were kept."""
+        """Wait until the page has its saved settings."""
         self.page.wait_for_selector("#transcript .welcome", state="attached")
         self.page.wait_for_selector("#header b")
         while not self.n_answered:
@@ -95,14 +103,14 @@ class Chat:
                 self.n_answered += part == "/run/predict" and change < 0
 
     def settle(self) -> None:
-        """Until all quick calls are answered, and what came of them is drawn."""
+        """Wait until all quick calls are answered and drawn."""
         self._wait_for_none("/run/predict")
         self.page.evaluate(
             "new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))"
         )
 
     def wait_for_streams(self) -> None:
-        """Until all are closed. A page that sees one break off soon loads itself again."""
+        """Wait until all streams are closed: a page whose stream breaks soon reloads itself."""
         self._wait_for_none("/queue/data")
 
     def _wait_for_none(self, part: str) -> None:
@@ -118,7 +126,7 @@ class Chat:
         self.wait_for_page()
 
     def go_to(self, address: str) -> None:
-        """Load a page that may be on its way there by itself."""
+        """Go to an address; the page may already be reloading itself."""
         from playwright.sync_api import Error
 
         with suppress(Error):
@@ -129,7 +137,7 @@ class Chat:
         self.page.press("#box textarea", "Enter")
 
     def wait_for_reply(self, n_turns: int = 1) -> str:
-        """The stats line of the last reply, once there are ``n_turns`` and it is finished."""
+        """Wait for the last of ``n_turns`` replies to finish; return its stats line."""
         last = f".turns:not(:has(.live)) > :nth-child({n_turns}):last-child"
         return str(self.page.inner_text(f"{last} .stats"))
 
@@ -138,24 +146,24 @@ class Chat:
         return self.wait_for_reply(n_turns)
 
     def retry(self) -> str:
-        """Have the only reply made again; its stats line."""
+        """Retry the only reply; return its stats line."""
         self.page.hover(".turns .reply")
-        with self.page.expect_request("**/queue/join*"):  # for the reply: the old one is gone
+        with self.page.expect_request("**/queue/join*"):  # the call for the new reply
             self.page.click("[data-action=retry]")
         self.settle()
         return self.wait_for_reply()
 
-    def kept(self) -> list[str]:
-        """The texts of the chats that the browser keeps, once this tab's reply is dealt with."""
+    def saved(self) -> list[str]:
+        """The texts of the saved chats, once this tab's reply is saved."""
         self.page.wait_for_function(
             "JSON.parse(sessionStorage.getItem('conversation'))?.every(({reply}) => reply?.done)"
         )
-        self.page.evaluate("store.rename('', '')")  # comes after all that is being written
+        self.page.evaluate("store.rename('', '')")  # runs after all pending writes
         texts = "store.list().then((list) => Promise.all(list.map(({name}) => store.text(name))))"
         return list(self.page.evaluate(texts))
 
     def wait_for_stillness(self, selector: str) -> dict[str, float]:
-        """Where an element is, once it is in the same place in several frames."""
+        """The place of an element, once it has not moved for several frames."""
         box: dict[str, float] = self.page.evaluate(
             """(selector) => new Promise((resolve) => {
               let before = "";
@@ -181,7 +189,7 @@ class Chat:
 
     def set(self, label: str, value: str) -> None:
         field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
-        for _ in range(20):  # the page may just be putting in the value that it was sent
+        for _ in range(20):  # the page may be restoring a value just now
             field.first.fill(value)
             field.first.blur()
             self.settle()
@@ -194,20 +202,20 @@ class Chat:
         self.page.click(f"[role=option]:has-text('{title}')")
 
     def never_end(self) -> None:
-        """Let the replies to come go on for long."""
+        """Make replies endless."""
         self.unfold("Sampling")
         self.set("Max tokens", "0")
         self.unfold("More")
         self.set("Grammar (GBNF)", ENDLESS)
 
     def begin_endless(self, text: str) -> None:
-        """Have a reply in the making that goes on for long."""
+        """Start an endless reply."""
         self.never_end()
         self.say(text)
         self.page.wait_for_selector(".live .text")
 
     def choose(self, field: str, value: str) -> None:
-        """Write what no list has into a field of the model panel."""
+        """Type a value that is not in the list into a field of the Model section."""
         self.page.fill(f"#{field} input", value)
         self.page.press(f"#{field} input", "Enter")
 

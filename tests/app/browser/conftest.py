@@ -25,7 +25,7 @@ FLAGS = (
 ).split()
 
 
-# Not for the session: while Playwright is there, no other test can run an event loop.
+# Not session-scoped: while Playwright runs, no other test can run an event loop.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -57,17 +57,17 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def chat(context: Any, address: str) -> Iterator[Chat]:
-    """A tab of a browser that knows the page's scripts, and keeps nothing of earlier tests."""
+    """A tab in a warm browser context, without data of earlier tests."""
     made = Chat.within(context, address)
     made.unfold("Sampling")
     made.set("Max tokens", "60")
     made.unfold("Sampling")
     yield made
-    errors = list(made.errors)  # scripts that a test adds may not bear an empty page
+    errors = list(made.errors)  # before about:blank, where scripts added by a test may fail
     for page in context.pages:
         if page != made.page:
             page.close()
-    made.page.goto("about:blank")  # what it still keeps is kept by now
+    made.page.goto("about:blank")  # ends pending saves
     session = context.new_cdp_session(made.page)
     session.send("Storage.clearDataForOrigin", {"origin": address[:-1], "storageTypes": "all"})
     session.send("Storage.overrideQuotaForOrigin", {"origin": address[:-1]})

@@ -1,4 +1,4 @@
-"""The page for those who use it by keys, by ear, enlarged, or in a script from right to left."""
+"""Accessibility: keyboard, screen reader, zoom, contrast and right-to-left scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPEN_LISTS = "[...document.querySelectorAll('.options')].filter(o => o.checkVisi
 FOCUSED = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
 
 
-def test_a_list_that_is_left_by_tab_closes(chat: Chat) -> None:
+def test_leaving_a_list_with_tab_closes_it(chat: Chat) -> None:
     chat.unfold("Model")
     for name in ("method", "model", "draft-model"):
         chat.page.focus(f"#{name} input")
@@ -25,7 +25,7 @@ def test_a_list_that_is_left_by_tab_closes(chat: Chat) -> None:
         assert not chat.page.is_visible(f"#{name} .options")
 
 
-def test_settings_beside_the_window_take_no_focus(browser: Any, address: str) -> None:
+def test_a_closed_sidebar_takes_no_focus(browser: Any, address: str) -> None:
     chat = Chat(browser, address, viewport={"width": 640, "height": 400})
     chat.page.wait_for_selector("#settings:not(.open)")
     toggle = "#settings .toggle-button"
@@ -40,13 +40,13 @@ def test_settings_beside_the_window_take_no_focus(browser: Any, address: str) ->
     chat.close()
 
 
-def test_a_screen_reader_hears_of_a_replys_beginning_and_end_and_who_speaks(chat: Chat) -> None:
+def test_a_screen_reader_announces_a_replys_start_and_end_and_its_author(chat: Chat) -> None:
     heard = "document.querySelector('#transcript [role=status].unseen').textContent"
     chat.never_end()
     chat.say("a cat")
     chat.page.wait_for_function(f"{heard} === 'The model is replying'")
     chat.page.click("#box .stop-button")
-    chat.page.wait_for_function(f"{heard} === 'The reply is there'")
+    chat.page.wait_for_function(f"{heard} === 'The reply is complete'")
     assert chat.page.get_by_role("group", name="You", exact=True).inner_text().startswith("a cat")
     assert chat.page.get_by_role("group", name="Model", exact=True).count() == 1
     accordion = chat.page.get_by_role("button", name="System prompt")
@@ -55,7 +55,7 @@ def test_a_screen_reader_hears_of_a_replys_beginning_and_end_and_who_speaks(chat
     chat.page.wait_for_selector(".gr-accordion > button[aria-expanded=true]:has-text('System')")
 
 
-def test_at_four_times_its_size_the_page_scrolls_and_its_parts_do_not_overlap(
+def test_at_400_percent_zoom_the_page_scrolls_and_nothing_overlaps(
     browser: Any, address: str
 ) -> None:
     chat = Chat(browser, address, viewport={"width": 320, "height": 200})
@@ -69,14 +69,14 @@ def test_at_four_times_its_size_the_page_scrolls_and_its_parts_do_not_overlap(
     chat.close()
 
 
-def test_each_paragraph_goes_the_way_of_its_own_script(chat: Chat) -> None:
+def test_each_paragraph_has_the_direction_of_its_script(chat: Chat) -> None:
     chat.ask("مرحبا, hello.")
     style = "getComputedStyle(document.querySelector('.said'))"
     assert chat.page.evaluate(f"{style}.direction") == "rtl"
     assert chat.page.evaluate(f"{style}.unicodeBidi") == "plaintext"
 
 
-def test_a_wide_table_scrolls_by_itself_and_its_words_stay_whole(chat: Chat) -> None:
+def test_a_wide_table_scrolls_and_its_words_stay_whole(chat: Chat) -> None:
     chat.page.uncheck("#colour input")
     chat.unfold("Sampling")
     chat.unfold("More")
@@ -92,7 +92,7 @@ def test_a_wide_table_scrolls_by_itself_and_its_words_stay_whole(chat: Chat) -> 
     assert chat.page.evaluate(f"{table}.querySelector('td').clientHeight") < 40
 
 
-def test_text_stands_out_from_what_is_behind_it(chat: Chat) -> None:
+def test_text_has_enough_contrast(chat: Chat) -> None:
     contrast = """(selector, pseudo) => {
       const element = document.querySelector(selector);
       const canvas = document.createElement("canvas").getContext("2d");
@@ -127,7 +127,7 @@ def test_text_stands_out_from_what_is_behind_it(chat: Chat) -> None:
         assert found >= 4.5, f"{selector} {found:.2f}"
 
 
-def test_load_is_pressed_where_it_is_also_when_what_was_typed_above_moves_it(chat: Chat) -> None:
+def test_load_can_be_clicked_even_if_committing_typed_text_moves_it(chat: Chat) -> None:
     chat.unfold("Model")
     chat.page.click("#heads input")
     chat.page.keyboard.type("/nowhere/with/a/long/path/that/becomes/a/chip/heads.gguf")
@@ -141,7 +141,7 @@ def test_load_is_pressed_where_it_is_also_when_what_was_typed_above_moves_it(cha
     chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/with')")
 
 
-def test_the_focus_stays_at_hand_when_a_button_makes_way(chat: Chat) -> None:
+def test_the_focus_moves_to_the_button_that_replaces_another(chat: Chat) -> None:
     chat.unfold("Model")
     chat.page.focus("#load")
     chat.wait_for_streams()
@@ -153,7 +153,7 @@ def test_the_focus_stays_at_hand_when_a_button_makes_way(chat: Chat) -> None:
     assert chat.page.evaluate("document.activeElement.closest('#box') !== null")
 
 
-def test_thinking_can_be_chosen_where_the_model_can_be_told(
+def test_reasoning_can_be_chosen_if_the_model_supports_it(
     browser: Any, chat: Chat, address: str, tmp_path: Path
 ) -> None:
     assert not chat.page.is_visible("#thinking")

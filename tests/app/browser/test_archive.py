@@ -1,4 +1,4 @@
-"""All chats as one file, and back."""
+"""Export of all chats to a file, and import."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def export_all(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def import_file(chat: Chat, path: Path) -> str:
-    """What the page says of it."""
-    chat.page.evaluate("document.querySelector('#chats .told').textContent = ''")
+    """Import a file; return the page's message."""
+    chat.page.evaluate("document.querySelector('#chats .status').textContent = ''")
     with chat.page.expect_file_chooser() as chooser:
         chat.page.get_by_role("button", name="Import", exact=True).click()
     chooser.value.set_files(path)
-    chat.page.wait_for_selector("#chats .told:not(:empty)")
-    return str(chat.page.inner_text("#chats .told"))
+    chat.page.wait_for_selector("#chats .status:not(:empty)")
+    return str(chat.page.inner_text("#chats .status"))
 
 
 def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     wait_for_titles(chat, "a “dog” </script>", "Of cats")
     kept = chat.page.evaluate(KEPT)
     data = export_all(chat, tmp_path / "chats.json")
-    assert chat.page.inner_text("#chats .told") == "Exported 2 chats."
+    assert chat.page.inner_text("#chats .status") == "Exported 2 chats."
     assert (data["format"], data["version"]) == ("speculation-chats", 1)
     assert [(c["title"], c["named"]) for c in data["chats"]] == [
         ("a “dog” </script>", False),
@@ -56,7 +56,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.get_by_role("button", name="Delete Of cats").click()
     wait_for_titles(chat, "a “dog” </script>")
     said = import_file(chat, tmp_path / "chats.json")
-    assert said == "Imported 1 chat; 1 chat here already, as new or newer."
+    assert said == "Imported 1 chat; 1 chat already here, unchanged or newer."
     wait_for_titles(chat, "a “dog” </script>", "Of cats")
     assert [json.loads(text) for text in chat.page.evaluate(KEPT)] == [
         json.loads(text) for text in kept
@@ -65,12 +65,12 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
     chat.settle()
-    chat.kept()
+    chat.saved()
     dates = "store.list().then((list) => list.map(({ at }) => at))"
     assert chat.page.evaluate(dates) == [c["at"] for c in data["chats"]]  # opening changes none
 
 
-def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_not_either(
+def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     chat: Chat, tmp_path: Path
 ) -> None:
     chat.ask("a cat")
@@ -80,7 +80,7 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
     chat.ask("a dog", 2)
     chat.page.wait_for_function(f"store.list().then(([chat]) => chat.at > {one['at']})")
     assert import_file(chat, tmp_path / "chats.json") == (
-        "Imported 0 chats; 1 chat here already, as new or newer."
+        "Imported 0 chats; 1 chat already here, unchanged or newer."
     )
     newer = {**one, "at": one["at"] * 2, "turns": json.loads(turns("a cat", "a fox"))}
     (tmp_path / "newer.json").write_text(json.dumps({**data, "chats": [newer]}))
@@ -94,8 +94,8 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"format": "speculation-chats", "ver', "it is no JSON, or was cut short"),
-        ("[1]", "it is no export of chats"),
+        ('{"format": "speculation-chats", "ver', "it is not JSON or is incomplete"),
+        ("[1]", "it is not an export of chats"),
         ('{"format": "speculation-chats", "version": 2, "chats": []}', "a newer version of this"),
         ('{"format": "speculation-chats", "version": 1}', "it has no chats"),
         (
@@ -113,7 +113,7 @@ def test_an_import_replaces_no_newer_chat_and_a_tab_that_has_the_older_one_does_
         ),
     ],
 )
-def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why(
+def test_nothing_is_imported_from_an_unreadable_file_and_the_page_says_why(
     chat: Chat, tmp_path: Path, text: str, why: str
 ) -> None:
     (tmp_path / "x.json").write_text(text)
@@ -122,14 +122,14 @@ def test_of_a_file_that_cannot_be_read_nothing_is_imported_and_the_page_says_why
 
 
 @pytest.mark.parametrize("at", [1e300, -1, "1", None])
-def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
+def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
     chat: Chat, tmp_path: Path, at: Any
 ) -> None:
     one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
     data = {"format": "speculation-chats", "version": 1, "chats": [one]}
     (tmp_path / "x.json").write_text(json.dumps(data))
     assert import_file(chat, tmp_path / "x.json") == (
-        "x.json cannot be imported: its chat 1 lacks its name, title or date."
+        "x.json cannot be imported: its chat 1 has no valid name, title or date."
     )
     chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
     chat.ask("a cat")
@@ -139,7 +139,7 @@ def test_a_chat_without_a_date_is_not_imported_and_one_that_is_here_is_listed(
     wait_for_titles(chat, "a cat")
 
 
-def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
+def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:
     chat.page.evaluate(
         """async (turns) => {
           for (let i = 0; i < 999; i++) {
@@ -153,8 +153,6 @@ def test_an_import_drives_no_chat_out(chat: Chat, tmp_path: Path) -> None:
         one["turns"] = json.loads(one.pop("text"))
     data = {"format": "speculation-chats", "version": 1, "chats": chats}
     (tmp_path / "chats.json").write_text(json.dumps(data))
-    assert import_file(chat, tmp_path / "chats.json") == (
-        "Imported 1 chat; no room for 1 chat more."
-    )
+    assert import_file(chat, tmp_path / "chats.json") == ("Imported 1 chat; no room for 1 chat.")
     chat.page.wait_for_selector("#chats li:last-child [data-open]:text-is('a hen')")
     assert chat.page.locator("#chats li").count() == 1000

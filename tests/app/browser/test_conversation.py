@@ -1,4 +1,4 @@
-"""A conversation: replies stream, stop and go on; turns are retried, edited and taken back."""
+"""A conversation in the browser: replies stream, stop and continue; retry, edit and undo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tests.app.browser.chat import Chat
 
 
-def test_a_chat_streams_and_says_what_it_cost(chat: Chat) -> None:
+def test_a_reply_streams_and_shows_its_figures(chat: Chat) -> None:
     assert re.fullmatch(
         r"[\d.]+ tok/s · \d\.\d tokens per step · (\d+ % accepted · )?"
         r"first token \d+\.\d\d s · context \d+ / 32768( · length limit)?",
@@ -21,13 +21,13 @@ def test_a_chat_streams_and_says_what_it_cost(chat: Chat) -> None:
     assert chat.page.is_hidden(".welcome")
 
 
-def test_nothing_is_asked_for_outside_this_machine(chat: Chat, address: str) -> None:
+def test_the_page_requests_nothing_from_other_machines(chat: Chat, address: str) -> None:
     chat.ask("a cat")
     hosts = {urlsplit(url).netloc for url in chat.asked if not url.startswith(("data:", "blob:"))}
     assert hosts == {urlsplit(address).netloc}
 
 
-def test_the_browser_refuses_to_leave_this_machine(chat: Chat) -> None:
+def test_the_browser_blocks_requests_to_other_machines(chat: Chat) -> None:
     refused = chat.page.evaluate(
         "() => fetch('http://192.0.2.1/', {mode: 'no-cors'}).then(() => '', (e) => String(e))"
     )
@@ -41,7 +41,7 @@ def test_what_looks_like_html_or_a_template_shows_as_text(chat: Chat) -> None:
     assert chat.page.locator(".said *").count() == 0
 
 
-def test_stop_ends_the_reply_and_the_next_one_comes(chat: Chat) -> None:
+def test_stop_ends_the_reply_and_the_next_one_works(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.page.click("#box .stop-button")
     assert chat.wait_for_reply().endswith(" · stopped")
@@ -66,7 +66,7 @@ def test_retry_undo_and_edit(chat: Chat) -> None:
     chat.wait_for_reply()
 
 
-def test_what_is_being_written_outlives_retry_undo_and_an_edit_during_a_reply(chat: Chat) -> None:
+def test_unsent_text_survives_retry_undo_and_an_edit_during_a_reply(chat: Chat) -> None:
     chat.ask("one")
     chat.page.fill("#box textarea", "half")
     chat.retry()
@@ -86,7 +86,7 @@ def test_what_is_being_written_outlives_retry_undo_and_an_edit_during_a_reply(ch
     assert chat.page.input_value("#box textarea") == "more"
 
 
-def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
+def test_retrying_an_earlier_turn_asks_first(chat: Chat) -> None:
     asked: list[str] = []
 
     def dismiss(dialog: Any) -> None:
@@ -99,11 +99,11 @@ def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
     chat.page.hover(".turns > :first-child .reply")
     chat.page.click(".turns > :first-child [data-action=retry]")
     chat.settle()
-    assert asked == ["The 2 turns after go."]
+    assert asked == ["This deletes the 2 messages below. Continue?"]
     assert chat.page.locator(".turn").count() == 3
 
 
-def test_a_message_that_is_edited_keeps_its_indentation_and_hides_what_would_drop_it(
+def test_an_edited_message_keeps_its_indentation_and_hides_retry(
     chat: Chat,
 ) -> None:
     chat.ask("    keep\n  this")
@@ -123,7 +123,7 @@ def test_a_message_that_is_edited_keeps_its_indentation_and_hides_what_would_dro
     )
 
 
-def test_keys_that_end_a_composition_leave_the_edit_as_it_is(chat: Chat) -> None:
+def test_keys_that_end_an_ime_composition_do_not_end_the_edit(chat: Chat) -> None:
     chat.ask("one")
     chat.page.click("[data-action=edit]")
     area = chat.page.locator(".turn form textarea")
@@ -136,7 +136,7 @@ def test_keys_that_end_a_composition_leave_the_edit_as_it_is(chat: Chat) -> None
     assert chat.page.locator(".said").all_inner_texts() == ["one"]
 
 
-def test_a_reply_that_reached_its_length_goes_on(chat: Chat) -> None:
+def test_a_reply_at_the_length_limit_can_be_continued(chat: Chat) -> None:
     chat.ask("a cat")
     begun = chat.last(".text")
     chat.page.click("[data-action=continue]")
@@ -167,7 +167,7 @@ def test_a_reply_can_be_copied_and_a_conversation_exported_and_ended(chat: Chat)
     assert chat.page.locator(".turn").count() == 0
 
 
-def test_a_block_of_code_is_copied_by_itself(chat: Chat) -> None:
+def test_a_code_block_is_copied_alone(chat: Chat) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.page.uncheck("#colour input")
     chat.unfold("Sampling")
@@ -179,7 +179,7 @@ def test_a_block_of_code_is_copied_by_itself(chat: Chat) -> None:
     assert chat.page.evaluate("navigator.clipboard.readText()") == "a < b\n"
 
 
-def test_a_new_chat_ends_the_reply_that_is_due(chat: Chat) -> None:
+def test_a_new_chat_ends_the_pending_reply(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")

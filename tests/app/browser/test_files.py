@@ -1,4 +1,4 @@
-"""Text files go with a message: chosen, dropped or pasted; shown beside it, and in its turn."""
+"""Text files attached to a message: selected, dropped or pasted, and shown in its turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DROP = """({kind, name, bytes, type, text, onto}) => {
 
 
 def wait_for_files(chat: Chat, *expected: str, place: str = "#entry") -> None:
-    """Until these stand beside what is written, by name and size."""
+    """Wait until these files are listed, by name and size."""
     chat.page.wait_for_function(
         "([place, expected]) => [...document.querySelectorAll(`${place} .files li`)]"
         ".map((li) => [...li.children].slice(0, 2).map((e) => e.textContent).join(' ')).join('|')"
@@ -45,9 +45,7 @@ def exported(chat: Chat) -> str:
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
-def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
-    chat: Chat, tmp_path: Path
-) -> None:
+def test_selected_text_files_are_attached_and_others_refused(chat: Chat, tmp_path: Path) -> None:
     fox, hen, image, book = (tmp_path / name for name in ("fox.txt", "hen.md", "a.png", "b.txt"))
     fox.write_bytes("The fox.\r\nThe hen.\r\n".encode("utf-16"))
     hen.write_text("```\nhen()\n```")
@@ -60,9 +58,8 @@ def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
     refused = chat.page.locator(".refused")
     refused.wait_for()
     assert refused.inner_text().splitlines() == [
-        "a.png is no text in UTF-8; save it as plain text first",
-        "b.txt has 1.3 MB; of the 1 MB that a message takes, the other files leave 1.0 MB: "
-        "remove one, or add a part of it",
+        "a.png is not UTF-8 text; save it as plain text first",
+        "b.txt is too large (1.3 MB): a message can have 1 MB of files, and 1.0 MB is left",
     ]
     chat.page.keyboard.press("Control+z")
     left = chat.page.input_value("#box textarea")
@@ -83,11 +80,11 @@ def test_files_that_were_chosen_go_with_the_message_and_others_are_refused(
     )
     choose(chat, book)
     chat.page.wait_for_selector(
-        ".refused:has-text('b.txt has 1.3 MB; a message takes 1 MB of files: add a part of it')"
+        ".refused:has-text('b.txt is too large (1.3 MB): a message can have 1 MB of files')"
     )
 
 
-def test_a_file_that_is_dropped_anywhere_or_pasted_into_the_box_is_added(chat: Chat) -> None:
+def test_a_file_dropped_anywhere_or_pasted_into_the_box_is_attached(chat: Chat) -> None:
     assert chat.page.evaluate(DROP, {"kind": "dragover", **FOX})
     assert chat.page.locator("#entry.dropping").count() == 1
     assert chat.page.evaluate(DROP, {"kind": "drop", **FOX})
@@ -109,7 +106,7 @@ def test_a_file_that_is_dropped_anywhere_or_pasted_into_the_box_is_added(chat: C
     wait_for_files(chat)
 
 
-def test_a_message_may_be_of_files_alone_and_goes_on_with_them(chat: Chat) -> None:
+def test_a_message_can_consist_of_files_only(chat: Chat) -> None:
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     wait_for_files(chat, "fox.txt 17 B")
     chat.page.press("#box textarea", "Enter")
@@ -126,7 +123,7 @@ def test_a_message_may_be_of_files_alone_and_goes_on_with_them(chat: Chat) -> No
     assert exported(chat).startswith(f"## You\n\n{READ}\n\nAnd now?\n\n## Model")
 
 
-def test_what_is_undone_does_not_mix_with_what_is_being_written(chat: Chat) -> None:
+def test_an_undone_message_does_not_mix_with_unsent_text(chat: Chat) -> None:
     for n, text in enumerate(("a cat", "a dog"), 1):
         chat.page.evaluate(DROP, {"kind": "drop", **FOX})
         wait_for_files(chat, "fox.txt 17 B")
@@ -140,7 +137,7 @@ def test_what_is_undone_does_not_mix_with_what_is_being_written(chat: Chat) -> N
     assert chat.page.input_value("#box textarea") == ""
 
 
-def test_a_file_of_a_turn_is_unfolded_stays_so_while_the_reply_grows_and_is_copied(
+def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(
     chat: Chat,
 ) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -166,7 +163,7 @@ def test_a_file_of_a_turn_is_unfolded_stays_so_while_the_reply_grows_and_is_copi
     assert chat.page.evaluate("navigator.clipboard.readText()") == "The fox.\nThe hen."
 
 
-def test_a_long_file_is_laid_out_where_it_is_seen_alone(chat: Chat, tmp_path: Path) -> None:
+def test_only_the_visible_part_of_a_long_file_is_laid_out(chat: Chat, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
     long.write_text("abcd\n" * 200_000)
     choose(chat, long)
@@ -180,15 +177,15 @@ def test_a_long_file_is_laid_out_where_it_is_seen_alone(chat: Chat, tmp_path: Pa
     assert unseen.inner_text() == ""  # it is not laid out
 
 
-def test_text_that_was_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat) -> None:
+def test_text_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat) -> None:
     picture = {"kind": "paste", "name": "image.png", "bytes": [137, 80, 255], "type": "image/png"}
     assert not chat.page.evaluate(DROP, {**picture, "text": "1\t2"})
     assert not chat.page.is_visible(".refused")
     assert chat.page.evaluate(DROP, picture)
-    chat.page.wait_for_selector(".refused:has-text('image.png is no text')")
+    chat.page.wait_for_selector(".refused:has-text('image.png is not UTF-8 text')")
 
 
-def test_a_file_that_is_dropped_onto_a_message_being_edited_goes_with_it(chat: Chat) -> None:
+def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.hover(".turn")
     chat.page.click("[data-action=edit]")
@@ -208,15 +205,15 @@ def test_a_file_that_is_dropped_onto_a_message_being_edited_goes_with_it(chat: C
     chat.page.get_by_role("button", name="Remove fox.txt").click()
     chat.page.press(".turn textarea", "Enter")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .file:has-text('hen.txt')")
-    chat.page.wait_for_function(  # what was unfolded is another file now
+    chat.page.wait_for_function(  # another file is in its place now
         "document.querySelector('.file pre')?.textContent === 'hen'"
     )
 
 
-def test_of_a_folder_the_page_says_that_it_cannot_be_read(chat: Chat, tmp_path: Path) -> None:
+def test_a_dropped_folder_is_refused_with_a_reason(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     data = {"items": [], "files": [str(tmp_path / "notes")], "dragOperationsMask": 1}
     session = chat.context.new_cdp_session(chat.page)
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, "x": 600, "y": 300, "data": data})
-    chat.page.wait_for_selector(".refused:has-text('notes cannot be read; of a folder add the')")
+    chat.page.wait_for_selector(".refused:has-text('notes cannot be read; of a folder, add its')")

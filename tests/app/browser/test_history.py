@@ -1,4 +1,4 @@
-"""Earlier chats: kept in the browser, listed beside the window, opened again."""
+"""Saved chats: listed in the sidebar, searched, renamed, opened and deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def titles(chat: Chat) -> list[str]:
 
 
 def accept_dialogs(chat: Chat) -> list[str]:
-    """What the page asks from now on; the answer is yes."""
+    """Accept all dialogs from now on; returns the list of their messages."""
     asked: list[str] = []
 
     def accept(dialog: Any) -> None:
@@ -40,7 +40,7 @@ def new_chat(chat: Chat) -> None:
     chat.page.wait_for_selector(".welcome:visible")
 
 
-def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
+def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     chat.page.wait_for_selector("#chats .none:visible")
     stats = chat.ask("a  cat\nis here")
     text = chat.last(".text")
@@ -50,7 +50,7 @@ def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
     assert titles(chat) == ["a dog", "a cat is here"]
     assert chat.page.locator("#chats [aria-current=true]").inner_text() == "a dog"
 
-    other = chat.context.new_page()  # another tab has them as well
+    other = chat.context.new_page()  # another tab lists them too
     other.goto(chat.page.url)
     other.click("#chats [data-open]:has-text('a cat')")
     other.wait_for_selector(".said:has-text('a cat')")
@@ -72,7 +72,7 @@ def test_an_earlier_chat_is_opened_and_gone_on_with(chat: Chat) -> None:
     assert titles(chat) == ["a dog"]
 
 
-def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
+def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
@@ -88,7 +88,7 @@ def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
     other.click("#chats [data-rename]")
     other.keyboard.type("Of one cat")
     other.keyboard.press("Enter")
-    wait_for_titles(chat, "Of one cat")  # another tab's are shown in this one, and kept
+    wait_for_titles(chat, "Of one cat")  # a change of another tab is shown and saved here
     other.close()
     chat.page.get_by_role("button", name="Rename Of one cat").click()
     chat.page.keyboard.type("Of cats")
@@ -104,15 +104,15 @@ def test_a_chat_is_renamed_in_its_row_and_keeps_that_name(chat: Chat) -> None:
     wait_for_titles(chat, "Of cats")
     chat.page.get_by_role("button", name="Rename Of cats").click()
     title.fill("Of dogs")
-    chat.ask("a cow", 3)  # the field is left; meanwhile the chat is kept
+    chat.ask("a cow", 3)  # leaves the field; meanwhile the chat is saved
     wait_for_titles(chat, "Of dogs")
     chat.page.get_by_role("button", name="Rename Of dogs").click()
     title.fill("")
     title.press("Enter")
-    wait_for_titles(chat, "a cat")  # without a name, as before
+    wait_for_titles(chat, "a cat")  # an empty title restores the default
 
 
-def test_a_title_is_being_written_while_a_reply_is_kept(chat: Chat) -> None:
+def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
     chat.begin_endless("a cat")
     wait_for_titles(chat, "a cat")
     chat.page.get_by_role("button", name="Rename a cat").click()
@@ -128,7 +128,7 @@ def test_a_title_is_being_written_while_a_reply_is_kept(chat: Chat) -> None:
     wait_for_titles(chat, "Of cats")
 
 
-def test_chats_are_searched_by_title_and_by_all_that_was_said(chat: Chat) -> None:
+def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
     assert not chat.page.is_visible("#chats [type=search]")
     chat.unfold("Sampling")
     chat.unfold("More")
@@ -162,21 +162,21 @@ def test_chats_are_searched_by_title_and_by_all_that_was_said(chat: Chat) -> Non
     assert found.inner_text() == ""
 
 
-def test_chats_are_not_kept_where_that_is_not_wanted(chat: Chat) -> None:
+def test_chats_are_not_saved_if_saving_is_off(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [data-open]")
     asked = accept_dialogs(chat)
-    chat.page.get_by_label("Keep chats in this browser").uncheck()
-    assert asked == ["Forget the chat kept so far?"]
+    chat.page.get_by_label("Save chats in this browser").uncheck()
+    assert asked == ["Delete the saved chat?"]
     chat.ask("a dog", 2)
-    assert chat.kept() == []
+    assert chat.saved() == []
     wait_for_titles(chat)
     assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
-    chat.reload()  # the tab has its conversation nevertheless
+    chat.reload()  # the tab still has its chat
     assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
 
 
-def test_what_is_kept_is_the_latest_of_a_chat_in_each_tab(chat: Chat) -> None:
+def test_the_latest_version_of_each_tabs_chat_is_saved(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     tabs = [chat.page, chat.context.new_page()]
@@ -192,7 +192,7 @@ def test_what_is_kept_is_the_latest_of_a_chat_in_each_tab(chat: Chat) -> None:
     assert kept == [["a cat", "a dog"], ["a cat", "a fox"]]
 
 
-def test_what_is_said_instead_of_what_was_undone_takes_its_place(chat: Chat) -> None:
+def test_a_message_after_undo_replaces_the_undone_one(chat: Chat) -> None:
     chat.ask("a cta")
     chat.page.click("[data-action=undo]")
     chat.page.wait_for_selector(".welcome:visible")
@@ -204,7 +204,7 @@ def test_what_is_said_instead_of_what_was_undone_takes_its_place(chat: Chat) -> 
     wait_for_titles(chat, "a dog", "a cat")
 
 
-def test_a_reply_in_the_making_is_kept_when_another_chat_is_opened_and_goes_with_its_own(
+def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(
     chat: Chat,
 ) -> None:
     chat.ask("a cat")
@@ -235,7 +235,7 @@ def test_a_reply_in_the_making_is_kept_when_another_chat_is_opened_and_goes_with
     assert asked == ["Delete the chat “a dog”?"]
 
 
-def test_what_others_left_in_the_browsers_storage_does_no_harm(chat: Chat) -> None:
+def test_foreign_data_in_the_browsers_storage_does_no_harm(chat: Chat) -> None:
     title = "<img src=x onerror=alert(1)>"
     found = [None, 1, {"name": "x"}, {"name": 'a"]', "title": title, "at": 0}]
     chat.page.evaluate("(text) => localStorage['speculation:chats'] = text", json.dumps(found))
@@ -253,18 +253,18 @@ def test_what_others_left_in_the_browsers_storage_does_no_harm(chat: Chat) -> No
     wait_for_titles(chat, "a cat")
 
 
-def test_without_storage_the_page_says_that_it_keeps_nothing(browser: Any, address: str) -> None:
+def test_without_storage_the_page_says_that_it_saves_nothing(browser: Any, address: str) -> None:
     chat = Chat(browser, address)
     chat.page.add_init_script(
         "for (const name of ['localStorage', 'sessionStorage']) "
         "Object.defineProperty(window, name, {get() { throw new Error('denied'); }});"
     )
     chat.reload()
-    chat.page.wait_for_selector("#chats .trouble:has-text('The browser keeps no chats')")
+    chat.page.wait_for_selector("#chats .trouble:has-text('The browser cannot save chats')")
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     chat.page.wait_for_selector("#files li")
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:has-text('keeps nothing of this page')")
+    chat.page.wait_for_selector("#transcript .unsaved:has-text('saves nothing for this page')")
     chat.page.click(".file summary")
     assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
     assert chat.page.locator("#chats [type=checkbox]").is_disabled()

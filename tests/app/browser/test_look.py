@@ -1,4 +1,4 @@
-"""How the page looks and feels: colours, focus, scrolling, selection, names, a phone, paper."""
+"""The page's look: colours, focus, scrolling, selection, control names, phones, printing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat
     chat.page.wait_for_function(f"{ground} === '{colours[0]}'")
 
 
-def test_drafted_tokens_are_underlined_where_colours_are_the_systems(chat: Chat) -> None:
+def test_drafted_tokens_are_underlined_if_the_system_forces_colours(chat: Chat) -> None:
     ask_for_drafts(chat)
     line = "getComputedStyle(document.querySelector('.turn .drafted')).textDecorationLine"
     assert chat.page.evaluate(line) == "none"
@@ -43,7 +43,7 @@ def test_drafted_tokens_are_underlined_where_colours_are_the_systems(chat: Chat)
     assert chat.page.evaluate(line) == "underline"
 
 
-def test_the_caret_does_not_blink_for_who_wants_less_motion(chat: Chat) -> None:
+def test_the_caret_does_not_blink_with_reduced_motion(chat: Chat) -> None:
     chat.begin_endless("a cat")
     blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
     assert chat.page.evaluate(blinks) == "caret"
@@ -51,9 +51,7 @@ def test_the_caret_does_not_blink_for_who_wants_less_motion(chat: Chat) -> None:
     assert chat.page.evaluate(blinks) == "none"
 
 
-def test_on_paper_the_whole_conversation_stands_and_nothing_else(
-    browser: Any, address: str
-) -> None:
+def test_printing_shows_the_whole_chat_and_nothing_else(browser: Any, address: str) -> None:
     chat = Chat(browser, address, viewport={"width": 1280, "height": 300})
     for n, text in enumerate(("one", "two", "three"), 1):
         chat.ask(text, n)
@@ -68,7 +66,7 @@ def test_on_paper_the_whole_conversation_stands_and_nothing_else(
     chat.close()
 
 
-def test_on_paper_the_conversation_is_dark_on_light(browser: Any, address: str) -> None:
+def test_printing_is_dark_on_light(browser: Any, address: str) -> None:
     chat = Chat(browser, address, color_scheme="dark")
     ink = "getComputedStyle(document.querySelector('#transcript')).color"
     dark = chat.page.evaluate(ink)
@@ -81,7 +79,7 @@ def test_on_paper_the_conversation_is_dark_on_light(browser: Any, address: str) 
     chat.close()
 
 
-def test_everything_that_can_be_pressed_or_filled_in_has_a_name(chat: Chat) -> None:
+def test_every_control_has_an_accessible_name(chat: Chat) -> None:
     chat.choose_method("Lookahead")
     for folded in ("Parameters", "Model", "System prompt", "Sampling", "More"):
         chat.unfold(folded)
@@ -93,7 +91,7 @@ def test_everything_that_can_be_pressed_or_filled_in_has_a_name(chat: Chat) -> N
     nameless = [field for field, name in zip(fields, names, strict=True) if name is None]
     assert [field.evaluate("field => field.outerHTML") for field in nameless] == []
     shown = " / ".join(name[0] for name in names if name)
-    for unseen in ("Message", "Your message", "System prompt"):  # which have no label to be seen
+    for unseen in ("Message", "Your message", "System prompt"):  # their labels are hidden
         assert f'textbox "{unseen}' in shown
 
 
@@ -109,7 +107,7 @@ def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> 
     assert chat.page.evaluate(in_box)
 
 
-def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat) -> None:
+def test_the_page_follows_a_reply_until_the_user_scrolls_up(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")
     below = "(() => { const box = document.querySelector('.turns');"
@@ -121,7 +119,7 @@ def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat
     box = chat.page.locator(".turns").bounding_box()  # what is in it moves
     chat.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     chat.page.mouse.wheel(0, -8)
-    chat.page.wait_for_function(f"{below} > 200")  # it goes on below
+    chat.page.wait_for_function(f"{below} > 200")  # more text below
     stays = chat.page.evaluate(top)
     grown = chat.page.evaluate(height)
     chat.page.wait_for_function(f"{height} > {grown + 100}")
@@ -133,7 +131,7 @@ def test_a_reply_is_followed_until_the_user_scrolls_up_however_little(chat: Chat
     assert chat.page.evaluate(below) < 60
 
 
-def test_what_is_selected_in_a_turn_stays_so_while_its_reply_grows(chat: Chat) -> None:
+def test_selected_text_stays_selected_while_the_reply_grows(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")
     chat.page.wait_for_function(
@@ -169,7 +167,7 @@ def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
     chat.close()
 
 
-def test_a_long_message_scrolls_and_is_whole_on_paper(chat: Chat) -> None:
+def test_a_long_message_scrolls_and_prints_whole(chat: Chat) -> None:
     chat.ask("a cat\n" * 100)
     height = "document.querySelector('.said').clientHeight / innerHeight"
     assert chat.page.evaluate(height) <= 0.5

@@ -1,4 +1,4 @@
-"""Who comes first: a message, what is typed behind it, Stop, New chat, and another tab."""
+"""The order of actions: sending, typing on, Stop, New chat, and other tabs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_an_empty_message_changes_nothing(chat: Chat) -> None:
     for text in ("", "  "):
         chat.wait_for_streams()
         with chat.page.expect_request("**/queue/data*"):
-            chat.say(text)  # what comes of it comes on the stream
+            chat.say(text)  # its effect arrives on the stream
         chat.wait_for_streams()
         chat.settle()
         assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
@@ -21,7 +21,7 @@ def test_an_empty_message_changes_nothing(chat: Chat) -> None:
     assert chat.ask("a dog", 2)
 
 
-def test_what_is_typed_right_behind_a_message_stays_in_the_box(chat: Chat) -> None:
+def test_text_typed_right_after_sending_stays_in_the_box(chat: Chat) -> None:
     held: list[Any] = []
     chat.page.route("**/run/predict", lambda route: held.append(route), times=1)
     chat.say("a cat")
@@ -32,7 +32,7 @@ def test_what_is_typed_right_behind_a_message_stays_in_the_box(chat: Chat) -> No
     assert chat.page.input_value("#box textarea") == "and a dog"
 
 
-def test_stop_counts_from_the_moment_it_is_there(chat: Chat) -> None:
+def test_stop_works_as_soon_as_it_is_shown(chat: Chat) -> None:
     chat.never_end()
     for n in range(1, 5):
         chat.say("a cat")
@@ -52,7 +52,7 @@ def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
         assert chat.page.locator(".turn").count() == 0
 
 
-def test_a_message_that_arrives_after_the_new_chat_that_followed_it_is_not_taken(
+def test_a_message_that_arrives_after_a_later_new_chat_is_ignored(
     chat: Chat,
 ) -> None:
     chat.ask("a cat")
@@ -76,18 +76,18 @@ def test_a_message_that_arrives_after_the_new_chat_that_followed_it_is_not_taken
     assert chat.page.locator(".said").all_inner_texts() == ["a bird"]
 
 
-def test_a_second_tab_waits_its_turn_and_is_told_so(chat: Chat, browser: Any, address: str) -> None:
+def test_a_second_tab_waits_its_turn_and_says_so(chat: Chat, browser: Any, address: str) -> None:
     chat.begin_endless("a cat")
     second = Chat(browser, address)
     second.say("a dog")
-    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply before yours')")
+    second.page.wait_for_selector(".notice:has-text('Waiting: 1 reply is ahead of yours')")
     chat.page.click("#box .stop-button")
     second.page.wait_for_selector(".live .text, .stats")
     second.close()
     chat.wait_for_reply()
 
 
-def test_a_tab_that_is_closed_makes_way(chat: Chat, browser: Any, address: str) -> None:
+def test_closing_a_tab_stops_its_reply(chat: Chat, browser: Any, address: str) -> None:
     second = Chat(browser, address)
     second.never_end()
     second.say("a dog")

@@ -1,4 +1,4 @@
-"""Where chats are kept: taken over from earlier versions, without room, and without a database."""
+"""The store of chats: migration, full storage, a missing database, and several tabs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ OLD = """(chats) => {
   localStorage.setItem("speculation:chats", JSON.stringify(chats.map(({ text, ...chat }) => chat)));
 }"""
 LEFT = "Object.keys(localStorage).filter((key) => key.startsWith('speculation:chat'))"
-FAILS = {  # how opening the database may fail, and what the page says then
+FAILS = {  # ways in which opening the database fails, and the page's messages
     "throws": ("throw new Error('denied')", "its database cannot be used (denied)"),
     "fails": (
         "const asked = {}; setTimeout(() => asked.onerror(), 100);"
         "asked.error = new DOMException('', 'VersionError'); return asked",
-        "a newer version of this program was used at this address",
+        "a newer version of this program has used this address",
     ),
     "is blocked": (
         "const asked = {}; setTimeout(() => asked.onblocked(), 100); return asked",
-        "another tab has an older version of this page; close it",
+        "another tab has an older version of this page open; close that tab",
     ),
-    "hangs": ("return {}", "its database does not open; load this page again"),
+    "hangs": ("return {}", "its database does not open; reload this page"),
 }
 
 
@@ -54,13 +54,13 @@ def old_chat(name: str, at: int, **more: Any) -> dict[str, Any]:
 
 
 def limit_room(chat: Chat, n_bytes: int) -> None:
-    """Of what the browser keeps, before it keeps anything: it counts on from there."""
+    """Limit the storage. Call it before anything is saved: the browser counts from there."""
     session = chat.context.new_cdp_session(chat.page)
     origin = chat.page.evaluate("location.origin")
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": n_bytes})
 
 
-# Room for so many characters of texts, exactly: a browser counts what it has not tidied up, too.
+# An exact limit in characters: the browser's own also counts data not yet cleaned up.
 ROOM = """(most) => {
   const sizes = new Map();
   const { put, delete: drop } = IDBObjectStore.prototype;
@@ -80,12 +80,12 @@ ROOM = """(most) => {
 
 
 def noise(size: int) -> str:
-    """A text that cannot be compressed, as the browser would."""
+    """A text that the browser cannot compress."""
     return "".join(random.Random(size).choices(string.ascii_letters, k=size))
 
 
 def fill(chat: Chat, n: int, size: int) -> None:
-    """Have n earlier chats of so many characters."""
+    """Store ``n`` earlier chats of ``size`` characters."""
     chat.page.evaluate(
         """async ([n, turns]) => {
           for (let i = 0; i < n; i++) {
@@ -97,7 +97,7 @@ def fill(chat: Chat, n: int, size: int) -> None:
     )
 
 
-def test_chats_of_earlier_versions_are_taken_over_once(chat: Chat) -> None:
+def test_chats_of_earlier_versions_are_migrated_once(chat: Chat) -> None:
     older = [old_chat("a fox", 2000, named=True), old_chat("a hen", 1000)]
     chat.page.evaluate(OLD, older)
     chat.reload()
@@ -116,15 +116,17 @@ def test_chats_of_earlier_versions_are_taken_over_once(chat: Chat) -> None:
     assert len(titles(chat)) == len(asked) == 1
 
 
-def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) -> None:
+def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     older = [old_chat(name, at) for name, at in (("a fox", 4000), ("a hen", 3000), ("a cow", 2000))]
     broken = "Storage.prototype.removeItem = () => { throw new Error('broken off'); }"
     chat.page.evaluate(OLD, older)
     chat.page.add_init_script(f"if (!sessionStorage.getItem('mended')) {broken}")
     chat.reload()
     wait_for_titles(chat, "a fox", "a hen", "a cow")
-    chat.page.wait_for_selector("#chats .trouble:has-text('3 of earlier versions could not be')")
-    # Meanwhile an earlier version goes on with one of them.
+    chat.page.wait_for_selector(
+        "#chats .trouble:has-text('3 chats of earlier versions could not be')"
+    )
+    # Meanwhile an earlier version continues one of them.
     text = turns("a hen", "and a dog")
     chat.page.evaluate("(text) => localStorage.setItem('speculation:chat:a hen', text)", text)
     chat.page.evaluate("sessionStorage.setItem('mended', 'yes')")
@@ -136,7 +138,7 @@ def test_a_takeover_that_was_broken_off_goes_on_and_loses_nothing(chat: Chat) ->
     assert chat.page.inner_text("#chats .trouble") == ""
 
 
-def test_the_conversation_of_an_earlier_version_goes_on_in_its_chat(chat: Chat) -> None:
+def test_the_open_chat_of_an_earlier_version_continues_under_its_name(chat: Chat) -> None:
     chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
     chat.page.evaluate(
         "(text) => { sessionStorage.setItem('conversation', text);"
@@ -151,67 +153,67 @@ def test_the_conversation_of_an_earlier_version_goes_on_in_its_chat(chat: Chat) 
     wait_for_titles(chat, "a fox")
 
 
-def test_where_there_is_no_room_the_oldest_make_way_and_the_page_says_so(chat: Chat) -> None:
+def test_if_storage_is_full_the_oldest_chats_are_deleted_and_the_page_says_so(chat: Chat) -> None:
     chat.page.evaluate(ROOM, 600_000)
     fill(chat, 4, 120_000)
     wait_for_titles(chat, "old 0", "old 1", "old 2", "old 3")
     chat.say(f"a cat {noise(130_000)}")
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
-    chat.page.wait_for_selector(".refused:has-text('There was no more room; the browser forgot')")
+    chat.page.wait_for_selector(".refused:has-text('To make room, the browser deleted')")
     assert titles(chat)[1:] == ["old 0", "old 1", "old 2"]
     assert "“old 3”" in chat.page.inner_text(".refused")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
 
 
-def test_a_chat_that_has_no_room_even_alone_takes_none_from_others(chat: Chat) -> None:
+def test_a_chat_too_large_for_the_storage_deletes_no_others(chat: Chat) -> None:
     limit_room(chat, 400_000)
     fill(chat, 1, 100_000)
     kept = chat.page.evaluate(KEPT)
     chat.say(f"a cat {noise(350_000)}")
     chat.page.wait_for_selector(
-        "#transcript .unkept:has-text('does not keep this conversation: it has no more room. It')"
+        "#transcript .unsaved:has-text('cannot save this chat: it is out of space. It')"
     )
     assert chat.page.evaluate(KEPT) == kept
     chat.page.wait_for_selector(".turns:not(:has(.live)) .error")
-    chat.reload()  # the tab has it
+    chat.reload()  # the tab still has it
     assert chat.last(".said").startswith("a cat")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
     chat.ask("a dog")
     chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
 
 
-def test_beyond_the_limit_the_oldest_goes_and_the_page_says_so(chat: Chat) -> None:
+def test_beyond_the_limit_the_oldest_chat_is_deleted_and_the_page_says_so(chat: Chat) -> None:
     fill(chat, 1000, 1)
     chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
     chat.ask("a cat")
-    chat.page.wait_for_selector(".refused:has-text('forgot the oldest chat, “old 999”')")
+    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “old 999”')")
     assert len(chat.page.evaluate("store.list()")) == 1000
 
 
 @pytest.mark.parametrize("how", FAILS)
-def test_without_a_database_the_page_works_and_says_what_is_not_kept(chat: Chat, how: str) -> None:
+def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat, how: str) -> None:
     chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
     body, why = FAILS[how]
     chat.page.add_init_script(f"IDBFactory.prototype.open = () => {{ {body}; }}; {SOONER}")
     chat.reload()
     trouble = chat.page.locator("#chats .trouble")
     chat.page.wait_for_selector("#chats .trouble:not(:empty)")
-    assert trouble.inner_text() == f"The browser keeps no chats: {why}."
+    assert trouble.inner_text() == f"The browser cannot save chats: {why}."
     assert chat.page.locator("#chats [type=checkbox]").is_disabled()
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
-    assert chat.page.inner_text("#transcript .unkept") == (
-        f"The browser does not keep this conversation: {why}. It lasts as long as this tab. "
-        "Export saves it."
+    chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
+    assert chat.page.inner_text("#transcript .unsaved") == (
+        f"The browser cannot save this chat: {why}. It lasts until you close this tab. "
+        "Use Export to save it."
     )
     chat.reload()
     assert chat.last(".said") == "a cat"
-    assert len(chat.page.evaluate(LEFT)) == 2  # what is not taken over stays
+    assert len(chat.page.evaluate(LEFT)) == 2  # chats that were not migrated stay
 
 
-def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Chat) -> None:
+def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
@@ -220,28 +222,28 @@ def test_a_newer_version_in_another_tab_is_let_in_and_this_one_says_so(chat: Cha
     other.evaluate(
         "new Promise((resolve) => indexedDB.open('speculation', 2).onsuccess = () => resolve())"
     )
-    why = "a newer version of this page is open; load this one again"
+    why = "a newer version of this page is open; reload this one"
     chat.page.wait_for_selector(f"#chats .trouble:has-text('{why}')")
     chat.ask("a dog", 2)
-    chat.page.wait_for_selector(f"#transcript .unkept:has-text('{why}')")
+    chat.page.wait_for_selector(f"#transcript .unsaved:has-text('{why}')")
     chat.reload()
     chat.wait_for_reply(2)
-    chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program')")
+    chat.page.wait_for_selector("#chats .trouble:has-text('a newer version of this program has')")
 
 
-def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
+def test_switching_saving_off_in_one_tab_applies_to_all(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
     other.goto(chat.page.url)
     other.wait_for_selector("#chats [data-open]")
     other.on("dialog", lambda dialog: dialog.accept())
-    other.get_by_label("Keep chats in this browser").uncheck()
+    other.get_by_label("Save chats in this browser").uncheck()
     wait_for_titles(chat)
     chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
     chat.ask("a dog", 2)
-    assert chat.kept() == []
-    other.get_by_label("Keep chats in this browser").check()
+    assert chat.saved() == []
+    other.get_by_label("Save chats in this browser").check()
     chat.page.wait_for_selector("#chats [type=checkbox]:checked")
     chat.ask("a fox", 3)
     wait_for_titles(chat, "a cat")
@@ -249,7 +251,7 @@ def test_switched_off_in_one_tab_nothing_is_kept_by_another(chat: Chat) -> None:
     other.close()
 
 
-def test_a_chat_deleted_in_one_tab_is_kept_again_where_it_goes_on(chat: Chat) -> None:
+def test_a_chat_deleted_in_one_tab_is_saved_again_when_another_continues_it(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     other = chat.context.new_page()
@@ -263,12 +265,14 @@ def test_a_chat_deleted_in_one_tab_is_kept_again_where_it_goes_on(chat: Chat) ->
     other.close()
 
 
-def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> None:
+def test_a_duplicated_tab_does_not_overwrite_the_first(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     state = chat.page.evaluate("({...sessionStorage})")
     chat.ask("a dog", 2)
-    chat.page.wait_for_function("store.list().then(([chat]) => chat.version === mine.versions[0])")
+    chat.page.wait_for_function(
+        "store.list().then(([chat]) => chat.version === current.versions[0])"
+    )
     chat.page.evaluate(
         "(state) => { addEventListener('pagehide', () => {"
         " sessionStorage.clear(); Object.assign(sessionStorage, state); }); }",
@@ -282,14 +286,14 @@ def test_a_tab_that_was_duplicated_does_not_overwrite_the_first(chat: Chat) -> N
     assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
 
 
-def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
+def test_an_unsaved_chat_is_not_discarded_without_asking(chat: Chat) -> None:
     fill(chat, 1, 10)
     wait_for_titles(chat, "old 0")
     chat.page.evaluate(
-        "() => { store.keep = async () => { throw new DOMException('', 'QuotaExceededError') } }"
+        "() => { store.save = async () => { throw new DOMException('', 'QuotaExceededError') } }"
     )
     chat.ask("a cat")
-    chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
+    chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
     asked: list[str] = []
 
     def dismiss(dialog: Any) -> None:
@@ -300,9 +304,7 @@ def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
     with chat.page.expect_event("dialog"):
         chat.page.click("#chats [data-open]")
     chat.settle()
-    assert asked == [
-        "The conversation in the window is not kept; opening another chat discards it."
-    ]
+    assert asked == ["The current chat is not saved. Opening another one discards it. Continue?"]
     assert chat.last(".said") == "a cat"
     new_chat(chat)
     chat.page.click("#chats [data-open]")

@@ -1,4 +1,4 @@
-"""Conversations without a browser or a model: what is asked, told, compared and exported."""
+"""Conversations without a browser or model: prompts, replies, comparison and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_messages_hold_the_system_prompt_and_all_turns() -> None:
     )
 
 
-def test_a_turn_that_failed_is_not_told_to_the_model() -> None:
+def test_a_failed_turn_is_left_out_of_prompts() -> None:
     conversation = Conversation()
     conversation.ask("one")
     assert run(conversation, FakeBackend([Failed("no model")])).error == "no model"
@@ -37,7 +37,7 @@ def test_a_turn_that_failed_is_not_told_to_the_model() -> None:
     assert conversation.messages() == ({"role": "user", "content": "two"},)
 
 
-def test_undo_gives_the_last_message_back() -> None:
+def test_undo_returns_the_last_message() -> None:
     conversation = talk("one", "two")
     assert conversation.undo().user == "two"
     assert [turn.user for turn in conversation.turns] == ["one"]
@@ -53,14 +53,14 @@ def test_retry_and_edit_drop_what_follows() -> None:
     assert conversation.turns == [Turn("uno")]
 
 
-def test_a_reply_that_was_cut_short_is_gone_on_with() -> None:
+def test_a_reply_that_was_cut_short_can_be_continued() -> None:
     conversation = Conversation()
     conversation.ask("count")
     cut = dataclasses.replace(DONE, finish_reason="length")
     run(conversation, FakeBackend([Text((("one ", False), ("two ", True))), cut]))
     assert conversation.turns[0].reply is not None
     assert conversation.turns[0].reply.is_cut_short
-    conversation.go_on()
+    conversation.continue_reply()
     assert "one two " in markdown(conversation)
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
     backend = FakeBackend([Text((("three", True),)), DONE], [Text((("three", False),)), plain])
@@ -75,16 +75,16 @@ def test_a_reply_that_was_cut_short_is_gone_on_with() -> None:
     assert conversation.turns == [Turn("count", reply)]
 
 
-def test_half_a_character_is_not_gone_on_with() -> None:
+def test_half_a_character_is_dropped_before_continuing() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     cut = dataclasses.replace(DONE, finish_reason="length")
     run(conversation, FakeBackend([Text((("ab\ufffd", False),)), cut]))
-    conversation.go_on()
+    conversation.continue_reply()
     assert conversation.messages()[-1] == {"role": "assistant", "content": "ab"}
 
 
-def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> None:
+def test_a_reply_shows_waiting_then_the_prompts_progress_then_text() -> None:
     conversation, seen = Conversation(), []
     conversation.ask("hi")
     events: list[Event] = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
@@ -95,15 +95,15 @@ def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> Non
         seen.append(reply.notice or reply.text)
     assert list(dict.fromkeys(seen)) == [
         "",
-        "Waiting: 1 reply before yours",
-        "Waiting: 2 replies before yours",
-        "Waiting: a model is being loaded",
+        "Waiting: 1 reply is ahead of yours",
+        "Waiting: 2 replies are ahead of yours",
+        "Waiting: a model is loading",
         "Reading the prompt: 512 of 900 tokens",
         "yes",
     ]
 
 
-def test_text_is_gathered_between_updates() -> None:
+def test_display_updates_are_rate_limited() -> None:
     now = iter(range(0, 100_000, 1))
     text: list[str] = []
 
@@ -116,7 +116,7 @@ def test_text_is_gathered_between_updates() -> None:
     assert seen == ["a", "abcdefg", "abcdefgh"]
 
 
-def test_comparing_runs_the_same_request_by_plain_decoding() -> None:
+def test_comparing_repeats_the_request_with_plain_decoding() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
@@ -129,17 +129,17 @@ def test_comparing_runs_the_same_request_by_plain_decoding() -> None:
     assert stats_line(reply).startswith("80 tok/s · 2.0× plain, same text · ")
 
 
-def test_a_plain_reply_is_what_a_retry_is_compared_with() -> None:
+def test_a_retry_is_compared_with_an_earlier_plain_reply() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
     run(conversation, FakeBackend([Text((("yes", False),)), plain]), method="ar")
     conversation.retry(0)
     reply = run(conversation, FakeBackend([Text((("yes!", False),)), DONE]))
-    assert "2.0× plain, other text" in stats_line(reply)
+    assert "2.0× plain, different text" in stats_line(reply)
 
 
-def test_comparing_measures_again_what_was_measured_before() -> None:
+def test_comparing_again_measures_again() -> None:
     conversation = Conversation()
     for seconds, ratio in ((2.0, "2.0"), (3.0, "3.0")):
         conversation.ask("hi")
@@ -161,7 +161,7 @@ def test_the_speed_of_a_few_tokens_is_not_compared() -> None:
     assert len(backend.requests) == 1
 
 
-def test_a_ratio_is_shown_only_where_both_runs_were_timed_for_long() -> None:
+def test_a_ratio_is_shown_only_if_both_runs_were_timed_long_enough() -> None:
     long = dataclasses.replace(DONE, n_tokens=65, n_first=1, decode_seconds=0.5)
     reply = Reply("x", done=long, plain=PlainRun(64.0, "", 64, 1.0))
     assert "2.0× plain, same text" in stats_line(reply)
@@ -177,7 +177,7 @@ def test_a_ratio_is_shown_only_where_both_runs_were_timed_for_long() -> None:
         assert f" · {told} · " in stats_line(reply)
 
 
-def test_nothing_is_compared_that_was_not_measured() -> None:
+def test_a_stopped_or_failed_plain_run_is_not_compared() -> None:
     stopped = dataclasses.replace(DONE, method="ar", finish_reason="cancelled")
     for second in ([stopped], [Failed("no")]):
         conversation = Conversation()
@@ -187,7 +187,7 @@ def test_nothing_is_compared_that_was_not_measured() -> None:
         assert not conversation.plain_runs
 
 
-def test_the_stats_line_says_what_a_reply_cost() -> None:
+def test_the_stats_line_shows_a_replys_figures() -> None:
     reply = Reply("prompt-lookup", done=DONE)
     assert stats_line(reply) == (
         "80 tok/s · 2.1 tokens per step · 41 % accepted · first token 0.25 s · context 312 / 2048"
@@ -213,7 +213,7 @@ def test_a_conversation_can_be_exported() -> None:
     )
 
 
-def test_an_exported_reply_ends_its_code_and_folds_its_reasoning() -> None:
+def test_an_exported_reply_closes_its_code_and_collapses_its_reasoning() -> None:
     conversation = talk("one")
     for text, exported in (
         ("```py\nx = 1", "```py\nx = 1\n```"),
@@ -228,7 +228,7 @@ def test_an_exported_reply_ends_its_code_and_folds_its_reasoning() -> None:
         assert f"## Model\n\n{exported}\n\n<sub>ar" in markdown(conversation)
 
 
-def test_reasoning_is_left_out_of_what_the_model_reads_next() -> None:
+def test_reasoning_is_left_out_of_later_prompts() -> None:
     conversation = talk("one", "two")
     for turn, opening in zip(conversation.turns, ("", "<think>\n"), strict=True):
         text = "hm</think>yes" if opening else "<think>hm</think>yes"
@@ -238,30 +238,30 @@ def test_reasoning_is_left_out_of_what_the_model_reads_next() -> None:
     assert said == ["one", "yes", "two", "yes", "three"]
 
 
-def test_what_the_prompt_opened_is_known_to_the_reply_and_to_one_that_goes_on() -> None:
+def test_reasoning_opened_by_the_prompt_is_recognized_in_a_reply_and_its_continuation() -> None:
     conversation = Conversation()
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
     reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
     assert reply.reasoning == (0, 2, 2)
-    conversation.go_on()
+    conversation.continue_reply()
     rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
     assert rest.answer == "yes"
 
 
-def test_code_that_is_open_in_reasoning_or_in_the_answer_ends_there() -> None:
+def test_open_code_is_closed_in_reasoning_and_in_the_answer() -> None:
     conversation = talk("one")
     reply = Reply("ar", [("```\na</think>\n```\nb", False)], opening="<think>")
     conversation.turns[0].reply = reply
     assert "\n\n```\na\n```\n\n</details>\n\n```\nb\n```\n\n<sub>" in markdown(conversation)
 
 
-def test_a_reply_that_goes_on_is_told_to_think_or_not_as_before() -> None:
+def test_a_continued_reply_keeps_its_reasoning_setting() -> None:
     conversation = Conversation()
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
     run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]), thinking=True)
-    conversation.go_on()
+    conversation.continue_reply()
     backend = FakeBackend([Opening("<think>\n"), Text((("</think>yes", False),)), DONE])
     rest = run(conversation, backend, thinking=False)
     assert backend.requests[0].thinking is True

@@ -1,4 +1,4 @@
-"""Text files of a message: what the model reads of them, and what is kept and shown of them."""
+"""Text files of a message: how they are read, saved and shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from app.page.conversation import Conversation, markdown
 from app.page.files import File, files_to_text, read_files, size_of, with_files
-from app.page.keep import from_text, to_text
 from app.page.render import turn_html
+from app.page.saved import from_text, to_text
 from app.worker.messages import Event, Text
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
@@ -19,7 +19,7 @@ FOX_READ = "fox.txt:\n```\nThe fox.\nThe hen.\n```"
 HEN_READ = "hen.md:\n````\n```\nhen()\n```\n````"
 
 
-def test_the_model_reads_files_as_blocks_of_code_before_or_after_what_was_written() -> None:
+def test_the_model_reads_files_as_code_blocks_before_or_after_the_text() -> None:
     assert with_files("  Well?", ()) == "  Well?"
     assert with_files("Well?", (FOX,)) == f"{FOX_READ}\n\nWell?"
     assert with_files("Well?", (HEN,)) == f"Well?\n\n{HEN_READ}"
@@ -46,7 +46,7 @@ def test_files_go_with_their_message_through_retry_edit_undo_and_export() -> Non
     assert conversation.undo().files == (FOX, HEN)
 
 
-def test_files_are_kept_and_what_was_kept_before_there_were_any_is_read() -> None:
+def test_files_are_saved_and_chats_saved_before_files_existed_are_read() -> None:
     conversation = talk("one")
     kept = json.loads(to_text(conversation))
     conversation.turns[0].files = (FOX, HEN)
@@ -57,11 +57,11 @@ def test_files_are_kept_and_what_was_kept_before_there_were_any_is_read() -> Non
     assert from_text(json.dumps(kept)).turns == []
 
 
-def test_what_the_browser_sends_is_read_and_given_back() -> None:
+def test_files_from_the_browser_are_read_and_written_back() -> None:
     assert read_files(json.loads(files_to_text((FOX, HEN)))) == (FOX, HEN)
 
 
-def test_the_page_gets_names_and_sizes_of_files_and_not_their_text() -> None:
+def test_the_page_gets_the_names_and_sizes_of_files_but_not_their_text() -> None:
     conversation = Conversation()
     conversation.ask("Well?", (File("<b>.txt", "The fox."), HEN))
     html = turn_html(conversation.turns[0], live=True, last=True)
@@ -74,6 +74,6 @@ def test_the_page_gets_names_and_sizes_of_files_and_not_their_text() -> None:
 @pytest.mark.parametrize(
     ("n", "shown"), [(999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_500, "1.0 MB")]
 )
-def test_sizes_are_those_of_the_text_in_utf_8(n: int, shown: str) -> None:
+def test_sizes_count_utf_8_bytes(n: int, shown: str) -> None:
     assert size_of("x" * n) == shown
     assert size_of("é" * 3) == "6 B"

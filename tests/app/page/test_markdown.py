@@ -1,4 +1,4 @@
-"""Markdown with drafted tokens in it: colours change nothing else, and stand where they belong."""
+"""Markdown with drafted tokens: colours are where they belong and change nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SNIPPETS = (
 
 
 def random_text(chance: random.Random, n: int) -> str:
-    """Markdown in which each ideograph, which is a letter like any other, stands once."""
+    """Random Markdown in which each letter, an ideograph, occurs once."""
     letters = iter(chance.sample(range(0x4E00, 0x9F00), 2 * n))
     parts = []
     for _ in range(n):
@@ -62,7 +62,7 @@ def random_pieces(chance: random.Random, text: str) -> list[tuple[str, bool]]:
 
 
 def in_and_out(html: str) -> tuple[str, str, str]:
-    """The HTML without the spans of drafts; the characters in them, and those out of them."""
+    """The HTML without drafted spans; the characters inside such spans; those outside."""
     html = re.sub(r"<math.*?</math>", "", html, flags=re.DOTALL) if "<math" in html else html
     plain: list[str] = []
     inside: list[str] = []
@@ -82,7 +82,7 @@ def in_and_out(html: str) -> tuple[str, str, str]:
     return "".join([*plain, html[at:]]), "".join(inside), "".join([*outside, html[at:]])
 
 
-def test_colours_change_nothing_else_and_are_on_the_drafted_characters_alone() -> None:
+def test_colours_mark_exactly_the_drafted_characters_and_change_nothing_else() -> None:
     chance = random.Random(1)
     n_coloured = 0
     for _ in range(400):
@@ -99,7 +99,7 @@ def test_colours_change_nothing_else_and_are_on_the_drafted_characters_alone() -
     assert n_coloured > 3000
 
 
-def test_a_growing_text_ends_as_the_whole_does_whatever_it_was_before() -> None:
+def test_a_growing_text_ends_up_like_the_whole_text() -> None:
     chance = random.Random(2)
     for _ in range(150):
         text = random_text(chance, chance.randint(3, 40))
@@ -114,7 +114,7 @@ def test_a_growing_text_ends_as_the_whole_does_whatever_it_was_before() -> None:
         assert growing.render(text + end, marks) == render(text + end, marks), text
 
 
-def test_a_block_is_not_settled_by_a_line_that_has_not_ended() -> None:
+def test_an_unfinished_line_does_not_settle_the_block_before_it() -> None:
     growing, text = Growing(), "a\n```x``` b\n"  # until its third last tick a block of code
     for n in range(len(text) + 1):
         html = growing.render(text[:n], Marks.of([(text[:n], False)]))
@@ -122,13 +122,13 @@ def test_a_block_is_not_settled_by_a_line_that_has_not_ended() -> None:
 
 
 def coloured(text: str) -> str:
-    """The text with what stands between « and » drafted, and the spans shown the same way."""
+    """Render a text drafted between « and », with its spans shown in the same way."""
     parts = re.split("[«»]", text)
     html = render("".join(parts), Marks.of([(part, i % 2 == 1) for i, part in enumerate(parts)]))
     return OPEN.sub("«", html).replace("</span>", "»")
 
 
-def test_what_was_drafted_is_marked_in_whatever_it_became() -> None:
+def test_drafted_text_is_marked_in_every_kind_of_markdown() -> None:
     for text, expected in {
         "#  «a» #": "<h1>«a»</h1>\n",
         "*a«b*c»": "<p><em>a«b»</em>«c»</p>\n",
@@ -154,7 +154,7 @@ def test_code_is_highlighted_and_its_drafts_are_marked() -> None:
     assert "<pre><code>a &lt; b\n</code></pre>" in render("```no-such-language\na < b\n```")
 
 
-def test_formulas_are_mathml_and_money_is_not() -> None:
+def test_formulas_become_mathml_and_prices_do_not() -> None:
     block = '<p class="formula"><math display="block"><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
     for text in ("$$\\frac12$$", "a\n$$\n\\frac12\n$$\nb", "\\[ \\frac12 \\]"):
         assert block in render(text), text
@@ -165,7 +165,7 @@ def test_formulas_are_mathml_and_money_is_not() -> None:
     assert "<a" not in render("$\\href{javascript:alert(1)}{x}$")
 
 
-def test_half_written_markdown_shows_as_what_it_is_about_to_be() -> None:
+def test_unfinished_markdown_is_shown_completed() -> None:
     for text, expected in {
         "a **b": "<p>a <strong>b</strong></p>\n",
         "a **b *c": "<p>a <strong>b <em>c</em></strong></p>\n",

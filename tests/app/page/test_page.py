@@ -1,9 +1,10 @@
-"""The page without a browser: how turns are rendered, what its fields stand for, and its flags."""
+"""The page without a browser: rendered turns, fields, settings and flags."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
 from app.worker.backend import Backend, LocalBackend
 from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Text
+from speculation.engine import DEFAULT_METHOD
 from speculation.registry import PAIRED
 from speculation.sampling import SamplingParams
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -54,7 +56,7 @@ def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
     )
 
 
-def test_runs_of_two_steps_stay_apart_where_the_token_between_shows_nothing_yet() -> None:
+def test_runs_of_two_steps_stay_apart_even_if_the_token_between_is_empty() -> None:
     html = text_html(Reply("x", [("a", True), ("", False), ("é", True)]))
     assert html.count('<span class="drafted"') == 2
 
@@ -77,7 +79,7 @@ def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
     assert "<a" not in text_html(said("[x](javascript:alert(1))"))
 
 
-def test_reasoning_is_folded_also_while_they_go_on() -> None:
+def test_reasoning_is_collapsed_even_while_it_streams() -> None:
     assert text_html(said("<think>\nhm\n</think>\n\nyes")) == (
         "<details><summary>Reasoning</summary><p>hm</p>\n</details><p>yes</p>\n"
     )
@@ -99,20 +101,20 @@ def test_drafts_are_marked_in_reasoning_and_answer() -> None:
     )
 
 
-def test_reasoning_that_the_prompt_opened_are_folded_from_their_first_token() -> None:
+def test_reasoning_opened_by_the_prompt_is_collapsed_from_its_first_token() -> None:
     folded = "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
     assert text_html(said("hm", "<think>\n")) == folded
     assert text_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
 
 
-def test_code_can_be_copied_by_itself() -> None:
+def test_a_code_block_has_its_own_copy_button() -> None:
     assert text_html(said("```\na < b\n```")) == (
         '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
         '<button type="button" data-action="copy-code">Copy</button></span></div>'
     )
 
 
-def test_replies_name_their_model_where_there_are_several() -> None:
+def test_replies_name_their_model_if_there_are_several() -> None:
     tab = Session(talk("one", "two"))
     assert not any("m.gguf" in html for html in tab.html())
     other = dataclasses.replace(MODEL, spec=ModelSpec("models/other.gguf"))
@@ -124,7 +126,7 @@ def test_replies_name_their_model_where_there_are_several() -> None:
     assert "<code>other.gguf</code>" in second
 
 
-def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
+def test_empty_max_tokens_keeps_its_default_and_0_means_no_limit() -> None:
     for given, expected in ((None, 1024), (0, None), (7.0, 7)):
         settings = page_fields.read_settings(
             VALUES | {"max_tokens": given}, FakeBackend().methods()
@@ -132,12 +134,12 @@ def test_max_tokens_left_empty_keep_their_default_and_0_is_no_limit() -> None:
         assert settings.max_tokens == expected
 
 
-def test_a_model_that_did_not_think_has_no_reasoning_to_unfold() -> None:
+def test_empty_reasoning_is_not_shown() -> None:
     assert text_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
     assert text_html(said("<|channel|>final<|message|>yes")) == "<p>yes</p>\n"
 
 
-def test_copy_takes_the_answer_without_the_reasoning() -> None:
+def test_copy_copies_the_answer_without_the_reasoning() -> None:
     turn = Turn("a", said("<think>hm</think>\n**yes**"))
     assert 'data-source="**yes**"' in turn_html(turn, live=False, last=True)
 
@@ -153,7 +155,7 @@ def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None
 
 
 def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
-    """The page's fields, made in a running event loop: else Gradio makes one and leaves it open."""
+    """The page's fields, made in a running event loop, or Gradio leaves one open."""
 
     async def make() -> page_fields.Fields:
         fields = page_fields.Fields()
@@ -165,7 +167,7 @@ def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
     return asyncio.run(make())
 
 
-def test_fields_left_as_they_are_keep_the_defaults() -> None:
+def test_unchanged_fields_mean_the_defaults() -> None:
     fields = method_fields(FakeBackend(), "guess:width=8")
     names = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
     for name, component in fields.components.items():
@@ -200,7 +202,7 @@ def test_settings_read_what_was_changed() -> None:
     )
 
 
-def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
+def test_a_random_seed_is_drawn_only_for_sampling() -> None:
     for temperature in (0.0, 1.0):
         chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
         drawn = [
@@ -211,7 +213,7 @@ def test_a_random_seed_is_drawn_only_where_there_is_chance() -> None:
         assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
 
 
-def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> None:
+def test_a_tab_renders_finished_turns_once_and_again_after_a_change() -> None:
     tab = Session(talk("one", "two"))
     first = tab.html()
     assert [html is again for html, again in zip(first, tab.html(), strict=True)] == [True, True]
@@ -232,7 +234,7 @@ def test_a_tab_renders_finished_turns_once_and_anew_when_something_changed() -> 
     assert tab.html() == first
 
 
-def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
+def test_every_method_has_its_fields_in_the_page() -> None:
     backend = LocalBackend()
     fields = method_fields(backend, "prompt-lookup")
     lookahead = next(info for info in backend.methods() if info.name == "lookahead")
@@ -241,10 +243,46 @@ def test_every_method_of_the_table_can_be_set_up_in_the_page() -> None:
     backend.close()
 
 
+def test_saved_values_are_used_if_they_are_valid_for_their_field() -> None:
+    fields = method_fields(FakeBackend(), "guess:width=8")
+    kept = {
+        "method": "ar",
+        "guess.width": 2,
+        "guess.deep": False,
+        "sampling.temperature": 7,
+        "sampling.mirostat": 2,
+        "sampling.top_k": None,
+        "sampling.grammar": "a",
+    }
+    wrong = {
+        "method": "gone",
+        "guess.width": 2.5,
+        "guess.deep": 1,
+        "sampling.temperature": "hot",
+        "sampling.mirostat": True,
+        "sampling.top_k": True,
+        "sampling.grammar": None,
+        "gone": 1,
+    }
+
+    def taken(**data: object) -> dict[str, object]:
+        names = {component: name for name, component in fields.components.items()}
+        found = fields.updates(json.dumps(data))
+        return {names[component]: update["value"] for component, update in found.items()}
+
+    in_range = kept | {"sampling.temperature": 2.0}
+    assert taken(tab=kept) == in_range
+    given = {"method", "guess.width", "guess.deep"}
+    assert taken(browser=kept) == {name: in_range[name] for name in kept if name not in given}
+    assert taken(tab=wrong) == taken(browser=wrong) == taken(tab=[1]) == taken(browser=None) == {}
+    assert [fields.updates(text) for text in ("", "{", "[]", "3", "null")] == [{}] * 5
+    assert (fields.defaults["method"], fields.defaults["guess.width"]) == (DEFAULT_METHOD, 4)
+
+
 # The program
 
 
-def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> None:
+def test_choosing_another_model_replaces_draft_model_and_heads_by_its_own() -> None:
     class Backend(FakeBackend):
         def models(self) -> tuple[ModelInfo, ...]:
             return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
@@ -263,7 +301,7 @@ def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> N
     assert (draft["value"], heads["value"]) == ("", [])
 
 
-def test_the_header_says_in_short_why_a_load_failed_beside_the_model_that_stays() -> None:
+def test_the_header_shows_a_short_reason_for_a_failed_load_beside_the_old_model() -> None:
     html = model_panel.status_html(
         Status(MODEL, error="no file x.gguf\nm.gguf is loaded as before.")
     )
@@ -275,7 +313,7 @@ def test_the_header_says_in_short_why_a_load_failed_beside_the_model_that_stays(
     assert html == f'<div class="error" role="alert">{"y" * 161}</div>'
 
 
-def test_quotes_around_a_path_that_was_pasted_are_no_part_of_it() -> None:
+def test_quotes_around_a_pasted_path_are_removed() -> None:
     wanted = []
 
     class Backend(FakeBackend):
@@ -298,6 +336,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
     flags = parse_flags(["--model", "m.gguf", "--method", "lookahead:window=5", "--no-browser"])
     assert (flags.host, flags.port, flags.ctx, flags.model) == ("127.0.0.1", None, 0, "m.gguf")
     assert (flags.draft_model, flags.heads) == (None, [])
+    assert (flags.method, parse_flags([]).method) == ("lookahead:window=5", None)
     paired = parse_flags(["--draft-model", "--heads"])
     assert (paired.draft_model, paired.heads) == (PAIRED, [PAIRED])
     with pytest.raises(SystemExit):
@@ -307,7 +346,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--ctx -5", "n_ctx is -5; give 0 (the model's own) to 2147483392"),
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
-        ("--gpu-layers -5", "--gpu-layers is -5; give a whole number from 0"),
+        ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):
@@ -315,6 +354,6 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         assert f"error: {told}" in capsys.readouterr().err
 
 
-def test_an_address_of_another_machine_is_refused_before_any_port_is_tried() -> None:
-    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1: no address of this machine"):
+def test_an_address_of_another_machine_is_refused_before_trying_any_port() -> None:
+    with pytest.raises(SystemExit, match=r"--host 192\.0\.2\.1 is not an address of this machine"):
         main(["--host", "192.0.2.1"])

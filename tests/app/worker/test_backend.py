@@ -1,4 +1,4 @@
-"""The backend on a tiny model: replies, loads, who waits for whom, and what is told of it."""
+"""The backend on a tiny model: replies, loads, waiting and their events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def loaded(long_model: Path) -> Iterator[LocalBackend]:
 
 @pytest.fixture
 def backend(loaded: LocalBackend, long_model: Path) -> LocalBackend:
-    """A backend that holds the long model and is idle."""
+    """An idle backend with the long model loaded."""
     model = loaded.status().model
     assert model is not None
     assert model.spec.model == str(long_model)
@@ -109,14 +109,14 @@ def test_stop_ends_a_reply_and_leaves_the_model_ready(backend: LocalBackend) -> 
     assert text_of(backend.reply(request("hi", max_tokens=5)))
 
 
-def test_a_reply_that_nobody_reads_any_more_ends(backend: LocalBackend) -> None:
+def test_an_abandoned_reply_ends(backend: LocalBackend) -> None:
     events = backend.reply(request("hi", sampling=ENDLESS))
     next(events)
     events.close()  # type: ignore[attr-defined]
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
 
 
-def test_a_second_reply_waits_its_turn_and_is_told_so(backend: LocalBackend) -> None:
+def test_a_second_reply_waits_its_turn_and_says_so(backend: LocalBackend) -> None:
     first = backend.reply(request("hi", "one", sampling=ENDLESS))
     next(first)
     second = backend.reply(request("ho", "two", max_tokens=3))
@@ -130,7 +130,7 @@ def test_a_second_reply_waits_its_turn_and_is_told_so(backend: LocalBackend) -> 
     assert isinstance(list(first)[-1], Done)
 
 
-def test_whoever_waits_for_a_load_is_told_so(long_model: Path) -> None:
+def test_a_reply_that_waits_for_a_load_says_so(long_model: Path) -> None:
     backend, go = LocalBackend(), threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.worker.loading.resolve", lambda model, **_: go.wait() and Path(model))
@@ -144,7 +144,7 @@ def test_whoever_waits_for_a_load_is_told_so(long_model: Path) -> None:
     backend.close()
 
 
-def test_what_cannot_run_fails_with_its_reason(backend: LocalBackend) -> None:
+def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> None:
     for options, reason in (
         ({"method": "lookahead:window=0"}, "window is 0; give 1 to 128"),
         ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
@@ -154,7 +154,7 @@ def test_what_cannot_run_fails_with_its_reason(backend: LocalBackend) -> None:
         assert reason in failed.message
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_the_page(
+def test_a_prompt_that_is_too_long_is_refused_in_the_pages_terms(
     backend: LocalBackend,
 ) -> None:
     failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
@@ -180,7 +180,7 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
 
 
 class StoppedWhenLoading(Job):
-    """Is stopped when llama.cpp says that it has begun to read the weights."""
+    """A job stopped when llama.cpp starts to read the weights."""
 
     def emit(self, event: Event) -> None:
         super().emit(event)
@@ -188,7 +188,7 @@ class StoppedWhenLoading(Job):
             self.cancelled.set()
 
 
-def test_a_load_that_is_stopped_while_its_cost_is_measured_brings_the_old_model_back(
+def test_stopping_a_load_during_measuring_restores_the_old_model(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     stopped = Failed("loading was stopped")
@@ -211,7 +211,7 @@ def test_a_load_that_is_stopped_while_its_cost_is_measured_brings_the_old_model_
     slot.close()
 
 
-def test_a_load_that_is_stopped_while_weights_are_read_brings_the_old_model_back(
+def test_stopping_a_load_while_weights_are_read_restores_the_old_model(
     tiny_model: Path, long_model: Path
 ) -> None:
     stopped = Failed("loading was stopped")
@@ -232,7 +232,7 @@ def test_a_load_that_is_stopped_while_weights_are_read_brings_the_old_model_back
     slot.close()
 
 
-def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_takes_all() -> None:
+def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_uses_all() -> None:
     assert threads_beside_browser(15 * 10**6, 8) == 7
     assert threads_beside_browser(15 * 10**6, 2) == 1
     assert threads_beside_browser(15 * 10**6, 1) == 1
@@ -240,7 +240,7 @@ def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_takes_all() -
 
 
 @pytest.mark.parametrize(("asked", "n_threads"), [(3, 3), (None, max(1, physical_cores() - 1))])
-def test_threads_are_as_many_as_asked_for_or_as_suit_the_model(
+def test_the_number_of_threads_is_as_requested_or_suits_the_model(
     tiny_model: Path, asked: int | None, n_threads: int
 ) -> None:
     slot = ModelSlot()
@@ -253,7 +253,7 @@ def test_threads_are_as_many_as_asked_for_or_as_suit_the_model(
     slot.close()
 
 
-def test_what_models_txt_pairs_with_a_model_is_loaded_with_it() -> None:
+def test_the_draft_model_paired_in_models_txt_is_loaded() -> None:
     backend = LocalBackend()
     paired = dataclasses.replace(spec("bundled", 512), draft_model=PAIRED)
     assert isinstance(list(backend.load(paired))[-1], Loaded)
@@ -283,7 +283,7 @@ def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_download_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path) -> None:
+def test_a_download_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
     backend = LocalBackend()
 
     def resolve(model: str, *, bar: Any) -> Path:
@@ -304,7 +304,7 @@ def test_a_download_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path) -> No
     backend.close()
 
 
-def test_a_model_of_the_hub_is_fetched_and_loaded_and_its_bytes_are_counted(
+def test_a_hub_model_is_downloaded_with_progress_and_loaded(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):

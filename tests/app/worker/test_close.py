@@ -1,4 +1,4 @@
-"""Ctrl-C ends the app, also where the engine does not stop."""
+"""Ctrl-C ends the app even if the engine does not respond."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __main__.main(["--no-browser"])
 """
 
 
-def test_a_queue_is_closed_in_bounded_time_whatever_its_job_does() -> None:
+def test_a_queue_closes_in_bounded_time_whatever_its_job_does() -> None:
     go = threading.Event()
     queue = JobQueue()
 
@@ -47,19 +47,19 @@ def test_a_queue_is_closed_in_bounded_time_whatever_its_job_does() -> None:
     assert queue.close() is True
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent another way there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends signals another way")
 @pytest.mark.parametrize(("seconds", "presses"), [(0.2, 1), (3600, 2)])
-def test_ctrl_c_ends_the_app_also_where_the_engine_does_not_stop(
+def test_ctrl_c_ends_the_app_even_if_the_engine_does_not_respond(
     seconds: float, presses: int
 ) -> None:
-    """One is enough after a while; a second one does it at once."""
+    """Once is enough after a while; a second time ends it at once."""
     command = [sys.executable, "-W", "ignore", "-c", WEDGED.format(seconds=seconds)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            assert "Ctrl-C ends it" in process.stdout.readline()
+            assert "press Ctrl-C to stop" in process.stdout.readline()
             process.send_signal(signal.SIGINT)
             if presses == 1:
                 assert process.wait(60) == 1

@@ -1,4 +1,4 @@
-"""Conversations that outgrow a small context: what is left out, said, kept and continued."""
+"""Conversations that outgrow a small context: turns left out, saved and continued."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.page.conversation import Conversation, PlainRun, Reply, Turn, markdown, stats_line
-from app.page.keep import from_text, to_text
 from app.page.render import turn_html
+from app.page.saved import from_text, to_text
 from app.worker.backend import LocalBackend
 from app.worker.messages import Failed, LeftOut, Loaded, ModelSpec, Prefill, Text
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
@@ -30,7 +30,7 @@ def backend(tiny_model: Path) -> Iterator[LocalBackend]:
 
 
 def say(conversation: Conversation, backend: LocalBackend, n_tokens: int = 46) -> Reply:
-    """A turn of so many tokens: its letters, "yes" and four marks."""
+    """Add a turn of ``n_tokens``: its letters, "yes" and four marks."""
     conversation.ask("abcdefghij"[len(conversation.turns)] * (n_tokens - 7))
     return run(conversation, backend, **BRIEF)
 
@@ -39,7 +39,7 @@ def full(conversation: Conversation) -> list[int]:
     return [turn.n_ctx for turn in conversation.turns]
 
 
-def test_a_chat_goes_on_when_the_context_is_full(backend: LocalBackend) -> None:
+def test_a_chat_continues_when_the_context_is_full(backend: LocalBackend) -> None:
     conversation = Conversation()
     for _ in range(5):
         reply = say(conversation, backend)
@@ -52,7 +52,7 @@ def test_a_chat_goes_on_when_the_context_is_full(backend: LocalBackend) -> None:
     assert [turn.user[0] for turn in conversation.turns] == list("abcdef")
 
 
-def test_what_was_left_out_stays_so_and_the_rest_is_found_in_the_cache(
+def test_left_out_turns_stay_out_and_the_rest_is_reused_from_the_cache(
     backend: LocalBackend,
 ) -> None:
     conversation = Conversation()
@@ -65,7 +65,7 @@ def test_what_was_left_out_stays_so_and_the_rest_is_found_in_the_cache(
     assert reused[1:] == [True, True, True, True, False, True, True, True, False]
 
 
-def test_the_system_prompt_stays(backend: LocalBackend) -> None:
+def test_the_system_prompt_is_never_left_out(backend: LocalBackend) -> None:
     conversation = Conversation()
     for _ in range(6):
         conversation.ask("x" * 39)
@@ -87,7 +87,7 @@ def test_turns_that_fit_again_are_read_again(backend: LocalBackend) -> None:
     assert run(conversation, backend, **BRIEF).n_left_out == 0
 
 
-def test_a_context_of_another_size_is_filled_anew(backend: LocalBackend) -> None:
+def test_a_context_of_another_size_is_filled_again(backend: LocalBackend) -> None:
     for n_ctx, n_left_out in ((CONTEXT, 1), (2048, 0)):
         conversation = Conversation()
         for _ in range(4):
@@ -96,7 +96,7 @@ def test_a_context_of_another_size_is_filled_anew(backend: LocalBackend) -> None
         assert say(conversation, backend).n_left_out == n_left_out
 
 
-def test_a_message_that_does_not_fit_by_itself_is_an_error_and_leaves_nothing_out(
+def test_a_message_that_does_not_fit_alone_is_an_error_and_leaves_nothing_out(
     backend: LocalBackend,
 ) -> None:
     conversation = Conversation()
@@ -107,7 +107,7 @@ def test_a_message_that_does_not_fit_by_itself_is_an_error_and_leaves_nothing_ou
     assert say(conversation, backend).error == ""
 
 
-def test_a_chat_stops_where_that_is_set(backend: LocalBackend) -> None:
+def test_a_chat_stops_at_a_full_context_if_set_to(backend: LocalBackend) -> None:
     conversation = Conversation()
     for _ in range(6):
         say(conversation, backend)
@@ -116,7 +116,7 @@ def test_a_chat_stops_where_that_is_set(backend: LocalBackend) -> None:
     assert "has 319 tokens and the context holds 256" in reply.error
 
 
-def test_a_reply_that_fills_the_context_can_be_gone_on_with(backend: LocalBackend) -> None:
+def test_a_reply_that_fills_the_context_can_be_continued(backend: LocalBackend) -> None:
     conversation = Conversation()
     say(conversation, backend, 100)
     conversation.ask("x" * 37)
@@ -125,7 +125,7 @@ def test_a_reply_that_fills_the_context_can_be_gone_on_with(backend: LocalBacken
     assert (reply.done.finish_reason, reply.n_left_out) == ("context", 0)
     assert reply.is_cut_short
     begun = reply.text
-    conversation.go_on()
+    conversation.continue_reply()
     rest = run(conversation, backend, max_tokens=20, method="ar")
     assert rest.error == ""
     assert rest.n_left_out == 1
@@ -133,7 +133,7 @@ def test_a_reply_that_fills_the_context_can_be_gone_on_with(backend: LocalBacken
     assert len(rest.pieces) > len(reply.pieces)
 
 
-def test_a_comparison_reads_what_the_reply_read() -> None:
+def test_a_comparison_uses_the_replys_prompt() -> None:
     conversation = talk("one", "two")
     conversation.ask("three")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
@@ -144,7 +144,7 @@ def test_a_comparison_reads_what_the_reply_read() -> None:
     assert reply.plain == PlainRun(40.0, "", 80, 2.0)
 
 
-def test_turns_without_a_reply_count_for_nothing() -> None:
+def test_turns_without_a_reply_do_not_count() -> None:
     conversation = talk("one")
     conversation.ask("two")
     run(conversation, FakeBackend([Failed("no")]))
@@ -159,11 +159,11 @@ def test_turns_without_a_reply_count_for_nothing() -> None:
     assert backend.requests[0].left_out == LeftOut(1, 64)
 
 
-def test_the_line_stands_above_the_first_turn_that_is_read_and_in_no_export() -> None:
+def test_the_divider_is_above_the_first_turn_in_context_and_not_exported() -> None:
     turn = Turn("hi", Reply("ar", [("yes", False)]), n_ctx=512)
     html = turn_html(turn, live=False, last=True)
     assert html.startswith(
-        '<p class="left-out" role="note">Above this line: no longer read by the model; its context '
+        '<p class="left-out" role="note">The model no longer reads the turns above: its context '
         "of 512 tokens is full</p><article"
     )
     conversation = talk("one", "two")
@@ -172,7 +172,7 @@ def test_the_line_stands_above_the_first_turn_that_is_read_and_in_no_export() ->
     assert markdown(conversation) == whole
 
 
-def test_what_is_left_out_is_kept() -> None:
+def test_left_out_turns_are_saved() -> None:
     conversation = talk("one", "two")
     conversation.left_out = LeftOut(1, 512)
     reply = conversation.turns[1].reply

@@ -1,4 +1,4 @@
-"""Errors in the words of the page."""
+"""Error messages in the page's terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from app.page import model_panel
 
 
-def test_a_setting_is_called_as_its_field_is() -> None:
+def test_errors_call_a_setting_by_its_fields_label() -> None:
     error = ContextError(
         "200 tokens; lower {n_ctx} or use {kv_type} q8_0", settings=("n_ctx", "kv_type")
     )
@@ -28,7 +28,7 @@ def test_a_setting_is_called_as_its_field_is() -> None:
     assert str(error) == "200 tokens; lower n_ctx or use kv_type q8_0"
 
 
-def test_fields_and_flags_are_there() -> None:
+def test_the_labels_and_flags_in_messages_exist() -> None:
     async def make() -> set[str]:
         with gr.Blocks() as blocks:
             model_panel.ModelPanel(FakeBackend(), ModelSpec("m.gguf"))

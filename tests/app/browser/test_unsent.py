@@ -1,4 +1,4 @@
-"""What was written and not sent, while the page is loaded again or another chat is open."""
+"""Unsent messages, files and edits across reloads and chats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORM = ".turn form textarea"
 
 
 def begin_two_chats(chat: Chat) -> None:
-    """One about a cat, and in the window one about a dog."""
+    """Make a chat about a cat and, as the current one, a chat about a dog."""
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     new_chat(chat)
@@ -38,7 +38,7 @@ def edit(chat: Chat, text: str) -> None:
     chat.page.fill(FORM, text)
 
 
-def test_each_chat_has_what_was_being_written_in_it(chat: Chat) -> None:
+def test_each_chat_has_its_unsent_message(chat: Chat) -> None:
     begin_two_chats(chat)
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     wait_for_files(chat, "fox.txt 17 B")
@@ -54,7 +54,7 @@ def test_each_chat_has_what_was_being_written_in_it(chat: Chat) -> None:
     wait_for_box(chat, "another half")
 
 
-def test_an_edit_that_was_not_sent_is_there_when_its_chat_is_opened_again(chat: Chat) -> None:
+def test_an_unsent_edit_is_restored_when_its_chat_is_opened_again(chat: Chat) -> None:
     begin_two_chats(chat)
     edit(chat, "two dogs")
     chat.page.evaluate(DROP, {"kind": "drop", **FOX, "onto": FORM})
@@ -74,7 +74,7 @@ def test_an_edit_that_was_not_sent_is_there_when_its_chat_is_opened_again(chat: 
     assert chat.page.locator(FORM).count() == 0
 
 
-def test_an_edit_outlives_new_chat_and_a_page_that_is_loaded_again(chat: Chat) -> None:
+def test_an_unsent_edit_survives_new_chat_and_a_reload(chat: Chat) -> None:
     chat.ask("a cat")
     wait_for_titles(chat, "a cat")
     edit(chat, "two cats")
@@ -93,7 +93,7 @@ def test_an_edit_outlives_new_chat_and_a_page_that_is_loaded_again(chat: Chat) -
     assert chat.page.locator(FORM).count() == 0
 
 
-def test_what_was_written_in_a_new_chat_is_there_in_the_next_and_else_goes_along(
+def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(
     chat: Chat,
 ) -> None:
     begin_two_chats(chat)
@@ -109,9 +109,7 @@ def test_what_was_written_in_a_new_chat_is_there_in_the_next_and_else_goes_along
     wait_for_box(chat, "no, a cow")
 
 
-def test_files_and_an_edit_outlive_a_server_that_was_started_anew(
-    browser: Any, model: Path
-) -> None:
+def test_files_and_an_unsent_edit_survive_a_restarted_server(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)

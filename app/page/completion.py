@@ -1,4 +1,4 @@
-"""Markdown that is half written: shown as what it is about to be, so that it does not flicker."""
+"""Completes unfinished Markdown while a reply streams, so that the display does not flicker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 
-# A last line that may yet become anything: a bullet, a heading's underline, a fence.
+# A last line that may still become a bullet, a heading's underline, a fence and so on.
 _OPEN_LINE = re.compile(r"(?:^|(?<=\n))[ \t]*(?:[-=+*#>|`~]+|\d{1,9}[.)]?)[ \t]*\Z")
 _OPEN_TABLE = re.compile(r"(?:^|\n)(\|[^\n]*\|)[ \t]*\n[|:\- ]*\Z")
 _OPEN_LINK = re.compile(r"\[[^\[\]\n]*\]\([^()\s]*\Z")
@@ -17,8 +17,10 @@ _MARKERS = "*_~` "
 
 
 def completed(text: str) -> tuple[str, int]:
-    """The text with its last block made whole, as far as can be foreseen; where a table begins
-    that may not become one, or else the text's length."""
+    """The text with its last block completed, and the offset from which that is a guess.
+
+    The offset is that of an unfinished table, else the text's length.
+    """
     table = _OPEN_TABLE.search(text)
     if table is not None:
         n_cells = len(re.findall(r"(?<!\\)\|", table[1])) - 1
@@ -28,7 +30,7 @@ def completed(text: str) -> tuple[str, int]:
 
 
 def completed_inline(markdown: MarkdownIt, text: str, env: MutableMapping[str, Any]) -> str:
-    """The text of the last block, with an end to what is open in it: emphasis, code, a link."""
+    """The last block's text with open emphasis, code or link closed."""
     base = text.rstrip(_MARKERS)
     if not base or base.endswith("\\"):
         return text

@@ -1,14 +1,14 @@
-"""What the page keeps when it is loaded again, and when its server is started anew."""
+"""What the page restores after a reload, after a restart of the server, and in a new tab."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tests.app.browser.chat import Chat, free_port, served
+from tests.app.browser.chat import Chat, free_port, served, started
 
 
-def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Chat) -> None:
+def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
     chat.choose_method("Lookahead")
     chat.unfold("Parameters")
     chat.set("window", "5")
@@ -25,7 +25,7 @@ def test_a_page_that_is_loaded_again_has_its_conversation_and_settings(chat: Cha
     assert chat.page.is_visible(".welcome")
 
 
-def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat) -> None:
+def test_settings_and_unsent_text_are_saved_without_a_reply(chat: Chat) -> None:
     chat.page.uncheck("#colour input")
     chat.unfold("System prompt")
     chat.page.fill("#system textarea", "Be brief.")
@@ -40,16 +40,16 @@ def test_settings_and_what_is_being_written_are_kept_without_a_reply(chat: Chat)
     assert chat.page.locator(".text.markdown").count() == 1
 
 
-def test_a_reply_that_the_page_was_left_in_can_be_retried(chat: Chat) -> None:
+def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
     chat.begin_endless("a cat")
     chat.reload()
-    assert "this reply was not finished" in chat.last(".error")
+    assert "This reply is unfinished" in chat.last(".error")
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
     assert chat.retry().endswith(" · length limit")
 
 
-def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with(
+def test_a_reply_interrupted_by_a_reload_can_be_continued(
     chat: Chat,
 ) -> None:
     chat.never_end()
@@ -72,13 +72,13 @@ def test_what_there_was_of_a_reply_that_the_page_was_left_in_can_be_gone_on_with
     assert chat.page.locator(".turn .error").count() == 0
 
 
-def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) -> None:
+def test_a_chat_too_long_for_the_tab_is_read_from_the_store(chat: Chat) -> None:
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     said = "a cat" + " and a dog" * 6000
     chat.ask(said)
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
     chat.page.wait_for_function("sessionStorage.getItem('conversation') === null")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
     chat.reload()
     assert chat.last(".said") == said
     chat.ask("a fox", 2)
@@ -88,19 +88,19 @@ def test_a_conversation_too_long_for_the_tab_is_read_from_the_chats(chat: Chat) 
     chat.wait_for_reply(2)
 
 
-def test_a_conversation_too_long_for_the_browser_to_keep_says_so(chat: Chat) -> None:
-    chat.page.get_by_label("Keep chats in this browser").uncheck()
+def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
+    chat.page.get_by_label("Save chats in this browser").uncheck()
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     chat.ask("a cat" + " and a dog" * 6000)
-    assert "too long for the browser to keep" in chat.page.inner_text("#transcript .unkept")
+    assert "too long for the browser to save" in chat.page.inner_text("#transcript .unsaved")
     chat.page.evaluate("sessionStorage.removeItem('other')")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
     chat.ask("a dog")
-    assert not chat.page.is_visible("#transcript .unkept")
+    assert not chat.page.is_visible("#transcript .unsaved")
 
 
-def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, model: Path) -> None:
+def test_a_restarted_server_continues_the_pages_chat(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)
@@ -112,7 +112,79 @@ def test_a_server_that_was_started_anew_goes_on_with_the_page(browser: Any, mode
     chat.close()
 
 
-def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, model: Path) -> None:
+def test_text_on_the_screen_survives_a_killed_server(browser: Any, model: Path) -> None:
+    port = free_port()
+    flags = ("--no-browser", "--model", str(model), "--threads", "1", "--port", port)
+    with started("app", *flags) as (address, process):
+        chat = Chat(browser, address)
+        chat.never_end()
+        chat.page.evaluate(
+            """() => new MutationObserver(() => {
+              const text = document.querySelector(".live .text")?.textContent.trim();
+              if (text) localStorage.setItem("seen", text);
+            }).observe(document.querySelector("#transcript"),
+                       { subtree: true, childList: true, characterData: true })"""
+        )
+        chat.say("a cat")
+        chat.page.wait_for_function("localStorage.getItem('seen')?.length > 5")
+        process.kill()
+        process.wait()
+        chat.wait_for_streams()
+    with served(model, "--port", port):
+        chat.go_to(address)
+        chat.page.wait_for_selector(".turns:not(:has(.live)) .error:has-text('unfinished')")
+        seen = chat.page.evaluate("localStorage.getItem('seen')")
+        assert chat.last(".text").startswith(seen)
+        chat.reload()
+        assert chat.last(".text").startswith(seen)
+    chat.close()
+
+
+def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) -> None:
+    chat.choose_method("Lookahead")
+    chat.unfold("Parameters")
+    chat.set("window", "5")
+    chat.unfold("System prompt")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("store.fields()?.includes('Be brief.')")
+    other = Chat.within(chat.context, address)
+    other.page.wait_for_function("document.querySelector('#box textarea').value === ''")
+    other.ask("a cat")
+    assert other.last("code") == "lookahead:window=5"
+    other.unfold("System prompt")
+    assert other.page.input_value("#system textarea") == "Be brief."
+    assert other.last(".stats").endswith(" · length limit")  # of 60 tokens, as in the first tab
+    chat.page.once("dialog", lambda dialog: dialog.accept())
+    chat.page.get_by_label("Save chats in this browser").uncheck()
+    chat.page.wait_for_function("localStorage.getItem('speculation:fields') === null")
+    chat.page.fill("#system textarea", "Be long.")
+    chat.ask("a dog")
+    assert chat.page.evaluate("localStorage.getItem('speculation:fields')") is None
+    last = Chat.within(chat.context, address)
+    last.ask("a hen")
+    assert last.last("code") == "auto"
+
+
+def test_a_method_given_by_flag_overrides_the_one_last_used(browser: Any, model: Path) -> None:
+    port = free_port()
+    with served(model, "--port", port) as address:
+        chat = Chat(browser, address)
+        chat.choose_method("Lookahead")
+        chat.unfold("Parameters")
+        chat.set("window", "5")
+        chat.unfold("Sampling")
+        chat.set("Max tokens", "5")
+        chat.page.wait_for_function("store.fields()?.includes('max_tokens')")
+        chat.page.close()
+    with served(model, "--port", port, "--method", "lookahead:ngram=3"):
+        other = Chat.within(chat.context, address)
+        assert other.ask("a cat").endswith(" · length limit")
+        assert other.last("code") == "lookahead:ngram=3"
+    chat.close()
+
+
+def test_text_typed_while_the_server_is_down_is_restored(browser: Any, model: Path) -> None:
     port = free_port()
     with served(model, "--port", port) as address:
         chat = Chat(browser, address)
@@ -131,7 +203,7 @@ def test_what_is_typed_while_the_server_is_away_is_there_again(browser: Any, mod
     chat.close()
 
 
-def test_what_is_said_while_the_conversation_is_still_being_read_goes_on_with_it(
+def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(
     chat: Chat,
 ) -> None:
     chat.ask("a cat")

@@ -1,7 +1,7 @@
-"""A conversation as text and back, for the browser to keep with its tab.
+"""Conversations as JSON, which the browser saves, and back.
 
-Whatever comes back was in the hands of a browser, maybe since an older version: what cannot be read
-is no conversation.
+Data from the browser may be damaged or from an older version. What cannot be read counts as an
+empty conversation.
 """
 
 from __future__ import annotations
@@ -18,40 +18,57 @@ from app.worker.messages import Done, LoadedModel, ModelSpec
 
 log = logging.getLogger(__name__)
 
-LEFT = "this reply was not finished: the page was left, or the server ended"
+UNFINISHED = "This reply is unfinished: the page was closed or the server stopped."
 
 
 def to_text(conversation: Conversation) -> str:
-    """The turns as JSON; nothing where there are none."""
+    """The turns as JSON; empty if there are none."""
     if not conversation.turns:
         return ""
     return json.dumps(conversation.turns, default=_fields, ensure_ascii=False)
 
 
+def tail_to_text(conversation: Conversation, start: int) -> str:
+    """The last reply as JSON with only its tokens from ``start`` on; empty if there is no reply.
+
+    tab.js merges it into an earlier result of ``to_text``. The cost grows with the new tokens only.
+    """
+    turns = conversation.turns
+    if not turns or turns[-1].reply is None:
+        return ""
+    reply = turns[-1].reply
+    tail = {
+        "turn": len(turns) - 1,
+        "start": start,
+        "reply": {**_fields(reply), "pieces": reply.pieces[start:]},
+    }
+    return json.dumps(tail, default=_fields, ensure_ascii=False)
+
+
 def _fields(data: Any) -> dict[str, Any]:
-    """Of a dataclass; ``asdict`` would copy every piece of every reply, which takes a while."""
+    """A dataclass as a dict. ``asdict`` would copy every token of every reply, which is slow."""
     return {field.name: getattr(data, field.name) for field in fields(data)}
 
 
 def from_text(text: str | None) -> Conversation:
-    """What ``to_text`` was given; a turn that had no finished reply says so."""
+    """The conversation that ``to_text`` was given. Unfinished replies get an error that says so."""
     conversation = Conversation()
     try:
         turns = [_turn(turn) for turn in json.loads(text or "[]")]
         for turn in turns:
-            stats_line(turn.reply or Reply(""))  # which its numbers must be good for
+            stats_line(turn.reply or Reply(""))  # raises if its numbers are invalid
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("what the browser kept cannot be read and is left: %s", error)
+        log.warning("ignoring an unreadable conversation from the browser: %s", error)
     else:
         conversation.turns += turns
     return conversation
 
 
 def _turn(data: Mapping[str, Any]) -> Turn:
-    kept = data["reply"] or data.get("before")
-    reply = _reply(kept) if kept else Reply("")
+    saved = data["reply"] or data.get("before")
+    reply = _reply(saved) if saved else Reply("")
     if reply.done is None and not reply.error:
-        reply.notice, reply.error = "", LEFT
+        reply.notice, reply.error = "", UNFINISHED
     files = read_files(data.get("files", ()))
     return Turn(str(data["user"]), reply, n_ctx=int(data.get("n_ctx", 0)), files=files)
 
@@ -61,8 +78,8 @@ def _reply(data: Mapping[str, Any]) -> Reply:
     done = _done(data["done"]) if data["done"] else None
     plain = PlainRun(**data["plain"]) if data["plain"] else None
     opening = str(data.get("opening", ""))
-    told = data.get("thinking")
-    thinking = None if told is None else bool(told)
+    thinking = data.get("thinking")
+    thinking = None if thinking is None else bool(thinking)
     return Reply(
         str(data["method"]),
         pieces,

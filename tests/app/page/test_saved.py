@@ -1,13 +1,15 @@
-"""What the browser keeps of a conversation, and what becomes of it."""
+"""Conversations saved as JSON, and read back."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
-from app.page.conversation import Conversation, PlainRun, stats_line
-from app.page.keep import LEFT, from_text, to_text
+from app.page.conversation import Conversation, PlainRun, Settings, stats_line
+from app.page.saved import UNFINISHED, from_text, to_text
+from app.page.session import Session
 from app.worker.messages import Failed, ModelSpec, Text
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
 
@@ -26,21 +28,21 @@ def test_a_conversation_comes_back_as_it_was() -> None:
     assert from_text(to_text(conversation)).turns == turns
 
 
-def test_nothing_is_kept_of_an_empty_conversation() -> None:
+def test_an_empty_conversation_saves_as_empty_text() -> None:
     assert to_text(Conversation()) == ""
     assert from_text("").turns == from_text(None).turns == []
 
 
-def test_a_reply_that_was_not_finished_says_so() -> None:
+def test_an_unfinished_reply_says_so() -> None:
     conversation = talk("one")
     conversation.ask("two")
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
-    assert (reply.method, reply.text, reply.error) == ("", "", LEFT)
+    assert (reply.method, reply.text, reply.error) == ("", "", UNFINISHED)
     run(conversation, FakeBackend([Text((("ha", True),))]))
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
-    assert (reply.text, reply.error) == ("ha", LEFT)
+    assert (reply.text, reply.error) == ("ha", UNFINISHED)
 
 
 def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
@@ -55,6 +57,29 @@ def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
     assert "plain" not in stats_line(reply)
 
 
+def test_the_tail_of_a_reply_has_the_tokens_since_the_last_full_save() -> None:
+    tab = Session(talk("one"))
+    tab.conversation.ask("two")
+    assert (tab.saved(), tab.tail()) == (to_text(tab.conversation), "")
+    events = [Text((("a", True),)), Text((("b", False),)), Text((("c", True),))]
+    tails = []
+    times = iter([0, 1, 1, 2, 2, *range(3, 99)])  # an update for each text
+    backend = FakeBackend([*events, DONE])
+    answer = tab.conversation.answer(backend, Settings(), "tab", clock=lambda: next(times))
+    for n, _ in enumerate(answer):
+        if n == 2:
+            tab.saved()
+        tails.append(json.loads(tab.tail()))
+    assert {tail["turn"] for tail in tails} == {1}
+    assert [(tail["start"], tail["reply"]["pieces"]) for tail in tails[:4]] == [
+        (0, []),
+        (0, [["a", True]]),
+        (2, []),
+        (2, [["c", True]]),
+    ]
+    assert tails[0]["reply"].keys() == json.loads(to_text(tab.conversation))[1]["reply"].keys()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -66,10 +91,10 @@ def test_a_comparison_of_an_older_version_is_read_without_its_ratio() -> None:
         "[4]",
     ],
 )
-def test_what_cannot_be_read_is_no_conversation(text: str) -> None:
+def test_unreadable_data_is_an_empty_conversation(text: str) -> None:
     assert from_text(text).turns == []
 
 
-def test_numbers_that_are_none_are_no_conversation() -> None:
+def test_invalid_numbers_are_an_empty_conversation() -> None:
     text = to_text(talk("one"))
     assert from_text(text.replace('"n_tokens": 84', '"n_tokens": "84"')).turns == []

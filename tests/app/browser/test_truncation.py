@@ -1,4 +1,4 @@
-"""A conversation that outgrows the context."""
+"""A chat that outgrows the context, in the browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def small(model: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_reads(
+def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_context(
     browser: Any, small: str
 ) -> None:
     chat = Chat(browser, small)
@@ -37,7 +37,7 @@ def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_
     chat.page.evaluate("document.querySelectorAll('.turn')[3].isOld = true")
     assert chat.ask("f" * 39, 5).endswith(" · context 93 / 256 · 3 turns left out")
     assert line.inner_text() == (
-        "Above this line: no longer read by the model; its context of 256 tokens is full"
+        "The model no longer reads the turns above: its context of 256 tokens is full"
     )
     assert chat.page.locator(".turns > :has(.left-out)").get_attribute("data-index") == "3"
     is_old = "document.querySelectorAll('.turn')[3].isOld === true"
@@ -59,7 +59,7 @@ def test_a_chat_goes_on_when_the_context_is_full_and_shows_from_where_the_model_
     chat.close()
 
 
-def test_a_chat_stops_at_a_full_context_where_that_is_chosen(browser: Any, small: str) -> None:
+def test_a_chat_stops_at_a_full_context_if_set_to(browser: Any, small: str) -> None:
     chat = Chat(browser, small)
     chat.unfold("Sampling")
     chat.page.click("#leave-out label:has-text('stop')")
@@ -78,7 +78,7 @@ def test_a_chat_stops_at_a_full_context_where_that_is_chosen(browser: Any, small
     chat.close()
 
 
-def test_a_reply_that_fills_the_context_can_be_gone_on_with(browser: Any, small: str) -> None:
+def test_a_reply_that_fills_the_context_can_be_continued(browser: Any, small: str) -> None:
     chat = Chat(browser, small)
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")

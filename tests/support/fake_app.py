@@ -1,0 +1,39 @@
+"""The page on a fake backend, whose replies take the time it says: ``python -m`` this module."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from app.page import ui
+from app.page.guard import LARGEST_BODY, Guard
+from app.worker.messages import ChatRequest, Event, ModelSpec, Text
+from tests.support.fake_backend import DONE, FakeBackend
+
+
+class TwiceAsFast(FakeBackend):
+    """Every reply has 84 tokens; the method ``guess`` takes a second, plain decoding two."""
+
+    def reply(self, request: ChatRequest) -> Iterator[Event]:
+        seconds = 2.0 if request.method == "ar" else 1.0
+        yield Text((("yes ", False), ("indeed", True)))
+        yield dataclasses.replace(DONE, method=request.method, decode_seconds=seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--largest-body", type=int, default=LARGEST_BODY)
+    flags = parser.parse_args()
+    ui.Guard = partial(Guard, largest=flags.largest_body)  # type: ignore[misc,assignment]
+    page = ui.build(TwiceAsFast(), ModelSpec("m.gguf"), "guess")
+    url = ui.launch(page, "127.0.0.1", prevent_thread_lock=True)
+    print(url, flush=True)
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
