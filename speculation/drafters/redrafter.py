@@ -1,9 +1,9 @@
-"""ReDrafter: a recurrent head searches for the likeliest beams after the target's last state.
+"""ReDrafter: a recurrent head runs a beam search from the target's last hidden state.
 
-Cheng et al. 2024, arXiv 2403.09919. Beams that begin alike are verified once: in a tree they are
-one path. Where somebody selects among the drafts (the budget has a least path probability), beams
-are no longer than they are worth, and what fell out of the search stays as a branch. In the first
-step of a text nothing is drafted, as with Medusa: the state is missing.
+Cheng et al. 2024, arXiv 2403.09919. The tree merges common prefixes of beams, so they are verified
+once. If the drafts are selected afterwards (the budget has a minimum path probability), a beam ends
+where it is no longer worth its cost, and candidates dropped by the search stay as branches. Drafts
+nothing in a text's first step, see ``last_state``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
     add_to_tree,
-    below,
     best_nodes,
     grow,
-    likeliest,
-    named,
     top_beams,
+    top_children,
+    top_tokens,
+    with_target_ids,
 )
 from speculation.heads.redrafter import RecurrentHead
 from speculation.ranges import check_ranges
@@ -36,10 +36,10 @@ MAX_NODES = 255
 
 @dataclass(frozen=True)
 class ReDrafterParams:
-    """How far and how broadly the head searches.
+    """The size of the beam search.
 
-    beams   paths kept from level to level, and tokens looked at below each
-    length  tokens of a beam
+    beams   paths kept per level, and candidates below each
+    length  tokens in a beam
     """
 
     beams: int = 4
@@ -50,12 +50,12 @@ class ReDrafterParams:
         if self.beams * self.length > MAX_NODES:
             raise InvalidParameter(
                 f"{self.beams} beams of {self.length} tokens may be {self.beams * self.length} "
-                f"nodes; give {MAX_NODES} at most"
+                f"nodes; the limit is {MAX_NODES}"
             )
 
 
 class ReDrafter(Drafter):
-    """Beams after the state of the last accepted token."""
+    """Drafts the beams found from the state of the last accepted token."""
 
     def __init__(
         self,
@@ -65,35 +65,35 @@ class ReDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``estimates`` may be shared with the texts before.
+        """``estimates`` may be shared with earlier texts.
 
-        ``target_seconds`` is what a step of the target costs: under a least path
-        probability, drafting goes on only while it is worth its own time.
+        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
+        minimum path probability, drafting stops when it is no longer worth its time.
         """
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
-        self._top = named(likeliest, head.tokens)
+        self._top = with_target_ids(top_tokens, head.tokens)
         self._confidence = Confidence(estimates)
         self._time = LevelTime(target_seconds)
         self._state = LastState()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
-        self._state.forget()
+        self._state.reset()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        hidden = self._state.before(tokens)
-        self._confidence.note(())
+        hidden = self._state.get(tokens)
+        self._confidence.set_candidates(())
         if hidden is None:
-            return  # the first step of a text, or steps went by unseen
+            return  # the first step of a text, or plain steps in between
         params, start = self.params, perf_counter()
         nodes = grow(
-            below(
+            top_children(
                 self._top,
                 params.beams,
-                self._time.least_path_prob(budget),
-                self._confidence.holds,
+                self._time.min_path_prob(budget),
+                self._confidence.acceptance_prob,
             ),
             self._head.level,
             self._head.root(hidden, tokens[-1]),
@@ -105,13 +105,13 @@ class ReDrafter(Drafter):
             chosen = best_nodes(nodes, budget.room(tree))
         else:
             chosen = top_beams(nodes, params.beams)
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
-        self._confidence.note(nodes)
-        self._time.took(perf_counter() - start, nodes)
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
+        self._confidence.set_candidates(nodes)
+        self._time.record(perf_counter() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
-        self._state.see(step)
+        self._state.observe(step)
 
 
 def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:

@@ -245,14 +245,14 @@ def test_estimates_learn_from_the_token_that_came() -> None:
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="choices go 5 deep and there are 4 heads"):
+    with pytest.raises(InvalidParameter, match="choices go 5 deep, but there are only 4 heads"):
         Medusa(MedusaParams(choices="0.0.0.0.0"), FakeHeads())
 
 
 def test_medusa_is_written_like_every_method_and_says_when_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
     assert str(parse_method("medusa:verify=typical")) == "medusa:verify=typical-lossy"
-    with pytest.raises(InvalidParameter, match="choices and nodes are both given"):
+    with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
         parse_method("medusa:verify=rejection")

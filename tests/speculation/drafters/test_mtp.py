@@ -132,7 +132,7 @@ def test_without_its_layers_a_model_is_as_any_other(tmp_path: Path) -> None:
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     with Engine.load(path, EXACT, mtp=False) as engine:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
-        with pytest.raises(InvalidParameter, match="method mtp needs a model with layers of its"):
+        with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
             engine.generate(PROMPT, method="mtp").run()
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
     with Engine.load(missing, EXACT) as engine:  # whose metadata speak of one

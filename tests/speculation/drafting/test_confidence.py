@@ -24,7 +24,7 @@ def after(*came: int) -> list[float]:
     Only the last token is the bonus; all before it were decoded, in a tree that others grew too.
     """
     confidence = Confidence(Estimates((0.5,) * 10))
-    confidence.note(NODES)
+    confidence.set_candidates(NODES)
     tree = TokenTree(1)
     tree.add(0, 9)  # another drafter's, and the policy took the others' numbers
     path = [0]
@@ -34,7 +34,7 @@ def after(*came: int) -> list[float]:
     confidence.learn(Step(tree, output, path, came[-1]))
     # What is learnt of one kind moves the others a little: shared evidence, taken out here.
     shared = confidence.estimates.of(0)
-    return [confidence.holds(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
+    return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
 
 
 def test_what_came_is_compared_with_the_first_choice_of_each_level() -> None:
