@@ -100,9 +100,9 @@ class NgramIndex:
             return length
         if text[position - longest : position] == text[end - longest : end]:
             return longest
-        here, there = position - length, end - length
-        while here >= 8 and text[here - 8 : here] == text[there - 8 : there]:
-            here, there = here - 8, there - 8
-        while text[here - 1] == text[there - 1]:
-            here, there = here - 1, there - 1
-        return position - here
+        start, suffix = position - length, end - length
+        while start >= 8 and text[start - 8 : start] == text[suffix - 8 : suffix]:
+            start, suffix = start - 8, suffix - 8
+        while text[start - 1] == text[suffix - 1]:
+            start, suffix = start - 1, suffix - 1
+        return position - start
