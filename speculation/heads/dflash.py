@@ -19,7 +19,7 @@ import numpy as np
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from batching.llama.private_api import check_taps, internal
+from batching.llama.private_api import check_layer_inputs, internal
 from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens
@@ -38,7 +38,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     out what goes into the model's layers.
     """
     block = dflash_file.check_dflash(gguf, model)
-    check_taps(model, block.layers)
+    check_layer_inputs(model, block.layers)
     if block.says_more:
         internal("llama_set_embeddings_nextn")
         internal("llama_get_embeddings_nextn")

@@ -16,7 +16,7 @@ from batching.errors import InvalidParameter, SpeculationError
 from batching.gguf.reader import GGUFFile, fingerprint
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import check_taps
+from batching.llama.private_api import check_layer_inputs
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.engine import Engine
@@ -292,7 +292,7 @@ def _check_layers(model: Model, layers: Sequence[int]) -> None:
                 f"--layers has {layer}; the model has {model.n_layer} layers, give numbers from 0 "
                 f"to {model.n_layer - 1}"
             )
-    check_taps(model, layers)
+    check_layer_inputs(model, layers)
 
 
 def _collect(
