@@ -22,7 +22,7 @@ from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from speculation.engine import DEFAULT_METHOD
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED, default_model
-from speculation.system.console import print_anything
+from speculation.system.console import replace_unencodable
 
 
 def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -101,7 +101,7 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    print_anything()
+    replace_unencodable()
     flags = parse_flags(arguments)
     _check_host(flags.host)
     spec = ModelSpec(

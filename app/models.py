@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 from batching.errors import SpeculationError
 from speculation.conversion import model_file
-from speculation.registry import ModelEntry, default_model, is_here, read_registry
-from speculation.system.console import print_anything
+from speculation.registry import ModelEntry, default_model, is_local, read_registry
+from speculation.system.console import replace_unencodable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """List the models, or fetch those named; return the exit code."""
-    print_anything()
+    replace_unencodable()
     parser = argparse.ArgumentParser(
         prog="speculation models",
         description="Lists the models of models.txt, or fetches some of them.",
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(entries: Iterable[ModelEntry], default: str) -> str:
     """A line for each: its name, ``default``, ``here`` or nothing, and its description."""
     rows = [
-        (e.name, "default" if e.name == default else "here" if is_here(e) else "", e.description)
+        (e.name, "default" if e.name == default else "here" if is_local(e) else "", e.description)
         for e in entries
     ]
     width = max((len(name) for name, _, _ in rows), default=0)

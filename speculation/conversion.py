@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batching.errors import SpeculationError
 from batching.llama.quantize import quantize
-from speculation.registry import BarMaker, conversion_of, resolve
+from speculation.registry import BarMaker, pending_conversion, resolve
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def model_file(
 
     A conversion that fails is a warning, and the file is used as it came. Raises as ``resolve``.
     """
-    todo = conversion_of(name_or_path)
+    todo = pending_conversion(name_or_path)
     if todo is not None:
         try:
             quantize(todo.source, todo.target, todo.file_type)

@@ -13,8 +13,6 @@ from speculation.engine import Engine
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
-MARKED = {"app/browser": "browser", "speculation/train": "train"}  # folders
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
@@ -25,16 +23,19 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if not config.args or any(Path(arg.split("::")[0]).is_dir() for arg in config.args):
         option.numprocesses = "auto"
-        option.dist = "loadfile"
-        option.loadscopereorder = False  # the tests in the browser, which take longest, come first
+        option.dist = "worksteal"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
-        if folder in MARKED:
-            item.add_marker(MARKED[folder])
+        if item.path.is_relative_to(Path(__file__).parent / "app" / "browser"):
+            item.add_marker("browser")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("train") is not None:
+        pytest.importorskip("torch").set_num_threads(1)  # other tests run beside it
 
 
 @pytest.fixture(scope="session", autouse=True)

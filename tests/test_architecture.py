@@ -1,4 +1,4 @@
-"""The house has one direction: app -> speculation -> batching -> llama_cpp."""
+"""Imports go one way: app -> speculation -> batching -> llama_cpp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = {"app", "speculation", "batching", "llama_cpp", "tests", "tools"}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Names of the modules that a file imports, inside functions too."""
+    """Names of the modules that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -31,21 +31,21 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_rooms_below_it(room: str) -> None:
-    for path in (ROOT / room).rglob("*.py"):
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_packages_below_it(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
         for module in imported(path):
             top = module.split(".")[0]
-            assert top not in OURS or top in MAY_IMPORT[room], f"{path.name} imports {module}"
+            assert top not in OURS or top in MAY_IMPORT[package], f"{path.name} imports {module}"
 
 
-def test_methods_know_nothing_of_each_other() -> None:
+def test_methods_do_not_import_each_other() -> None:
     for path in (ROOT / "speculation" / "drafters").glob("*.py"):
         for module in imported(path):
             assert not module.startswith("speculation.drafters"), f"{path.name} imports {module}"
 
 
-def test_trees_rows_and_the_cache_do_without_llama_cpp() -> None:
+def test_trees_rows_and_the_cache_do_not_need_llama_cpp() -> None:
     pure = ("tree", "rows", "target", "cache", "errors")
     for name in pure:
         for module in imported(ROOT / "batching" / f"{name}.py"):
@@ -53,7 +53,7 @@ def test_trees_rows_and_the_cache_do_without_llama_cpp() -> None:
                 assert module in {f"batching.{other}" for other in pure}, f"{name}: {module}"
 
 
-def test_only_the_edge_imports_llama_cpp_and_files_do_without_the_edge() -> None:
+def test_only_batching_llama_imports_llama_cpp_and_gguf_does_not_need_it() -> None:
     edge = ROOT / "batching" / "llama"
     for path in (ROOT / "batching").rglob("*.py"):
         if edge in path.parents:
@@ -65,10 +65,10 @@ def test_only_the_edge_imports_llama_cpp_and_files_do_without_the_edge() -> None
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
-def test_numpy_gets_one_thread_unless_the_user_says_otherwise(
+def test_numpy_gets_one_thread_unless_the_user_sets_another_number(
     given: str | None, expected: str
 ) -> None:
-    """Two would fight llama.cpp's for the cores."""
+    """More would compete with llama.cpp's threads for the cores."""
     env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
     if given is not None:
         env["OPENBLAS_NUM_THREADS"] = given

@@ -1,4 +1,4 @@
-"""README and docs name only what exists."""
+"""README and docs refer only to what exists."""
 
 from __future__ import annotations
 

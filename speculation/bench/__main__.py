@@ -1,4 +1,4 @@
-"""The benchmark from flags to exit code: load, warm up, measure, report."""
+"""``python -m speculation.bench``: loads the model, warms up, measures and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine, Generation
 from speculation.registry import heads_for, resolve
-from speculation.system.console import print_anything, worded
+from speculation.system.console import replace_unencodable, worded
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 COMPARE = "tools.compare"
@@ -39,7 +39,7 @@ COMPARE = "tools.compare"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse_options(arguments)
     if options.list_methods:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.compare_llama_cpp is not None:
             return _compare(arguments)
         return _bench(options, command_line(arguments))
-    except BrokenPipeError:  # nobody reads on; nor is Python to flush the rest at its end
+    except BrokenPipeError:  # the reader has gone; keep Python from flushing at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (SpeculationError, OSError) as error:
@@ -60,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(arguments: Sequence[str]) -> int:
-    """Hand over to ``tools.compare``, which comes with a checkout and not with the package."""
+    """Run ``tools.compare``, which is in the repository but not in the package."""
     try:
         found = find_spec(COMPARE)
     except ModuleNotFoundError:
         found = None
     if found is None:
         raise InvalidParameter(
-            "--compare-llama-cpp needs the project's tools, which are not installed; "
+            "--compare-llama-cpp needs the project's tools, which the package does not include; "
             "run it from a checkout of the repository"
         )
     return subprocess.call([sys.executable, "-m", COMPARE, *arguments])
@@ -83,7 +83,7 @@ def _bench(options: Options, command: str) -> int:
     if options.json is not None:
         check_writable(options.json)
         earlier = read_earlier(options.json, resume=options.resume)
-    if earlier is not None and options.flash_attn == "auto":  # measured then; now it may differ
+    if earlier is not None and options.flash_attn == "auto":  # keep what auto chose at the time
         chosen = earlier.settings.get("flash_attn", "auto")
         params = dataclasses.replace(params, flash_attn=chosen)
     print(f"loading {options.model}", file=sys.stderr)
@@ -104,22 +104,22 @@ def _bench(options: Options, command: str) -> int:
         notes = suite.notes(engine, plan)
         print("\n".join([_heading(engine, suite.what(prompts, plan)), *notes]), flush=True)
         if results.complete:
-            print(f"nothing is left to measure in {options.json}", file=sys.stderr)
+            print(f"{options.json} is complete; nothing is left to measure", file=sys.stderr)
             return _show(engine, options, results, notes, command)
         suite.warm_up(engine, prompts, plan)
         code = OK
         try:
             _measure(engine, prompts, plan, options, results)
         except KeyboardInterrupt:
-            print("interrupted; what follows is what was done by then", file=sys.stderr)
+            print("interrupted; results so far:", file=sys.stderr)
             code = INTERRUPTED
-        finally:  # whatever ended it, what was measured is not lost
+        finally:  # show the results even after an error
             code = _show(engine, options, results, notes, command) or code
     return code
 
 
 def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]) -> Results:
-    """Results with nothing in them yet."""
+    """Empty results, with the model, the device and the settings."""
     return Results(
         model=describe_model(engine.model, None if engine.draft is None else engine.draft.model),
         device=describe_device(engine),
@@ -131,10 +131,10 @@ def _begin(engine: Engine, options: Options, plan: Plan, prompts: Sequence[Promp
 def _measure(
     engine: Engine, prompts: Sequence[Prompt], plan: Plan, options: Options, results: Results
 ) -> None:
-    """Fill ``results`` as they come, and keep the file of ``--json`` up with them."""
+    """Add measurements to ``results`` and update the ``--json`` file after each round."""
     suite = options.suite
     file = JsonFile(options.json) if options.json is not None else None
-    results.skipped.clear()  # they are found again
+    results.skipped.clear()  # measuring reports them again
     n_all = suite.n_measurements(engine, prompts, plan)
     with Progress(n_all, len(results.curves), results.runs) as progress:
 
@@ -147,8 +147,8 @@ def _measure(
             for item in suite.measure(engine, prompts, plan, results, on_run):
                 results.add(item)
                 if isinstance(item, Skipped):
-                    left_out = plan.repeat * len(plan.methods)
-                    progress.leave_out(left_out, f"{item.prompt_id} is skipped: {item.reason}")
+                    n_skipped = plan.repeat * len(plan.methods)
+                    progress.skip(n_skipped, f"{item.prompt_id} is skipped: {item.reason}")
                 elif isinstance(item, Curve):
                     progress.advance(f"n_past {item.n_past}")
                 if file is not None:
@@ -162,17 +162,17 @@ def _measure(
 def _show(
     engine: Engine, options: Options, results: Results, notes: Sequence[str], command: str
 ) -> int:
-    """Print the tables and write the report, of whatever there is; the exit code."""
-    kept = options.json is not None and options.json.exists()
+    """Print the tables and write the report for the results so far; return the exit code."""
+    is_saved = options.json is not None and options.json.exists()
     try:
         differing = differences(results.runs, engine.model.piece) if results.runs else ""
         try:
             for text in _tables(options, results, differing):
                 print(text)
-            if kept:
+            if is_saved:
                 print(f"written to {options.json}")
             sys.stdout.flush()
-        finally:  # also where nobody reads the tables to their end
+        finally:  # also after a broken pipe
             if options.report is not None and (results.runs or results.curves):
                 page = write_report(
                     options.report,
@@ -182,12 +182,12 @@ def _show(
                     notes=notes,
                     command=command,
                 )
-                print(f"report in {page}")
+                print(f"report written to {page}")
     except KeyboardInterrupt:
-        where = "--json FILE would have kept them"
-        if kept:
-            where = f"{options.json} holds them: the same command with --resume shows them"
-        print(f"interrupted while the results were shown; {where}", file=sys.stderr)
+        where = "use --json FILE to save them"
+        if is_saved:
+            where = f"they are saved in {options.json}; add --resume to show them again"
+        print(f"interrupted while showing the results; {where}", file=sys.stderr)
         return INTERRUPTED
     return OK
 
@@ -217,7 +217,7 @@ def _heading(engine: Engine, what: str) -> str:
 def _settings(
     engine: Engine, options: Options, plan: Plan, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """What was asked for and, where that leaves a choice, what was chosen."""
+    """The settings for the JSON: the flags, with automatic choices resolved."""
     context = engine.context
     heads = [resolve(name) for name in heads_for(options.model, options.heads)]
     return {
@@ -248,7 +248,7 @@ def _settings(
 
 
 def _prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """Tells whether the prompts are word for word the same: 16 digits of their SHA-256."""
+    """The first 16 hex digits of the prompts' SHA-256."""
     text = json.dumps([dataclasses.astuple(prompt) for prompt in prompts])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

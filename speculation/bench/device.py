@@ -1,4 +1,4 @@
-"""What the figures were measured on: machine, library, model. Nothing personal, no folders."""
+"""Describes the machine, the library and the model for the JSON. No personal data, no folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe_device(engine: Engine) -> dict[str, Any]:
 
 
 def describe_model(model: Model, draft: Model | None = None) -> dict[str, Any]:
-    """The model by its file's name, and which draft model goes with it, for the JSON."""
+    """The model, and the draft model's fingerprint, for the JSON."""
     return {
         "file": model.path.name,
         "name": model.metadata("general.name"),

@@ -1,7 +1,7 @@
-"""--report: one HTML page with figures, tables and what they were measured on.
+"""--report: writes an HTML page with figures, tables, and details of the machine and settings.
 
-Everything is in the page itself: no script, no font, no address is asked for when it is opened. The
-figures lie beside it as SVG, too.
+The page is self-contained: no scripts, no fonts, no network access. The figures are also written as
+separate SVG files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ pre { background: #fff; border: 1px solid #dfe2e6; border-radius: .6rem; padding
 
 
 def check_folder(folder: Path) -> None:
-    """Find out before the hours of measuring whether ``folder`` can be had. InvalidParameter."""
+    """Check before measuring that ``folder`` can be created. Raises InvalidParameter."""
     if folder.exists() and not folder.is_dir():
         raise InvalidParameter(f"cannot write --report {folder}: it is a file; give a folder")
 
@@ -77,7 +77,7 @@ def write_report(
 ) -> Path:
     """Write ``index.html`` and the figures into ``folder``; return the page's path.
 
-    ``differences`` is what is printed of texts that differ, ``notes`` what the suite says.
+    ``differences`` is the report of differing texts, ``notes`` are the suite's notes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
@@ -96,13 +96,13 @@ def write_report(
         f"<p class=lead>{escape(str(results.model['description']))} · "
         f"{escape(', '.join(results.device['devices']))} · "
         f"{counted(results.device['threads'], 'thread')} · {escape(_when(results.started))}"
-        f"{'' if results.complete else ' · unfinished: what was measured so far'}</p>",
+        f"{'' if results.complete else ' · unfinished: results so far'}</p>",
         *(f"<p class=note>{escape(note)}</p>" for note in notes),
         _cards(rows),
         "<h2>Figures</h2>",
         *pictures,
         *(["<h2>Choices</h2>", *chosen] if chosen else []),
-        *(["<h2>Accepted in a row</h2>", *accepted] if accepted else []),
+        *(["<h2>Acceptance by position</h2>", *accepted] if accepted else []),
         "<h2>Tables</h2>",
         *tables,
         *(["<h2>Texts</h2>", f"<pre>{escape(differences)}</pre>"] if differences else []),
@@ -119,7 +119,7 @@ def write_report(
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as it was given, files by their names: folders are nobody's business."""
+    """The command as it was given, with paths reduced to file names for privacy."""
     shown = []
     before = ""
     for argument in arguments:
@@ -154,7 +154,7 @@ def _cards(rows: Sequence[Row]) -> str:
 
 
 def _figure(name: str, caption: str, picture: str) -> str:
-    """The SVG as an image of its own, so that the ids of one do not meet those of another."""
+    """The SVG as an embedded image, so that the ids of two figures cannot clash."""
     data = base64.b64encode(picture.encode("utf-8")).decode("ascii")
     return (
         f'<figure id="{escape(name)}"><img alt="{escape(caption)}" '

@@ -1,9 +1,9 @@
-"""The JSON that ``--json`` keeps: all that was measured, and on what. One run a line.
+"""Reads and writes the ``--json`` file: all measurements and their settings, one run per line.
 
-The file is whole at every moment: a new one is written beside it and takes its name. So a benchmark
-that is killed loses the round that was running and nothing else, and ``--resume`` reads the very
-file that everyone else reads. Keys beyond the obvious: a run's ``tokens`` are token ids,
-``n_tokens`` is their number; ``complete`` says that nothing was left to measure.
+Each update writes a new file and renames it, so the file is valid JSON at all times: a benchmark
+that is killed loses only the round in progress, and ``--resume`` continues from the file. Less
+obvious keys: a run's ``tokens`` are token ids and ``n_tokens`` is their number; ``complete`` is
+true once everything is measured.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import Row, summarise
 from speculation.system.files import obstacle
 
-_WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between tries
+_WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between attempts
 
 
 def check_writable(path: Path) -> None:
-    """Find out before the hours of measuring, not after. Raises InvalidParameter."""
+    """Check before measuring that the file can be written. Raises InvalidParameter."""
     reason = obstacle(path)
     if reason:
         raise InvalidParameter(
@@ -35,30 +35,27 @@ def check_writable(path: Path) -> None:
 
 
 class JsonFile:
-    """The file of ``--json``, renewed as results come."""
+    """The ``--json`` file, rewritten as results come in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._runs: list[str] = []  # lines made already, so that renewing costs little
+        self._runs: list[str] = []  # runs already encoded, so that rewriting is cheap
 
     def write(self, results: Results, *, summary: bool = True) -> None:
-        """Put ``results`` in the file's place; the summary may wait until the measuring ends.
-
-        Whoever opens the file meanwhile finds the old or the new one, never half of one.
-        """
+        """Replace the file atomically with ``results``, with or without the summary."""
         for run in results.runs[len(self._runs) :]:
             self._runs.append(json.dumps(run_fields(run)))
-        path = self.path.resolve()  # where it is a link, what it points to is replaced
+        path = self.path.resolve()  # replace what a link points to, not the link
         new = path.with_name(path.name + ".new")
         with new.open("w", encoding="utf-8") as file:
             file.write(_text(results, self._runs, summarise(results.runs) if summary else []))
             file.flush()
             os.fsync(file.fileno())
-        _put(new, path)
+        _replace(new, path)
 
 
 def run_fields(run: Run) -> dict[str, Any]:
-    """A run as it stands in the JSON."""
+    """The JSON fields of a run."""
     fields = dataclasses.asdict(run)
     difference = fields.pop("first_difference")
     return {
@@ -70,7 +67,7 @@ def run_fields(run: Run) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Results:
-    """What a file of ``--json`` holds. Raises InvalidParameter where it is none."""
+    """The results in a ``--json`` file. Raises InvalidParameter if it cannot be read as one."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return Results(
@@ -86,8 +83,8 @@ def read_json(path: Path) -> Results:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidParameter(
-            f"cannot read results from {path}: {reason}; give a file that --json wrote, "
-            f"in this version of the program"
+            f"cannot read results from {path}: {reason}; give a file that this version of the "
+            f"program wrote with --json"
         ) from error
 
 
@@ -96,7 +93,7 @@ def _run(fields: Mapping[str, Any]) -> Run:
     values = {name: value for name, value in fields.items() if name in known}
     if values["first_difference"] is not None:
         values["first_difference"] = Difference(**values["first_difference"])
-    for name in ("rows_histogram", "tokens_histogram"):  # JSON has no numbers as keys
+    for name in ("rows_histogram", "tokens_histogram"):  # JSON keys are strings
         values[name] = {int(key): count for key, count in values[name].items()}
     return Run(**values)
 
@@ -116,9 +113,9 @@ def _text(results: Results, runs: Sequence[str], summary: Sequence[Row]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _put(new: Path, path: Path) -> None:
-    """Have ``new`` take the place of ``path``. On Windows, who reads either holds it up: an editor,
-    or a virus scanner for a moment after it was written."""
+def _replace(new: Path, path: Path) -> None:
+    """Rename ``new`` to ``path``. Retries, because on Windows any open reader blocks the rename: an
+    editor, or a virus scanner right after a write."""
     for wait in _WAITS:
         with suppress(PermissionError):
             new.replace(path)
@@ -132,5 +129,5 @@ def _lines(items: Sequence[Any]) -> list[str]:
 
 
 def _list(lines: Sequence[str]) -> str:
-    """A list with one item a line: short to page through, and a diff shows which run changed."""
+    """A JSON list with one item per line, so that a diff shows which run changed."""
     return "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"

@@ -1,4 +1,4 @@
-"""--list-methods: the table of methods, explained by the docstrings of their own files."""
+"""--list-methods: all methods and their parameters, described by their docstrings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from speculation.drafter import MethodSpec
 from speculation.methods import METHODS, parameter_docs
 
 WIDTH = 100
-COLUMN = 34  # where explanations begin at the latest
+COLUMN = 34  # rightmost start of the descriptions
 
 
 def list_methods() -> str:
-    """Every method with what it does, its parameters and their defaults."""
+    """Every method with its summary, parameters and defaults."""
     return "\n\n".join(_describe(spec) for spec in METHODS.values())
 
 
@@ -26,7 +26,7 @@ def _describe(spec: MethodSpec) -> str:
     docs = parameter_docs(spec.params)
     for text, name in shown:
         head = f"    {text}"
-        if len(head) >= column:  # too long to stand beside its explanation
+        if len(head) >= column:  # too long: the description starts on the next line
             lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="      ")
             head = ""
         lines += textwrap.wrap(

@@ -1,4 +1,4 @@
-"""The flags of the benchmark, and what they mean."""
+"""The benchmark's command line: flags, help, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
 DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
-Measure what speculative decoding methods gain over plain decoding, on this machine.
+Measure the speed-up of speculative decoding methods over plain decoding on this machine.
 
-Every method continues the same prompts, one prompt after the other, and is compared with plain
-decoding (method ar), which always runs: how much faster, why, and whether the text is the same.
+Every method continues the same prompts and is compared with plain decoding (method ar), which
+always runs: how much faster it is, why, and whether the text is the same.
 """
 
 EPILOG = """\
@@ -34,82 +34,82 @@ examples
       the default methods on two of the built-in prompts of each category
   python -m speculation.bench --model qwen2.5-7b-instruct --methods prompt-lookup \\
       "lookahead:window=7,ngram=5,guesses=7" --categories chat edit-code --json result.json
-      a model of models.txt, a method with its own parameters, two categories, the figures kept
+      a model from models.txt, a method with parameters, two categories; results saved as JSON
   python -m speculation.bench --model story.gguf --raw --prompt "Once upon a time" --repeat 5
-      a model without a chat format, one prompt, five runs of each method
+      a model without a chat template, one prompt, five runs of each method
   python -m speculation.bench --repeat 3 --json result.json --resume --report report
-      a long run that may be broken off and started again, with a page of figures in the end
+      a long run that can be interrupted and resumed, with an HTML report at the end
   python -m speculation.bench --suite lookup --report report
-      which rule of prompt lookup is best here
+      which variant of prompt lookup is best here
   LLAMA_CPP_LIB_PATH=build/bin python -m speculation.bench --compare-llama-cpp build/bin --limit 2
-      our methods beside llama.cpp's own programs, on the very same library
+      our methods against llama.cpp's own programs, with the same library
 
 methods
-  A name, or name:parameter=value,parameter=value. What is left out has its default.
+  A name, or name:parameter=value,parameter=value. Omitted parameters have their defaults.
   FILE.py:SPEC, or FILE.py:SPEC:parameter=value, is a method of your own (examples/README.md).
-  --list-methods shows the names, the parameters and what they do. A method may be given several
-  times with different parameters.
+  --list-methods shows all methods and their parameters. A method may be given several times with
+  different parameters.
 
 suites
   {suites}
-  All but builtin have their own methods; context and cost have their own prompts too, and scaling
-  and lookup take the first one or two of each category unless --limit says otherwise.
+  All but builtin choose their own methods. context and cost choose their own prompts too; scaling
+  and lookup use the first one or two prompts of each category unless --limit is given.
 
 prompt files
   JSON Lines, each line one of
     {"prompt": "..."}                                          a single prompt
     {"question_id": 81, "category": "writing", "turns": [...]} a conversation, as in Spec-Bench
-  question_id and category may go with "prompt" too. All turns of a conversation are measured, each
-  as a prompt of its own (called 81, 81#2, 81#3). The replies that stand before a turn are plain
-  decoding's, for every method, so that all methods continue the same text. With --raw the
-  conversation is its turns and replies as plain text, one a line.
-  A prompt that leaves no room for --n-predict tokens in the context is skipped, and says so.
+  question_id and category may go with "prompt" too. Each turn of a conversation is measured as a
+  prompt of its own (named 81, 81#2, 81#3). The replies before a turn are plain decoding's, so that
+  all methods continue the same text. With --raw, a conversation is its turns and replies as plain
+  text, one per line.
+  A prompt that leaves no room for --n-predict tokens in the context is skipped and reported.
 
 how it is measured
-  After a warm-up, every method runs once on a prompt, in an order that rotates, --repeat times,
-  then comes the next prompt. The cache is emptied before each run. tokens/s is generated tokens
-  over decoding time, counted alike for all methods; the prefill is not part of it.
+  After a warm-up, every method runs once per prompt and repeat, in rotating order. The cache is
+  emptied before each run. tokens/s is generated tokens over decoding time, counted the same way for
+  all methods; it excludes the prefill.
 
 the table, one for each category and one for all
   tokens/s     all generated tokens over all decoding seconds
-  speed-up     tokens/s over plain decoding's on the same prompt (medians over the repeats): mean
-               and standard deviation over the prompts
-  overall      tokens/s over plain decoding's, all prompts together
-  tokens/step  tokens generated for each decode of the model; 1 for plain decoding
-  accept       draft tokens that became text, of those drafted
-  prefill      the time to the first token, ms a run: the prompt and the first step. All other
-               figures but tokens/step and accept leave that step out
+  speed-up     tokens/s relative to plain decoding on the same prompt (medians over the repeats):
+               mean and standard deviation over the prompts
+  overall      tokens/s relative to plain decoding, all prompts together
+  tokens/step  tokens generated per decode of the model; 1 for plain decoding
+  accept       acceptance rate: accepted over drafted tokens
+  prefill      time to the first token, ms per run: the prompt and the first step. All other columns
+               except tokens/step and accept exclude that step
   draft, build, decode, verify, commit
-               the phases of a step, ms: drafting, making the batch, llama.cpp's decode, choosing
-               tokens, tidying the cache
-  outside      all time of a step outside llama.cpp's decode, µs
-Below it stands every run whose text is not plain decoding's: where, the two tokens, and how far
-apart plain decoding had their logits. Methods are lossless, but batches of several tokens are
-rounded differently, so a near-tie may fall the other way. To see whether it is that, compare with
+               time of each phase, ms per step: drafting, building the batch, llama.cpp's decode,
+               choosing tokens, updating the KV cache
+  outside      time outside llama.cpp's decode, µs per step
+Runs whose text differs from plain decoding are listed below the tables: where, the two tokens, and
+the gap between their logits in plain decoding. Methods are lossless, but batches of several tokens
+round differently, so a near-tie can go the other way. To rule that out, compare with
 --kv-type f32 --flash-attn off and an F32 model.
 
-For a method that drafts from several sources (auto) a table says how many rows it decoded in a step
-and whose drafts were accepted.
+For a method with several draft sources (auto), another table shows how many rows its steps had and
+which sources' drafts were accepted.
 
 the JSON
   model, device, settings, started, complete, runs, curves, summary and skipped. A run has method,
-  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_first (those of the first step,
-  whose time is in prefill_seconds), n_steps, n_drafted, n_accepted, prefill_seconds,
-  decode_seconds, phase_seconds, rows_histogram (rows of a step: steps), tokens_histogram (tokens of
-  a step: steps), accepted_by_source, same_as_ar and first_difference: null or index, ar_token,
-  token and logit_gap. curves are those of the suite cost.
-  The file is renewed after every round of methods on a prompt and is whole at every moment.
-  --resume goes on with it, with the same flags, after Ctrl-C, an error or a power cut; when nothing
-  is left to measure it shows the tables again, and --report makes its page from it.
+  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_first (tokens of the first step,
+  whose time is part of prefill_seconds), n_steps, n_drafted, n_accepted, prefill_seconds,
+  decode_seconds, phase_seconds, rows_histogram (rows per step: steps), tokens_histogram (tokens per
+  step: steps), accepted_by_source, same_as_ar and first_difference: null or index, ar_token,
+  token and logit_gap. curves come from the suite cost.
+  The file is updated after every round and is always valid JSON. --resume continues it with the
+  same flags after Ctrl-C, an error or a power cut. If nothing is left to measure, it prints the
+  tables again, and --report writes its page.
 
-Ctrl-C ends the measuring; what is done by then is shown and written. Exit code: 0, 2 after an
-error, 130 after Ctrl-C.
+Ctrl-C stops measuring; results so far are shown and saved. Exit code: 0, 2 after an error, 130
+after Ctrl-C.
 """
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, read. ``prompt`` texts take the place of the file ``prompts``."""
+    """The parsed command line. ``prompt``, if given, replaces the file ``prompts``."""
 
     suite: Suite
     model: str
@@ -176,12 +176,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         for name in _of_runs(values):
             parser.error(f"--suite {suite.name} generates nothing; leave --{name} out")
     if values["resume"] and values["json"] is None:
-        parser.error("--resume goes on with the file of --json; give --json FILE")
+        parser.error("--resume needs a file to continue; give --json FILE")
     if values["raw"] and values["thinking"] is not None:
-        parser.error("--thinking is told by the chat template, and --raw has none; leave one out")
+        parser.error("--thinking needs the chat template, and --raw does not use it; drop one")
     if values["compare_llama_cpp"] is not None:
         for name in _not_compared(values):
-            parser.error(f"--compare-llama-cpp measures without --{name}; leave it out")
+            parser.error(f"--compare-llama-cpp does not support --{name}; leave it out")
         values["methods"] = values["methods"] or []  # the comparison has its own
     if values["methods"] is None:
         values["methods"] = [parse_method(name) for name in suite.methods]
@@ -192,7 +192,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
 
 
 def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
-    """Flags that were given and that the suite decides itself."""
+    """Given flags that the suite does not allow, because it chooses these itself."""
     names = ["methods"] if suite.own_methods else []
     if suite.own_prompts:
         names += ["prompts", "prompt", "limit", "categories"]
@@ -200,14 +200,14 @@ def _not_for(suite: Suite, values: dict[str, Any]) -> list[str]:
 
 
 def _of_runs(values: dict[str, Any]) -> list[str]:
-    """Flags that were given and that say how runs are made."""
+    """Given flags that apply to generation only."""
     unless_given = {"n_predict": None, "repeat": 1, "temperature": 0, "seed": 0, "raw": None}
     given = [name for name, value in unless_given.items() if values[name] != value]
     return [name.replace("_", "-") for name in given]
 
 
 def _not_compared(values: dict[str, Any]) -> list[str]:
-    """Flags that were given and have no meaning beside ``--compare-llama-cpp``."""
+    """Given flags that ``--compare-llama-cpp`` does not support."""
     given = {
         "suite": values["suite"] is not SUITES["builtin"],
         "temperature": values["temperature"] != 0,
@@ -240,20 +240,20 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--suite",
         choices=tuple(SUITES),
         default="builtin",
-        help="what is asked, see below (builtin)",
+        help="what to measure, see below (builtin)",
     )
     group.add_argument(
         "--methods",
         nargs="+",
         type=_method,
         metavar="METHOD",
-        help=f"methods to compare; ar is added where it is missing ({' '.join(DEFAULT_METHODS)})",
+        help=f"methods to compare; ar is always included ({' '.join(DEFAULT_METHODS)})",
     )
     group.add_argument(
         "--n-predict",
         type=_positive,
         metavar="N",
-        help="most tokens a run generates (128; 64 in the suite context)",
+        help="maximum tokens per run (128; 64 in the suite context)",
     )
     group.add_argument(
         "--repeat",
@@ -266,22 +266,22 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "--compare-llama-cpp",
         type=Path,
         metavar="DIR",
-        help="instead of all this: the speed of ar, prompt-lookup, lookahead and draft over that "
-        "of llama.cpp's own programs in DIR, in turn on the first turns (docs/compare.md)",
+        help="instead, compare ar, prompt-lookup, lookahead and draft with llama.cpp's own "
+        "programs in DIR, alternating, on first turns only (docs/compare.md)",
     )
     group.add_argument(
         "--temperature",
         type=float,
         default=0.0,
         metavar="T",
-        help="0 takes the most likely token; above it one is drawn (0)",
+        help="sampling temperature; 0 is greedy (0)",
     )
     group.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="S",
-        help="of the draws; the same seed gives the same text with every method (0)",
+        help="sampling seed; a seed gives the same text with every method (0)",
     )
 
 
@@ -291,13 +291,13 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         "--prompts",
         default=BUILTIN,
         metavar="FILE|builtin",
-        help="prompts in JSON Lines, see below, or the ones that come with the program (builtin)",
+        help="prompts in JSON Lines, see below, or the built-in ones (builtin)",
     )
     source.add_argument(
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="a prompt given here instead of a file; may be repeated",
+        help="a prompt, instead of a file; may be repeated",
     )
     group.add_argument(
         "--limit",
@@ -312,13 +312,13 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         "--raw",
         action="store_true",
         default=None,
-        help="continue prompts as they are, without chat template",
+        help="continue prompts as plain text, without the chat template",
     )
     group.add_argument(
         "--thinking",
         type=_switch,
         metavar="on|off",
-        help="tell a model that can be told whether to think before it answers (its own choice)",
+        help="turn reasoning on or off, if the chat template supports it (the model's default)",
     )
 
 
@@ -327,52 +327,52 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--model",
         default=default_model(),
         metavar="PATH|NAME",
-        help="a GGUF file, or a name of models.txt (%(default)s)",
+        help="a GGUF file or a name in models.txt (%(default)s)",
     )
     group.add_argument(
         "--draft-model",
         nargs="?",
         const=PAIRED,
         metavar="PATH|NAME",
-        help="a smaller model of the same family, for the methods draft and auto; with nothing "
-        "after it, the one that models.txt names for the model (none)",
+        help="a smaller model with the same vocabulary, for the methods draft and auto; without "
+        "a value, the one paired with the model in models.txt (none)",
     )
     group.add_argument(
         "--heads",
         nargs="*",
         metavar="PATH|NAME",
-        help="drafting heads trained on the model, one file a method, see docs/heads.md; with "
-        "nothing after it, those that models.txt names for the model (none)",
+        help="drafting heads trained for the model, one file per method, see docs/heads.md; "
+        "without a value, those paired with the model in models.txt (none)",
     )
     group.add_argument(
         "--no-mtp",
         action="store_true",
-        help="leave the model's own layers for multi-token prediction, if any, out of memory",
+        help="do not load the model's own multi-token prediction layers",
     )
     group.add_argument(
         "--ctx",
         type=int,
         default=0,
         metavar="N",
-        help="tokens the context holds; 0 = as trained, 8192 at most (0)",
+        help="context size in tokens; 0 = as trained, 8192 at most (0)",
     )
     group.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads (one a physical core)"
+        "--threads", type=_positive, metavar="N", help="CPU threads (one per physical core)"
     )
     group.add_argument(
-        "--gpu-layers", type=_count, metavar="N", help="layers on the GPU, if there is one (all)"
+        "--gpu-layers", type=_count, metavar="N", help="layers to offload to the GPU, if any (all)"
     )
     group.add_argument(
         "--kv-type",
         choices=("f16", "f32", "q8_0"),
         default="f16",
-        help="number format of the KV cache (f16)",
+        help="data type of the KV cache (f16)",
     )
     group.add_argument(
         "--flash-attn",
         choices=tuple(FLASH_ATTN),
         default="auto",
-        help="flash attention; auto measures which is faster when the model is loaded (auto)",
+        help="flash attention; auto measures which is faster at load time (auto)",
     )
 
 
@@ -381,43 +381,43 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="keep all runs and the summary in FILE, up to date at every moment",
+        help="save all runs and the summary in FILE, updated after every round",
     )
     group.add_argument(
         "--resume",
         action="store_true",
-        help="keep the runs that are in the file of --json and measure the rest; begins where "
-        "there is no file yet",
+        help="keep the runs in the --json file and measure the rest; starts a new file if there "
+        "is none",
     )
     group.add_argument(
         "--report",
         type=Path,
         metavar="DIR",
-        help="write a page with figures and all tables to DIR/index.html, the figures as SVG "
-        "beside it (needs matplotlib)",
+        help="write a page with all tables and figures to DIR/index.html, and the figures as SVG "
+        "files (needs matplotlib)",
     )
     group.add_argument(
         "--trace-batches",
         type=Path,
         metavar="FILE",
-        help="append a line of JSON to FILE for every llama_decode, warm-up included: "
+        help="append one JSON line to FILE per llama_decode, including the warm-up: "
         "[[token, position, [sequences], output], ...]",
     )
     group.add_argument(
-        "--list-methods", action="store_true", help="show methods and their parameters, and end"
+        "--list-methods", action="store_true", help="list methods and their parameters, then exit"
     )
 
 
 def _method(text: str) -> Method:
     try:
         return parse_method(load_method_file(text))
-    except InvalidParameter as error:  # a ValueError too, whose text argparse would hide
+    except InvalidParameter as error:  # also a ValueError, whose message argparse would hide
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _switch(text: str) -> bool:
     if text not in ("on", "off"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not right; give on or off")
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; give on or off")
     return text == "on"
 
 
@@ -431,5 +431,5 @@ def _count(text: str) -> int:
 
 def _at_least(low: int, text: str) -> int:
     if not text.isdecimal() or int(text) < low:
-        raise argparse.ArgumentTypeError(f"{text!r} is not right; give a whole number from {low}")
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; give an integer from {low}")
     return int(text)

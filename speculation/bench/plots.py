@@ -1,6 +1,6 @@
-"""The look of the figures: fonts, colours, and how they become SVG.
+"""Figures: fonts, colours, subplots, and SVG output.
 
-Matplotlib is imported when the first figure is drawn: a benchmark without --report does without.
+Matplotlib is imported when the first figure is drawn, so a benchmark without --report needs none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 8.6  # inches
 GREY = "#8a8f98"
-# Told apart with any colour vision, after Okabe and Ito; none is lost on white or in print.
+# Distinguishable with any colour vision (after Okabe and Ito), on white and in print.
 PALETTE = (
     "#0072b2",
     "#d55e00",
@@ -68,23 +68,23 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
-    "svg.fonttype": "path",  # the letters are drawn: no font is needed to see them
-    "svg.hashsalt": "speculation",  # the same figures give the same file
+    "svg.fonttype": "path",  # text as outlines, so viewers need no font
+    "svg.hashsalt": "speculation",  # reproducible files
 }
 
 
 def require_matplotlib() -> None:
-    """Raise InvalidParameter with the way out where matplotlib is missing."""
+    """Raise InvalidParameter if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise InvalidParameter(
-            "--report draws its figures with matplotlib, which is not installed; "
-            "pip install matplotlib, or leave --report out"
+            "--report needs matplotlib, which is not installed; run pip install matplotlib, or "
+            "leave --report out"
         )
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save figures inside of this."""
+    """A context with the project's figure style. Draw and save figures in it."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -109,7 +109,7 @@ def svg(figure: Figure) -> str:
 
 
 def colours(methods: Sequence[str]) -> dict[str, str]:
-    """A colour for each method: always the same for a name alone, another for each variant."""
+    """A colour for each method: fixed for a method's plain name, an unused one for a variant."""
     names = [name for name in METHODS if name != BASELINE]
     found = {BASELINE: GREY}
     for method in methods:

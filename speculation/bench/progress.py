@@ -1,4 +1,4 @@
-"""The bar on stderr: runs done, and how much faster each method has been so far."""
+"""The progress bar on stderr: completed runs, and each method's speed-up so far."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_SHOWN = 4
 
 
 class Progress:
-    """A bar over ``total`` runs. Where stderr is no terminal it is renewed once in a while only."""
+    """A bar over ``total`` runs, updated only every 30 seconds if stderr is not a terminal."""
 
     def __init__(self, total: int, done: int = 0, runs: Sequence[Run] = ()) -> None:
-        """``done`` of them and ``runs`` were made before."""
+        """``done`` measurements and ``runs`` were completed before."""
         self._live = live = sys.stderr.isatty()
         self._bar = tqdm(
             total=total,
@@ -44,21 +44,21 @@ class Progress:
         self._bar.close()
 
     def add(self, method: str, prompt_id: str, n_tokens: int, seconds: float) -> None:
-        """Count a run that is done, with the tokens made in ``seconds``."""
+        """Count a completed run, which made ``n_tokens`` in ``seconds``."""
         self._count(method, n_tokens, seconds)
         self._bar.set_description_str(prompt_id, refresh=False)
         self._bar.set_postfix_str(self.running_speed_up(), refresh=False)
         self._bar.update()
 
     def advance(self, what: str) -> None:
-        """Count something that is done and is no run of a method."""
+        """Count a completed measurement that is not a run of a method."""
         self._bar.set_description_str(what, refresh=False)
         self._bar.update()
 
     def running_speed_up(self) -> str:
-        """``prompt-lookup 1.85x, lookahead 0.62x``: all tokens over all seconds so far.
+        """``prompt-lookup 1.85x, lookahead 0.62x``, from all tokens and seconds so far.
 
-        Of more than four methods, the one that is fastest.
+        With more than four methods, only the fastest.
         """
         plain = self._totals.get(BASELINE)
         if plain is None or not plain[0]:
@@ -76,8 +76,8 @@ class Progress:
             return f"best {best} {ratios[best]:.2f}x"
         return ", ".join(f"{method} {ratio:.2f}x" for method, ratio in ratios.items())
 
-    def leave_out(self, n_runs: int, reason: str) -> None:
-        """Show why ``n_runs`` will not come, and count on fewer."""
+    def skip(self, n_runs: int, reason: str) -> None:
+        """Remove ``n_runs`` from the total and print why."""
         self._bar.total -= n_runs
         tqdm.write(reason, file=sys.stderr)
         if self._live:

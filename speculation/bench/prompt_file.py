@@ -1,9 +1,9 @@
-"""Prompt files: JSON Lines of single prompts or of Spec-Bench's conversations.
+"""Prompt files: JSON Lines of single prompts or of conversations in Spec-Bench's format.
 
     {"prompt": "Once upon a time", "category": "stories"}
     {"question_id": 81, "category": "writing", "turns": ["Write a letter.", "Make it shorter."]}
 
-Nothing here knows of models or tokens.
+Independent of models and tokens.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from batching.errors import InvalidParameter, SpeculationError
 from speculation.bench.summary import ALL
 
 BUILTIN = "builtin"
-NO_CATEGORY = "prompts"  # of lines that name none
+NO_CATEGORY = "prompts"  # category of lines without one
 
 
 class PromptFileError(SpeculationError):
-    """A prompt file cannot be read, or one of its lines is not in a known form."""
+    """A prompt file cannot be read, or a line of it is malformed."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation: what the user says, turn by turn. A single prompt has one turn."""
+    """The user's turns of a conversation. A single prompt has one turn."""
 
     id: str
     category: str
@@ -42,9 +42,9 @@ class Prompt:
 
 
 def read_prompts(source: str) -> list[Prompt]:
-    """The prompts of a JSON Lines file, or the ones that come with the program (``builtin``).
+    """The prompts of a JSON Lines file, or the built-in ones (``builtin``).
 
-    Raises PromptFileError naming the file, and the line that is wrong.
+    Raises PromptFileError with the file and the malformed line.
     """
     if source == BUILTIN:
         builtin = resources.files("speculation.bench") / "prompts" / "builtin.jsonl"
@@ -60,10 +60,9 @@ def read_prompts(source: str) -> list[Prompt]:
 
 
 def parse_prompts(text: str, name: str) -> list[Prompt]:
-    """The prompts of ``text``, in order; ``name`` stands for it in errors.
+    """The prompts of ``text``, in order; ``name`` is its name in errors.
 
-    A line without ``question_id`` is called by its number: ``line-7``.
-    Raises PromptFileError.
+    A line without ``question_id`` gets its number as the id: ``line-7``. Raises PromptFileError.
     """
     prompts: list[Prompt] = []
     lines: dict[str, int] = {}
@@ -75,7 +74,7 @@ def parse_prompts(text: str, name: str) -> list[Prompt]:
             ids = [prompt.turn_id(turn) for turn in range(1, len(prompt.turns) + 1)]
             taken = next((turn_id for turn_id in ids if turn_id in lines), None)
             if taken is not None:
-                raise PromptFileError(f"the question_id {taken!r} is taken by line {lines[taken]}")
+                raise PromptFileError(f"line {lines[taken]} has the question_id {taken!r} too")
         except PromptFileError as error:
             raise PromptFileError(
                 f"{name}, line {number}: {error}\n    {line.strip():.100}"
@@ -83,16 +82,16 @@ def parse_prompts(text: str, name: str) -> list[Prompt]:
         lines.update(dict.fromkeys(ids, number))
         prompts.append(prompt)
     if not prompts:
-        raise PromptFileError(f'{name} holds no prompts; write one {{"prompt": "..."}} a line')
+        raise PromptFileError(f'{name} has no prompts; write one {{"prompt": "..."}} per line')
     return prompts
 
 
 def select_prompts(
     prompts: Sequence[Prompt], categories: Sequence[str] | None, limit: int | None
 ) -> list[Prompt]:
-    """Those of ``categories`` (None: all), at most the first ``limit`` of each category.
+    """The prompts in ``categories`` (None = all), at most the first ``limit`` of each.
 
-    Raises InvalidParameter for a category that no prompt has.
+    Raises InvalidParameter for an unknown category.
     """
     known = list(dict.fromkeys(prompt.category for prompt in prompts))
     for category in categories or ():
@@ -100,7 +99,7 @@ def select_prompts(
             near = difflib.get_close_matches(category, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise InvalidParameter(
-                f"no prompt has the category {category!r}; {hint}there are: {', '.join(known)}"
+                f"no prompt has the category {category!r}; {hint}categories: {', '.join(known)}"
             )
     taken: Counter[str] = Counter()
     selected = []
@@ -118,15 +117,15 @@ def _parse_line(line: str, number: int) -> Prompt:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise PromptFileError(f"this is no JSON ({error}); write one object a line") from None
+        raise PromptFileError(f"not valid JSON ({error}); write one object per line") from None
     if not isinstance(fields, dict):
-        raise PromptFileError('this is no JSON object; write {"prompt": "..."}')
+        raise PromptFileError('not a JSON object; write {"prompt": "..."}')
     identity = fields.get("question_id", f"line-{number}")
     category = fields.get("category", NO_CATEGORY)
     if type(identity) not in (str, int) or not isinstance(category, str):
-        raise PromptFileError("question_id must be text or a whole number, category must be text")
+        raise PromptFileError("question_id must be a string or an integer, category a string")
     if category == ALL:
-        raise PromptFileError(f'the category "{ALL}" stands for all of them; call it otherwise')
+        raise PromptFileError(f'the category name "{ALL}" is reserved; choose another')
     return Prompt(str(identity), category, _turns(fields))
 
 
@@ -135,11 +134,11 @@ def _turns(fields: dict[str, Any]) -> tuple[str, ...]:
     if turns is None:
         turns = [fields["prompt"]] if "prompt" in fields else None
     if turns is None:
-        raise PromptFileError('there is neither "prompt" nor "turns"; write {"prompt": "..."}')
+        raise PromptFileError('neither "prompt" nor "turns" is given; write {"prompt": "..."}')
     if not isinstance(turns, list) or not turns:
-        raise PromptFileError('"turns" must be a list of at least one text')
+        raise PromptFileError('"turns" must be a list of at least one string')
     if not all(isinstance(turn, str) and turn for turn in turns):
-        raise PromptFileError("a prompt must be text, and not empty")
+        raise PromptFileError("a prompt must be a non-empty string")
     if any("\ud800" <= char <= "\udfff" for turn in turns for char in turn):
-        raise PromptFileError("a prompt has half of a character (a lone surrogate); mend it")
+        raise PromptFileError("a prompt has a lone surrogate (half a character); remove it")
     return tuple(turns)

@@ -1,4 +1,4 @@
-"""What is printed in the end: a table for each category, then every text that differs. Pure."""
+"""Formats results: a table per category, draft sources, differing texts. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
-MAX_POSITIONS = 8  # drafts in a row whose acceptance is shown
+MAX_POSITIONS = 8  # draft positions whose acceptance is shown
 SEVERAL_SOURCES = ("auto",)  # methods that combine drafters
-# rows of a step that are counted together: the root, and drafts up to powers of two
+# Histogram buckets of rows per step: the root alone, then up to powers of two.
 BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
 METHOD_WIDTH = 20
-# heading -> width; 117 columns with the method and a space between
+# heading -> width; 117 columns in all, with the method and the spaces
 COLUMNS = {
     "tokens/s": 8,
     "speed-up": 12,
@@ -33,23 +33,24 @@ COLUMNS = {
     "outside": 7,
 }
 LEGEND = """\
-speed-up: mean ± standard deviation over prompts; overall: all tokens over all seconds; accept:
-drafts accepted; prefill: ms a run; draft to commit: ms a step; outside: µs a step not in decode"""
+speed-up: mean ± standard deviation over prompts; overall: from all tokens and seconds; accept:
+acceptance rate; prefill: ms per run; draft to commit: ms per step; outside: µs per step outside \
+decode"""
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """A table for each category and, where there are several, one for all of them."""
+    """A table for each category and, if there are several, one for all of them."""
     return "\n\n".join([*map(_table, by_category(rows)), LEGEND])
 
 
 def table_of(rows: Sequence[Row], note: str = "") -> Table:
-    """The rows of one category as a table for the report, with the same figures."""
+    """The rows of one category as a table for the HTML report."""
     lines = [[row.method, *_cells(row)] for row in rows]
     return Table(_title(rows), ["method", *COLUMNS], lines, note)
 
 
 def by_category(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each category; those of ``all`` only where there are several categories."""
+    """The rows of each category; includes ``all`` only if there are several categories."""
     blocks = [list(block) for _, block in groupby(rows, key=lambda row: row.category)]
     if len(blocks) == 2:  # one category and "all" are the same
         del blocks[1]
@@ -57,19 +58,19 @@ def by_category(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def choices(rows: Sequence[Row]) -> list[Table]:
-    """For each method that draws on several sources: how many rows it took, and whose drafts held.
+    """For each method with several sources: rows per step, and which sources' drafts were accepted.
 
-    A line for each category, so that it shows what the choice followed.
+    One line per category.
     """
     found = []
     for method in dict.fromkeys(row.method for row in rows if _has_sources(row)):
         of_method = [row for block in by_category(rows) for row in block if row.method == method]
         sources = sorted({source for row in of_method for source in row.accepted_by_source})
         headings = ["steps with rows:", *map(_bucket_name, BUCKETS)]
-        note = "share of the steps that decoded so many rows, the last token among them"
+        note = "share of the steps by number of rows decoded, including the root"
         if sources:
             headings += ["accepted from:", *sources]
-            note += ";\nshare of the accepted draft tokens that a source had drafted"
+            note += ";\nshare of the accepted draft tokens by source"
         else:
             note += "; no draft was accepted"
         lines = [_choices_of(row, sources) for row in of_method]
@@ -78,22 +79,22 @@ def choices(rows: Sequence[Row]) -> list[Table]:
 
 
 def positions(rows: Sequence[Row]) -> list[Table]:
-    """How often each draft in a row was accepted, a table for each category as in ``tables``."""
+    """Conditional acceptance rate by draft position, one table per category as in ``tables``."""
     headings = ["draft token:", *map(str, range(1, MAX_POSITIONS + 1))]
     note = (
-        "share of the steps that accepted so many drafts, of those that accepted one less, whether "
-        "they\nhad drafted further or not"
+        "of the steps that accepted at least n - 1 draft tokens, the share that accepted another,\n"
+        "even if they drafted no more"
     )
     found = []
     for block in by_category(rows):
         lines = [[r.method, *_positions_of(r)] for r in block if r.method != BASELINE]
         if lines:
-            found.append(Table(f"accepted in a row, {_title(block)}", headings, lines, note))
+            found.append(Table(f"acceptance by position, {_title(block)}", headings, lines, note))
     return found
 
 
 def _positions_of(row: Row) -> list[str]:
-    reached = [  # steps that yielded so many tokens or more, a step's own token being the first
+    reached = [  # steps that yielded at least so many tokens; one of them is the bonus token
         sum(count for n, count in row.tokens_histogram.items() if n >= least)
         for least in range(1, MAX_POSITIONS + 2)
     ]
@@ -113,7 +114,7 @@ def _has_sources(row: Row) -> bool:
 
 
 def bucketed(histogram: Mapping[int, int]) -> list[int]:
-    """The counts of a histogram, added up by the buckets of ``BUCKETS``."""
+    """The counts of a histogram, summed by ``BUCKETS``."""
     return [
         sum(count for n, count in histogram.items() if n >= low and (high is None or n <= high))
         for low, high in BUCKETS
@@ -133,9 +134,9 @@ def _share(count: int, counts: Mapping[int, int] | Mapping[str, int]) -> str:
 
 
 def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
-    """Every run whose text differs from plain decoding's, the first 20 listed.
+    """The runs whose text differs from plain decoding's; lists the first 20.
 
-    ``piece`` gives the bytes of a token.
+    ``piece`` returns the bytes of a token.
     """
     found = [(run, run.first_difference) for run in runs if run.first_difference is not None]
     if not found:
@@ -146,12 +147,12 @@ def differences(runs: Sequence[Run], piece: Callable[[int], bytes]) -> str:
     ]
     lines += [_difference(run, at, piece) for run, at in found[:MAX_DIFFERENCES]]
     if len(found) > MAX_DIFFERENCES:
-        lines.append(f"  and {len(found) - MAX_DIFFERENCES} more; --json keeps them all")
+        lines.append(f"  and {len(found) - MAX_DIFFERENCES} more; --json saves them all")
     return "\n".join(lines)
 
 
 def skipped_turns(skipped: Sequence[Skipped]) -> str:
-    """How many turns were left out and which, or nothing."""
+    """How many turns were skipped, and which; empty if none."""
     if not skipped:
         return ""
     names = ", ".join(turn.prompt_id for turn in skipped)
@@ -179,7 +180,7 @@ def _table(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         name = row.method
-        if len(name) > METHOD_WIDTH:  # shown whole, on a line of its own
+        if len(name) > METHOD_WIDTH:  # on a line of its own
             lines.append(name)
             name = ""
         cells = zip(_cells(row), COLUMNS.values(), strict=True)
@@ -204,7 +205,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _figure(value: float) -> str:
-    """Five characters at most, as long as it is below 100,000."""
+    """At most five characters for values below 100,000."""
     decimals = 3 if value < 9.9995 else 2 if value < 99.995 else 1 if value < 999.95 else 0
     return f"{value:.{decimals}f}"
 

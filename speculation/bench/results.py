@@ -1,4 +1,4 @@
-"""What one run yielded, how it compares with plain decoding, and all of it together. Pure."""
+"""Results of the benchmark: runs, differences from plain decoding, cost curves. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ BASELINE = "ar"
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a text leaves plain decoding's.
+    """Where a text diverges from plain decoding's.
 
     index      first generated token that differs, from 0
     ar_token   plain decoding's token there; None = its text has ended
-    token      the method's; None = its text has ended
-    logit_gap  logit of ``ar_token`` minus logit of ``token`` in plain decoding; None without both
+    token      the method's token there; None = its text has ended
+    logit_gap  logit of ``ar_token`` minus logit of ``token`` in plain decoding; None if either is
+               None
     """
 
     index: int
@@ -29,18 +30,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one turn of one prompt, once. Seconds are wall-clock.
+    """One run of one method on one turn of one prompt. Seconds are wall-clock.
 
-    method              as it is written on the command line, defaults left out
+    method              as on the command line, without defaults
     prompt_id           ``chat-03``, or ``chat-03#2`` for the second turn
-    tokens              token ids generated, an end-of-generation token included
-    n_first             tokens of the first step, whose time is in ``prefill_seconds``
-    n_rows              rows that the steps decoded
-    phase_seconds       draft, build, decode, verify and commit over the whole run
-    rows_histogram      rows of a step -> steps that had so many
-    tokens_histogram    tokens a step yielded -> steps that yielded so many
-    accepted_by_source  source of a draft -> its tokens that became text; empty where a method has
-                        one source only
+    tokens              generated token ids, including an end-of-generation token
+    n_first             tokens of the first step, whose time is part of ``prefill_seconds``
+    n_rows              rows decoded in all steps
+    phase_seconds       draft, build, decode, verify and commit, over the whole run
+    rows_histogram      rows of a step -> number of steps
+    tokens_histogram    tokens of a step -> number of steps
+    accepted_by_source  draft source -> accepted tokens; empty for methods with one source
     """
 
     method: str
@@ -69,13 +69,13 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float:
-        """After the first step; 0 where there is none."""
+        """Excludes the first step; 0 if there was no other."""
         return rate(len(self.tokens), self.n_first, self.decode_seconds)
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A turn that was not measured, and why."""
+    """A turn that was skipped, and why."""
 
     prompt_id: str
     category: str
@@ -84,7 +84,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a decode costs after ``n_past`` tokens: ``seconds[i]`` for ``sizes[i]`` rows, median."""
+    """Decode time after ``n_past`` tokens: ``seconds[i]`` for ``sizes[i]`` rows."""
 
     n_past: int
     sizes: Sequence[int]
@@ -93,10 +93,10 @@ class Curve:
 
 @dataclass
 class Results:
-    """All that a benchmark has yielded so far, and on what.
+    """All results of a benchmark so far, with its model, device and settings.
 
-    started   date and time of the first measurement, ISO 8601
-    complete  nothing is left to measure
+    started   date and time when the benchmark began, ISO 8601
+    complete  whether everything is measured
     """
 
     model: Mapping[str, Any]
@@ -109,7 +109,7 @@ class Results:
     complete: bool = False
 
     def add(self, item: Sequence[Run] | Skipped | Curve) -> None:
-        """Take in a round of runs, a turn that was left out, or a curve."""
+        """Add a round of runs, a skipped turn, or a curve."""
         if isinstance(item, Skipped):
             self.skipped.append(item)
         elif isinstance(item, Curve):
@@ -119,7 +119,7 @@ class Results:
 
 
 def first_difference(ar_tokens: Sequence[int], tokens: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or None; where one text ends, the other differs."""
+    """Index of the first token that differs, or None. The end of the shorter text counts."""
     for index, (ar_token, token) in enumerate(zip(ar_tokens, tokens, strict=False)):
         if ar_token != token:
             return index

@@ -1,4 +1,4 @@
-"""Measuring: every method on every prompt in turn, each text compared with plain decoding's."""
+"""Measures every method on every prompt, and compares each text with plain decoding's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run on each prompt.
+    """What to run on each prompt.
 
-    methods    plain decoding among them; see ``with_baseline``
-    n_predict  most tokens a run generates
+    methods    includes plain decoding; see ``with_baseline``
+    n_predict  maximum tokens per run
     repeat     runs of each method on each prompt
-    raw        take prompts as they are instead of by the model's chat template
-    thinking   whether the model is to think before it answers, if it can be told; None leaves it
+    raw        use prompts as plain text, without the chat template
+    thinking   turns reasoning on or off, for chat templates that support it; None = their default
     """
 
     methods: Sequence[Method]
@@ -43,7 +43,7 @@ class Plan:
 
 
 def with_baseline(methods: Sequence[Method]) -> list[Method]:
-    """``methods`` without repetitions; plain decoding comes first unless it is among them."""
+    """``methods`` without duplicates; plain decoding is added in front if missing."""
     unique = {str(method): method for method in methods}
     if BASELINE not in unique:
         unique = {BASELINE: parse_method(BASELINE), **unique}
@@ -51,9 +51,9 @@ def with_baseline(methods: Sequence[Method]) -> list[Method]:
 
 
 def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
-    """Run every method once on the first prompt that fits; what cannot run at all fails here.
+    """Run every method once on the first prompt that fits, so that broken methods fail here.
 
-    Raises InvalidParameter when no prompt fits the context.
+    Raises InvalidParameter if no prompt fits the context.
     """
     for prompt in prompts:
         tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
@@ -74,10 +74,10 @@ def measure(
     on_run: Callable[[str, str, Generation], None],
     earlier: Mapping[tuple[str, int], Sequence[Run]] | None = None,
 ) -> Iterator[list[Run] | Skipped]:
-    """Yield every finished round, which holds one run of each method, and every turn left out.
+    """Yield each round (one run of every method on a prompt) and each skipped turn.
 
     ``on_run(method, prompt_id, generation)`` is called after each run. ``earlier`` has the rounds
-    that are measured already, by prompt and repeat: they are neither run nor yielded again.
+    already measured, by prompt and repeat; they are not run or yielded again.
     """
     earlier = earlier or {}
     n_rounds = 0
@@ -87,11 +87,11 @@ def measure(
             conversation.append(_user(text))
             tokens = prompt_tokens(engine, conversation, plan)
             reason = _too_long(engine, tokens, plan)
-            if reason is not None:  # and so are the turns that build on it
+            if reason is not None:  # later turns are longer still
                 for later in range(turn, len(prompt.turns) + 1):
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
-            baseline: Sequence[int] | None = None  # what plain decoding generated
+            baseline: Sequence[int] | None = None  # plain decoding's tokens
             for repeat in range(plan.repeat):
                 known = earlier.get((prompt.turn_id(turn), repeat))
                 if known is not None:
@@ -103,7 +103,7 @@ def measure(
                     done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
                     on_run(str(method), prompt.turn_id(turn), done[str(method)])
                 n_rounds += 1
-                # Plain decoding of the later repeats is compared with that of the first, too.
+                # Later repeats of plain decoding are compared with the first as well.
                 baseline = baseline or done[BASELINE].token_ids
                 yield [
                     _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
@@ -114,7 +114,7 @@ def measure(
 
 
 def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
-    """The text of a reply from its token ids, without the token that ends it."""
+    """The text of a reply from its token ids, without end-of-generation tokens."""
     model = engine.model
     text = [token for token in tokens if token not in model.ends]
     return model.detokenize(text).decode("utf-8", "replace")
@@ -123,7 +123,7 @@ def reply_text(engine: Engine, tokens: Sequence[int]) -> str:
 def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -> list[int]:
     """Token ids of a conversation whose last message is the user's.
 
-    By the model's chat template, or, if ``plan.raw``, the plain text of its messages, one a line.
+    Uses the chat template or, if ``plan.raw``, the messages as plain text, one per line.
     """
     if plan.raw:
         return engine.model.tokenize("\n".join(message["content"] for message in conversation))
@@ -133,8 +133,8 @@ def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -
 def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Floats:
     """Logits after ``prompt`` and ``text`` in plain decoding, ``(n_vocab,)``.
 
-    The prompt is prefilled and the text decoded token by token, as the baseline does it, so they
-    are the very logits it chose from.
+    Prefills the prompt and decodes the text token by token as the baseline does, so these are
+    exactly the logits it sampled from.
     """
     engine.stop_running()
     cache = engine.cache
@@ -152,7 +152,7 @@ def _generate(
     engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
 ) -> Generation:
     engine.stop_running()
-    engine.cache.truncate(0)  # nothing is reused, so that every method prefills the same
+    engine.cache.truncate(0)  # no reuse, so that every method prefills the same
     generation = engine.generate(
         tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
     )
@@ -196,7 +196,7 @@ def _tokens_of(method: str, runs: Sequence[Run]) -> Sequence[int]:
 
 
 def _difference(engine: Engine, baseline: Sequence[int], done: Generation) -> Difference | None:
-    """Where the text leaves plain decoding's, which are the token ids ``baseline``."""
+    """Where the text diverges from ``baseline``, plain decoding's token ids."""
     index = first_difference(baseline, done.token_ids)
     if index is None:
         return None
@@ -213,7 +213,7 @@ def _too_long(engine: Engine, tokens: Sequence[int], plan: Plan) -> str | None:
     if needed <= n_ctx:
         return None
     return (
-        f"{len(tokens)} prompt tokens and {plan.n_predict} to generate do not fit a context of "
+        f"{len(tokens)} prompt tokens plus --n-predict {plan.n_predict} exceed the context of "
         f"{n_ctx}; raise --ctx to {needed} or lower --n-predict"
     )
 

@@ -19,20 +19,21 @@ Key = TypeVar("Key")
 class Row:
     """One method on the prompts of one category, or on all of them (category ``all``).
 
-    n_prompts                 turns measured, each a prompt of its own
+    n_prompts                 turns measured; each counts as a prompt
     n_different               runs whose text differs from plain decoding's
     tokens_per_second         tokens after the first step over decode seconds, of all runs
-    speed_up_mean             over prompts, of tokens per second over plain decoding's of the same
-                              prompt, each the median of its repeats; 0 where no reply went beyond
-                              its first step, and prompts where none did are left out; speed_up_std
-                              is their standard deviation (n - 1), None for a single prompt
-    speed_up_overall          tokens_per_second over plain decoding's; 0 likewise
-    acceptance_rate           accepted / drafted; None where nothing was drafted
-    prefill_seconds           mean of a run: the time to the first token
-    phase_seconds             mean of a step after the first, by phase
-    outside_decode_seconds    mean of such a step: all of it but ``llama_decode``
-    rows_histogram            rows of a step -> steps, over all runs; tokens_histogram likewise
-    accepted_by_source        source of a draft -> its accepted tokens, over all runs
+    speed_up_mean             mean over prompts of the speed-up: median tokens per second over the
+                              repeats, relative to plain decoding's. Prompts whose replies ended in
+                              the first step are excluded; 0 if that leaves none
+    speed_up_std              their standard deviation (n - 1); None for a single prompt
+    speed_up_overall          tokens_per_second relative to plain decoding's; 0 if that is 0
+    acceptance_rate           accepted / drafted; None if nothing was drafted
+    prefill_seconds           mean per run: the time to the first token
+    phase_seconds             mean per step after the first, by phase
+    outside_decode_seconds    mean per step after the first, outside ``llama_decode``
+    rows_histogram            rows of a step -> number of steps, over all runs
+    tokens_histogram          tokens of a step -> number of steps, over all runs
+    accepted_by_source        draft source -> accepted tokens, over all runs
     """
 
     category: str
@@ -55,7 +56,7 @@ class Row:
 
 
 def summarise(runs: Sequence[Run]) -> list[Row]:
-    """A row for each category and method in order of appearance, then those of ``all``."""
+    """A row for each category and method in order of appearance, then the rows of ``all``."""
     rows = []
     for category in [*_unique(run.category for run in runs), ALL]:
         by_method: dict[str, list[Run]] = {}
@@ -116,7 +117,7 @@ def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
 
 
 def total(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
-    """The sum of several counts, key by key."""
+    """The sum of several counts by key."""
     summed: Counter[Key] = Counter()
     for count in counts:
         summed.update(count)

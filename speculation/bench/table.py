@@ -1,4 +1,4 @@
-"""A table of figures, shown as text in the terminal and as HTML in the report. Pure."""
+"""A table of results, as text for the terminal and as HTML for the report. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from html import escape
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts below a title and headings; the first column names the row.
+    """A title, headings and rows of strings; the first column names the row.
 
-    note  what the figures mean, in a sentence or two
+    note  explains the columns in a sentence or two
     """
 
     title: str
@@ -20,7 +20,7 @@ class Table:
     note: str = ""
 
     def text(self, limit: int | None = None) -> str:
-        """Aligned columns, the first to the left, the others to the right; ``limit`` rows of it."""
+        """The table in aligned columns, with at most ``limit`` rows."""
         shown = self.rows[:limit]
         widths = [max(map(len, column)) for column in zip(self.headings, *shown, strict=True)]
         lines = [self.title] if self.title else []
@@ -49,5 +49,5 @@ class Table:
 
 
 def breakable(text: str) -> str:
-    """Escaped for HTML; a method with its parameters may break after each of them."""
+    """``text`` escaped for HTML, with a line break allowed after each of a method's parameters."""
     return escape(text).replace(",", ",<wbr>")

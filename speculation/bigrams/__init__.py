@@ -1,6 +1,6 @@
-"""Bigram tables: what a model thinks likely after each token, made once from public text.
+"""Bigram tables: a model's most likely next tokens after each token, averaged over public text.
 
-Token recycling starts with one. ``table`` is the table, ``__main__`` makes one for a model.
+Token recycling starts from one. ``table`` has the data structure, ``__main__`` builds a table.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 
 def load_bigrams(model: Model) -> BigramTable:
-    """The table of ``model``: the user's own, in the cache, else that beside its file, else an
-    empty one.
+    """The table of ``model``: the user's own in the cache, else the one next to the model's file,
+    else an empty one.
 
-    A file that cannot be used counts as none, with a warning: methods draft without it.
+    An unusable file is skipped with a warning; methods can draft without a table.
     """
     for path in (cached_file(model), model.path.with_suffix(SUFFIX)):
         if path.is_file():
             try:
                 return BigramTable.load(path, model.n_vocab)
             except InvalidParameter as error:
-                log.warning("%s; going on without it", error)
+                log.warning("%s; ignoring the file", error)
     return BigramTable()
 
 
 def cached_file(model: Model) -> Path:
-    """Where the table is kept that a user made of a model."""
+    """The path of the table that the user built for a model."""
     return cache_folder() / "bigrams" / f"{model.path.stem}-{fingerprint(model.path)}{SUFFIX}"

@@ -1,9 +1,9 @@
-"""Make the bigram table of a model from public text.
+"""Builds the bigram table of a model from public text.
 
     python -m speculation.bigrams --model MODEL --text FILE...
 
-The model reads the texts; for every token the successors that it thought likely there are averaged,
-and the eight likeliest kept, 3 bytes each. What users write never goes into the file.
+The model reads the texts. Its next-token probabilities are averaged for each token, and the eight
+most likely successors kept, 3 bytes each. Users' conversations never go into the file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from batching.llama.model import Model
 from batching.rows import Rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import print_anything, worded
+from speculation.system.console import replace_unencodable, worded
 from speculation.system.files import read_text, require_other, require_writable
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
 
 def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
-    """Read ``texts``, lists of token ids, and keep the likeliest successors of every token.
+    """Decode ``texts``, lists of token ids, and average the likely successors of every token.
 
-    Each text is cut where the context ends. The probabilities of a row's eight likeliest tokens are
-    summed over all rows of the same token.
+    Each text is truncated to the context. Only the eight most likely tokens of each row count.
     """
     sums: dict[int, dict[int, float]] = {}
     counts: dict[int, int] = {}
@@ -62,7 +61,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     args = _parser().parse_args(arguments)
     try:
         out = _make(args.model, args.text, args.out, args.max_tokens)
@@ -79,29 +78,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m speculation.bigrams",
-        description="Make the bigram table that method recycling starts with.",
+        description="Build the bigram table that the method recycling starts from.",
     )
-    parser.add_argument("--model", default=BUNDLED_MODEL, help="a GGUF, or a name of models.txt")
+    parser.add_argument("--model", default=BUNDLED_MODEL, help="a GGUF or a name in models.txt")
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")
-    parser.add_argument("--out", type=Path, help="file to write (in the user's cache directory)")
-    parser.add_argument("--max-tokens", type=int, default=200_000, help="tokens read in all")
+    parser.add_argument("--out", type=Path, help="output file (in the user's cache directory)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=200_000, help="tokens to read in all (200000)"
+    )
     return parser
 
 
-def _make(name: str, files: Sequence[Path], out: Path | None, most: int) -> Path:
-    """Write the table, to ``out`` or into the cache; return its path.
+def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -> Path:
+    """Write the table to ``out`` or into the cache; return its path.
 
-    Raises InvalidParameter, before the model is loaded, for what makes no table.
+    Raises InvalidParameter for unusable input before it loads the model.
     """
-    if most < 1:
-        raise InvalidParameter(f"--max-tokens is {most}; give 1 or more")
+    if max_tokens < 1:
+        raise InvalidParameter(f"--max-tokens is {max_tokens}; give 1 or more")
     if out is not None:
         require_other(out, files)
         require_writable(out)
     texts = [read_text(file) for file in files]
     if not any(text.strip() for text in texts):
         raise InvalidParameter(
-            f"there is no text in {', '.join(map(str, files))}; give files that have some"
+            f"there is no text in {', '.join(map(str, files))}; give files that contain text"
         )
     target = resolve(name)
     if out is not None:
@@ -111,21 +112,24 @@ def _make(name: str, files: Sequence[Path], out: Path | None, most: int) -> Path
             out = cached_file(model)
             out.parent.mkdir(parents=True, exist_ok=True)
             require_writable(out)
-        table = collect(context, _pieces(model, texts, context.n_ctx, most))
+        table = collect(context, _sequences(model, texts, context.n_ctx, max_tokens))
         table.save(out, model.n_vocab)
     return out
 
 
-def _pieces(model: Model, texts: Sequence[str], length: int, most: int) -> Iterable[list[int]]:
-    left = most
+def _sequences(
+    model: Model, texts: Sequence[str], length: int, max_tokens: int
+) -> Iterable[list[int]]:
+    """The tokens of ``texts`` in sequences of up to ``length``, ``max_tokens`` in all."""
+    n_left = max_tokens
     for text in texts:
         tokens = model.tokenize(text, parse_special=True)
         for start in range(0, len(tokens), length):
-            if left <= 0:
+            if n_left <= 0:
                 return
-            piece = tokens[start : start + min(length, left)]
-            left -= len(piece)
-            yield piece
+            sequence = tokens[start : start + min(length, n_left)]
+            n_left -= len(sequence)
+            yield sequence
 
 
 if __name__ == "__main__":

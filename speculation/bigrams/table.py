@@ -1,4 +1,4 @@
-"""BigramTable: for every token the tokens that the model thought likeliest after it."""
+"""BigramTable: the most likely successors of every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 
 N_NEXT = 8  # tokens kept after each
-# What NumPy raises for a file that is cut, damaged, or an array and no archive of some.
+# What NumPy raises for a file that is truncated, damaged, or not an archive.
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -26,19 +26,19 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_FURTHEST = 8.0  # logits below the highest: e^8 is 3,000
+_MAX_GAP = 8.0  # logits below the highest; e^8 is about 3,000
 
 
 class BigramTable:
-    """For every token its likeliest successors: ids and probabilities, the likeliest first.
+    """The most likely successors of every token, with probabilities, in descending order.
 
-    Kept in memory only. What a text adds replaces what stood there for the token.
+    Changes stay in memory. What is learnt from a text replaces the token's earlier successors.
     """
 
     def __init__(
         self, tokens: npt.NDArray[np.integer] | None = None, probs: Floats | None = None
     ) -> None:
-        """Start empty, or from ``tokens`` and ``probs``, both (n_vocab, k); 0 = nothing known."""
+        """Start empty, or from ``tokens`` and ``probs``, both (n_vocab, k); p = 0 means none."""
         self._start = (tokens, probs)
         self._rows: dict[int, list[tuple[int, float]]] = {}
 
@@ -46,8 +46,11 @@ class BigramTable:
     def of_sums(
         cls, sums: Mapping[int, Mapping[int, float]], counts: Mapping[int, int], n_vocab: int
     ) -> BigramTable:
-        """From the probabilities that rows of each token gave its successors, summed, and the
-        number of those rows."""
+        """A table of average probabilities.
+
+        ``sums`` has the summed probabilities of each token's successors, ``counts`` the number of
+        rows of each token.
+        """
         tokens = np.zeros((n_vocab, N_NEXT), np.int32)
         probs = np.zeros((n_vocab, N_NEXT), np.float32)
         for token, found in sums.items():
@@ -57,20 +60,20 @@ class BigramTable:
         return cls(tokens, probs)
 
     def of(self, token: int) -> list[tuple[int, float]]:
-        """Successors of ``token`` with their probabilities, which fall."""
+        """Successors of ``token`` with their probabilities, in descending order."""
         row = self._rows.get(token)
         if row is None:
             row = self._rows[token] = self._from_start(token)
         return row
 
     def learn(self, token: int, logits: Floats) -> None:
-        """Take the successors of ``token`` from the logits of a row, (n_vocab,).
+        """Replace the successors of ``token`` with the top ones from a row's logits, (n_vocab,).
 
-        At most eight, none less likely than the first by a factor of 3,000. Probabilities are among
-        these alone: the rest of the vocabulary is not summed up.
+        At most eight, and none more than 3,000 times less likely than the first. Probabilities are
+        normalised over these alone, which saves a softmax over the vocabulary.
         """
         peak = logits.max()
-        top = np.flatnonzero(logits > peak - _FURTHEST)  # mostly few: no need to sort the rest
+        top = np.flatnonzero(logits > peak - _MAX_GAP)  # usually few, so little to sort
         values = logits[top]
         if len(top) > N_NEXT:
             likeliest = values.argpartition(-N_NEXT)[-N_NEXT:]
@@ -88,9 +91,9 @@ class BigramTable:
         return list(zip(tokens[token][known].tolist(), probs[token][known].tolist(), strict=True))
 
     def save(self, path: Path, n_vocab: int) -> None:
-        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 bytes a successor or 5.
+        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 or 5 bytes per successor.
 
-        The file appears when it is whole.
+        The file is written to a temporary name and renamed.
         """
         small = np.uint16 if n_vocab <= 2**16 else np.uint32
         tokens = np.zeros((n_vocab, N_NEXT), small)
@@ -108,15 +111,15 @@ class BigramTable:
 
     @classmethod
     def load(cls, path: Path, n_vocab: int) -> BigramTable:
-        """Read a table. Raises InvalidParameter when it is none, or of another vocabulary."""
+        """Read a table. Raises InvalidParameter if it is unreadable or has another vocabulary."""
         try:
             with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
                 tokens, probs = file["tokens"], file["probs"]
         except _UNREADABLE as error:
-            raise InvalidParameter(f"{path} is no bigram table: {error}; make it anew") from None
+            raise InvalidParameter(f"{path} is not a bigram table: {error}; rebuild it") from None
         if tokens.shape != (n_vocab, N_NEXT) or probs.shape != tokens.shape:
             raise InvalidParameter(
-                f"{path} holds bigrams for {len(tokens)} tokens, the model has {n_vocab}; "
-                f"make it anew from this model"
+                f"{path} has bigrams for {len(tokens)} tokens, but the model has {n_vocab}; "
+                f"rebuild it from this model"
             )
         return cls(tokens, probs.astype(np.float32) / 255)

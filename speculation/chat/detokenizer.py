@@ -1,4 +1,4 @@
-"""ReplyText: tokens become whole characters, and what may become a stop string is kept back."""
+"""ReplyText: incremental detokenization into whole characters, with stop strings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from batching.tree import NO_LIMIT
 class Token(NamedTuple):
     """A generated token.
 
-    text     the characters that it completed: whole ones, so possibly none yet
-    drafted  whether it came from a draft (else from the target itself)
+    text     the characters it completed; empty if it ends inside a character
+    drafted  whether it was an accepted draft token
     """
 
     id: int
@@ -24,15 +24,17 @@ class Token(NamedTuple):
 
 
 class ReplyText:
-    """What was generated: ``take`` it in step by step, ``release`` what can be shown of it.
+    """The generated text. ``take`` adds the tokens of a step, ``release`` returns those to show.
 
-    ids      the tokens, an end-of-generation token included
-    ends     those it may end with for another reason than its length
-    stopped  whether a stop string is complete; the text ends before it
+    Text that may turn out to be part of a stop string is held back.
+
+    ids      the tokens, including an end-of-generation token
+    ends     tokens after which the text may end for a reason other than its length
+    stopped  whether a stop string occurred; the text ends before it
     """
 
     def __init__(self, model: Model, stop: Sequence[str] = (), max_tokens: int | None = None):
-        """Raises InvalidParameter for a stop string that is empty."""
+        """Raises InvalidParameter for an empty stop string."""
         stop = [stop] if isinstance(stop, str) else stop
         if any(not text for text in stop):
             raise InvalidParameter("a stop string is empty; leave it out")
@@ -43,13 +45,13 @@ class ReplyText:
         self._stop = tuple(stop)
         self._most = NO_LIMIT if max_tokens is None else max_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_whole = True  # no character is unfinished
+        self._is_whole = True  # the text does not end inside a character
         self._pieces: list[str] = []  # characters that each token completed
-        self._joined = ""  # the first so many of them
+        self._joined = ""  # the first ``_n_joined`` pieces
         self._n_joined = 0
         self._held: list[tuple[int, str, bool]] = []  # id, text, drafted: not released yet
-        self._n_released = 0  # tokens that were released or are held
-        self._n_shown = 0  # characters that were released, where there are stop strings
+        self._n_released = 0  # tokens released or held
+        self._n_shown = 0  # characters released; counted only if there are stop strings
 
     @property
     def shown(self) -> str:
@@ -60,8 +62,8 @@ class ReplyText:
         return self._joined
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
-        """Take in what a step yielded: how many of the tokens belong to the text, and why it ends
-        with the last of these (``stop``, ``length``), or None."""
+        """Add a step's tokens. Returns how many of them belong to the text, and why the text ends
+        after those (``stop``, ``length``), or None."""
         if self._is_whole and not self._stop and len(self.ids) + len(tokens) < self._most:
             texts = self._model.texts(tokens)
             if texts is not None:
@@ -87,7 +89,7 @@ class ReplyText:
         return "length" if len(self.ids) >= self._most else None
 
     def _completes_stop(self, piece: str) -> bool:
-        """Whether a stop string is complete with the text's last ``piece``; cuts it off then."""
+        """Whether the last ``piece`` completes a stop string; if so, cuts the text before it."""
         before = len(self._joined)
         for stop in self._stop:
             at = self.shown.find(stop, max(0, before - len(stop) + 1))
@@ -97,13 +99,13 @@ class ReplyText:
         return self.stopped
 
     def release(self, n: int, n_drafted: int) -> Iterable[Token]:
-        """The tokens that can be shown now that the next ``n`` of those taken in are due, the first
-        ``n_drafted`` of them from drafts."""
+        """Release the next ``n`` tokens, of which the first ``n_drafted`` were drafted; returns all
+        that can be shown now."""
         first = self._n_released
         self._n_released += n
         ids, pieces = self.ids[first : first + n], self._pieces[first : first + n]
         drafted = [True] * n_drafted + [False] * (n - n_drafted)
-        if not self._stop:  # nothing is ever kept back
+        if not self._stop:  # nothing is ever held back
             return map(Token, ids, pieces, drafted)
         self._held += zip(ids, pieces, drafted, strict=True)
         if self.stopped:
@@ -116,7 +118,8 @@ class ReplyText:
         return found
 
     def rest(self) -> Iterator[Token]:
-        """What was kept back, once the text has ended; an unfinished character shows as U+FFFD."""
+        """What is still held back, after the text has ended. An incomplete character becomes
+        U+FFFD."""
         tail = self._decoder.decode(b"", final=True)
         if tail and not self.stopped:
             self._pieces.append(tail)
@@ -140,7 +143,7 @@ class ReplyText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n

@@ -1,9 +1,9 @@
-"""Runs a model's chat template in a child process, under limits of time, memory and length.
+"""Runs a model's chat template in a child process, with limits on time, memory and output length.
 
-A template is a program that comes with a model. One that loops, or that doubles a string, cannot
-be stopped inside this process: a single operation such as ``10**10**10`` holds Python's
-interpreter lock, and Jinja computes constants while it compiles. So everything that compiles or
-renders a template happens in ``chat.renderer``, a process that can be killed.
+A template is untrusted code that comes with the model. One that loops or doubles a string cannot be
+stopped inside this process: a single operation such as ``10**10**10`` holds Python's interpreter
+lock, and Jinja evaluates constants at compile time. So templates are compiled and rendered only in
+``chat.renderer``, a process that can be killed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import IO, Any
 from batching.errors import InvalidParameter, SpeculationError, UnsupportedModel
 
 SECONDS = 5.0
-MEMORY = 1 << 30  # bytes, of all that the process has mapped
-CHARACTERS = 1_000_000  # besides ten times those of the messages
+MEMORY = 1 << 30  # bytes of address space
+CHARACTERS = 1_000_000  # plus ten times those in the messages
 
 _START_SECONDS = 60.0
 _RENDERER = Path(__file__).with_name("renderer.py")
 
 
 class RenderProcess:
-    """The process that renders. It starts with the first request, and anew after a failure.
+    """The child process. Starts with the first request, and again after a failure.
 
-    Any thread may ask. One request runs at a time.
+    Thread-safe; runs one request at a time.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class RenderProcess:
         self._owner = 0
 
     def render(self, template: str, variables: Mapping[str, Any], n_given: int) -> str:
-        """The text that a template makes of its variables.
+        """Render a template.
 
-        ``n_given`` is the number of characters in the messages, which limits those of the text.
-        Raises InvalidParameter where the template fails, UnsupportedModel where it exceeds a limit.
+        ``n_given`` is the number of characters in the messages, which sets the output limit.
+        Raises InvalidParameter if the template fails, UnsupportedModel if it exceeds a limit.
         """
         request = {"template": template, "variables": variables}
         text: str = self._ask(request, CHARACTERS + 10 * n_given)["text"]
@@ -55,10 +55,10 @@ class RenderProcess:
         return frozenset(self._ask({"template": template}, CHARACTERS)["names"])
 
     def close(self) -> None:
-        """End the process, and what it renders. A later request starts another."""
+        """Kill the process, even while it renders. A later request starts a new one."""
         process = self._process
         if process is not None and self._owner == os.getpid():
-            process.kill()  # before the lock, which a request holds until its answer
+            process.kill()  # before taking the lock, which a running request holds
         with self._lock:
             self._stop()
 
@@ -86,7 +86,7 @@ class RenderProcess:
         return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._owner != os.getpid():  # a fork shares its parent's pipes, and would mix up answers
+        if self._owner != os.getpid():  # after a fork: sharing the pipes would mix up answers
             self._process = None
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -107,7 +107,7 @@ class RenderProcess:
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> Any:
-        """The answer to a line; None after ``seconds``, "exceeded" where it has ended."""
+        """The answer to a line; None after ``seconds``, "exceeded" if the process has died."""
         assert process.stdin is not None and process.stdout is not None
         late = threading.Event()
 
@@ -119,8 +119,8 @@ class RenderProcess:
         timer.daemon = True
         timer.start()
         try:
-            answer = _written_and_read(process.stdin, process.stdout, line)
-        except BaseException:  # as Ctrl-C: the answer would be taken for that to the next request
+            answer = _write_and_read(process.stdin, process.stdout, line)
+        except BaseException:  # such as Ctrl-C: a late answer would go to the next request
             self._stop()
             raise
         finally:
@@ -136,12 +136,12 @@ class RenderProcess:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what was not written can no longer be
+            with contextlib.suppress(OSError):  # unwritten data cannot be flushed
                 pipe.close()
 
 
-def _written_and_read(stdin: IO[bytes], stdout: IO[bytes], line: bytes) -> bytes:
-    """The next line out; b"" where the process has ended."""
+def _write_and_read(stdin: IO[bytes], stdout: IO[bytes], line: bytes) -> bytes:
+    """Write a line and read the answer; b"" if the process has died."""
     try:
         stdin.write(line)
         stdin.flush()
@@ -153,15 +153,15 @@ def _written_and_read(stdin: IO[bytes], stdout: IO[bytes], line: bytes) -> bytes
 
 def _exceeded(what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"the model's chat template {what}; choose another model, or generate from plain text, "
-        f"which does without the template"
+        f"the model's chat template {what}; choose another model, or generate from plain text "
+        f"without the template"
     )
 
 
 def _not_started(reason: str) -> SpeculationError:
     return SpeculationError(
         f"the process that renders chat templates did not start: {reason}; check that Python "
-        f"can run and that Jinja is installed"
+        f"runs and that Jinja is installed"
     )
 
 

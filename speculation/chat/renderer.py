@@ -1,12 +1,12 @@
-"""A program that renders chat templates: one JSON request a line in, one JSON answer a line out.
+"""A child process that renders chat templates: reads JSON requests, writes JSON answers, by lines.
 
-``chat.render_process`` runs this file in a process of its own, with the import path as arguments.
-It imports nothing of this project, so that it starts quickly, and it exits when its input ends.
+``chat.render_process`` runs this file with the import path as its arguments. It imports nothing
+from this project, so that it starts quickly, and it exits at the end of its input.
 
-A request holds ``template`` and the limits ``seconds``, ``memory`` (bytes) and ``characters``.
-With ``variables``, the answer is the ``text`` that the template makes of them, otherwise the
-``names`` of the variables that it reads. Instead of these, an answer may hold ``error``, why the
-template failed, or ``exceeded``, the limit that it ran into. The first line out says "ready".
+A request has a ``template`` and the limits ``seconds``, ``memory`` (bytes) and ``characters``. With
+``variables``, the answer is the rendered ``text``; without, the ``names`` of the variables that the
+template reads. If that fails, the answer is ``error``, a message, or ``exceeded``, the name of the
+limit. The first line of output is "ready".
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 try:
     import resource
-except ImportError:  # Windows has no such limits
+except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 _ERROR_LENGTH = 500
-_GRACE = 5.0  # seconds in which the parent ends a template that takes too long
+_GRACE = 5.0  # seconds for the parent to kill this process first
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training. Here it changes nothing."""
+    """Ignores ``{% generation %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -56,12 +56,12 @@ _environment = ImmutableSandboxedEnvironment(
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches children too; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         _write("ready")
         for line in sys.stdin.buffer:
             request = json.loads(line)
-            # Without a parent that ends it, a template in an endless loop would outlive it.
+            # If the parent has died, nobody else stops a template in an endless loop.
             limit = request["seconds"] + _GRACE
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
             with _limited_memory(request["memory"]):
@@ -78,7 +78,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"names": sorted(meta.find_undeclared_variables(syntax))}
     except MemoryError:
         return {"exceeded": "memory"}
-    except Exception as error:  # a template computes, and anything may go wrong
+    except Exception as error:  # a template can raise anything
         return {"error": str(error)[:_ERROR_LENGTH]}
 
 
@@ -86,7 +86,7 @@ def _render(template: str, variables: dict[str, Any], characters: int) -> dict[s
     variables |= {
         "raise_exception": _refuse,
         "strftime_now": _strftime_now,
-        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1 would say it is July 2024
+        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1's default is a day in July 2024
     }
     pieces = []
     for piece in _compiled(template).generate(variables):
@@ -112,12 +112,12 @@ def _strftime_now(format_: str) -> str:
 
 @contextlib.contextmanager
 def _limited_memory(n_bytes: int) -> Iterator[None]:
-    """Make larger allocations fail with MemoryError, where the system can do that."""
+    """Make allocations beyond ``n_bytes`` fail with MemoryError, if the system supports it."""
     if resource is None:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses; an administrator's may be lower
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses; the hard limit may be lower
         resource.setrlimit(resource.RLIMIT_AS, (n_bytes, before[1]))
     try:
         yield

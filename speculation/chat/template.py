@@ -1,4 +1,4 @@
-"""Messages -> tokens by the GGUF's own chat template, rendered by ``chat.render_process``."""
+"""Turns messages into tokens with the GGUF's chat template, rendered by ``chat.render_process``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
-from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RENDERER
 
 Message = Mapping[str, str]
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
-THINKING = ("enable_thinking", "thinking")  # what templates ask whether the model is to think
+THINKING = ("enable_thinking", "thinking")  # template variables that turn reasoning on or off
 
-# For models whose GGUF brings no template: they were not tuned on one, so a plain transcript does.
+# For GGUFs without a template: such models were not tuned on one, so a plain transcript will do.
 TRANSCRIPT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -26,10 +26,10 @@ TRANSCRIPT_TEMPLATE = (
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as the model reads it.
+    """A conversation as tokens, ready to be continued.
 
-    tokens   up to where the assistant speaks, or as far as it has spoken
-    opening  the mark before reasoning that what the assistant says from here on begins within
+    tokens   up to the start of the assistant's reply, or to the end of what it has written of it
+    opening  the opening mark of the reasoning that the generated text starts inside of; else empty
     """
 
     tokens: list[int]
@@ -46,12 +46,10 @@ def render_messages(
 ) -> str:
     """The text of a conversation, ready for the assistant's next turn.
 
-    ``thinking`` tells a template that asks for it whether the model is to think before it answers;
-    None leaves that to the template.
+    ``thinking`` turns reasoning on or off, if the template supports it; None = its default.
     Raises InvalidParameter for an empty conversation, an unknown role, messages that the template
-    refuses (some accept no system message, or want user and assistant in turn), or a ``thinking``
-    that it does not ask for. Raises UnsupportedModel for a template that takes too long, or makes
-    too much text.
+    rejects (some accept no system message, or require alternating roles), or ``thinking`` if the
+    template does not support it. Raises UnsupportedModel for a template that exceeds a limit.
     """
     _check(messages)
     variables: dict[str, Any] = {
@@ -63,8 +61,8 @@ def render_messages(
     if thinking is not None:
         if not asks_for_thinking(template):
             raise InvalidParameter(
-                "this model cannot be told whether to think: its chat template does not ask; "
-                "leave thinking out"
+                "reasoning cannot be turned on or off: this model's chat template has no variable "
+                "for it; leave thinking out"
             )
         variables.update(dict.fromkeys(THINKING, thinking))
     n_given = sum(len(message["content"]) for message in messages)
@@ -72,16 +70,16 @@ def render_messages(
         return RENDERER.render(template, variables, n_given)
     except InvalidParameter as error:
         raise InvalidParameter(
-            f"the model's chat template refuses this conversation: {error}; "
+            f"the model's chat template rejects this conversation: {error}; "
             f"check the order of roles, or leave the system prompt out"
         ) from error
 
 
 @lru_cache(maxsize=8)
 def asks_for_thinking(template: str | None) -> bool:
-    """Whether a chat template can be told whether the model is to think.
+    """Whether a chat template has a variable that turns reasoning on or off.
 
-    False for a template that is broken, or that exceeds a limit: rendering it says so.
+    False if the template is broken or exceeds a limit; rendering it then raises.
     """
     if not template or not any(name in template for name in THINKING):
         return False
@@ -95,30 +93,30 @@ def _check(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidParameter("the conversation is empty; give at least one user message")
     for message in messages:
-        said: Mapping[str, Any] = message if isinstance(message, Mapping) else {}
-        if said.get("role") not in ROLES or not isinstance(said.get("content"), str):
+        fields: Mapping[str, Any] = message if isinstance(message, Mapping) else {}
+        if fields.get("role") not in ROLES or not isinstance(fields.get("content"), str):
             raise InvalidParameter(
-                f"a message is {message!r:.120}; give a role of {', '.join(ROLES)} "
-                f"and its content as text"
+                f"invalid message {message!r:.120}; each needs a role ({', '.join(ROLES)}) and a "
+                f"content string"
             )
 
 
 def chat_prompt(
     model: Model, messages: Sequence[Message], *, thinking: bool | None = None
 ) -> ChatPrompt:
-    """A conversation in the model's own format, up to where the assistant speaks.
+    """Tokenize a conversation in the model's chat format, up to the assistant's reply.
 
-    A last message of the assistant is the beginning of what it says, which it continues. What it
-    thought before earlier answers is left out, as most templates do it.
-    A template without room for a system message gets it at the head of the first user message.
-    Control tokens written out in a message stay plain text: nobody ends a turn by quoting one.
+    If the last message is from the assistant, generation continues it. The reasoning of earlier
+    replies is dropped, as in most templates. If the template rejects a system message, it is put in
+    front of the first user message. Control tokens spelled out in a message stay plain text, so
+    quoting one cannot end a turn.
     """
     _check(messages)
     bos, eos = (_piece(model, name) for name in ("bos", "eos"))
     template = model.chat_template or TRANSCRIPT_TEMPLATE
-    said, begun = list(messages), ""
-    if len(said) > 1 and said[-1]["role"] == ASSISTANT:
-        begun = said.pop()["content"]
+    complete, begun = list(messages), ""
+    if len(complete) > 1 and complete[-1]["role"] == ASSISTANT:
+        begun = complete.pop()["content"]
 
     def render(messages: Sequence[Message]) -> str:
         given: dict[str, Any] = {"bos_token": bos, "eos_token": eos, "thinking": thinking}
@@ -133,37 +131,37 @@ def chat_prompt(
             }
             return render_messages(template, [first, *messages[2:]], **given)
 
-    said = _answers(said)
-    text = render(said)
-    opening = opened_by(text)
+    complete = _without_reasoning(complete)
+    text = render(complete)
+    opening = opening_of(text)
     if opening:
-        said = _answers(said, opening)
-        text = render(said)
-    rest = _opening_of_rest(begun, opening)
+        complete = _without_reasoning(complete, opening)
+        text = render(complete)
+    inside = _unclosed_opening(begun, opening)
     has_bos = bool(bos) and text.startswith(bos)
-    contents = [begun, *(message["content"] for message in said)]
-    if not any(_holds_control_tokens(model, content) for content in contents):
+    contents = [begun, *(message["content"] for message in complete)]
+    if not any(_has_control_tokens(model, content) for content in contents):
         tokens = model.tokenize(text + begun, add_special=not has_bos, parse_special=True)
-        return ChatPrompt(tokens, rest)
+        return ChatPrompt(tokens, inside)
 
-    # Render with a mark for each content, and tokenize contents and template apart.
-    marked = [{**message, "content": _mark(i)} for i, message in enumerate(said)]
+    # Render with a placeholder per content, then tokenize contents and template text separately.
+    marked = [{**message, "content": _placeholder(i)} for i, message in enumerate(complete)]
     tokens = []
-    for i, part in enumerate(_MARK.split(render(marked))):
+    for i, part in enumerate(_PLACEHOLDER.split(render(marked))):
         is_content = i % 2 == 1
         tokens += model.tokenize(
-            said[int(part)]["content"] if is_content else part,
+            complete[int(part)]["content"] if is_content else part,
             add_special=i == 0 and not has_bos,
             parse_special=not is_content,
         )
-    # Of what the assistant has begun to say, the marks of reasoning are no plain text.
+    # In the begun reply, only the marks of reasoning are control tokens.
     for i, part in enumerate(_split_at_marks(begun, opening)):
         tokens += model.tokenize(part, add_special=False, parse_special=i % 2 == 0)
-    return ChatPrompt(tokens, rest)
+    return ChatPrompt(tokens, inside)
 
 
-def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
-    """The messages, those of the assistant without its reasoning."""
+def _without_reasoning(messages: Sequence[Message], opening: str = "") -> list[Message]:
+    """The messages, with reasoning removed from the assistant's."""
     return [
         {**message, "content": answer_of(message["content"], opening)}
         if message["role"] == ASSISTANT
@@ -172,8 +170,8 @@ def _answers(messages: Sequence[Message], opening: str = "") -> list[Message]:
     ]
 
 
-def _opening_of_rest(begun: str, opening: str) -> str:
-    """The mark of the reasoning that ``begun`` ends within, if it does."""
+def _unclosed_opening(begun: str, opening: str) -> str:
+    """The opening mark of the reasoning that ``begun`` ends inside of; else empty."""
     found = find_reasoning(begun, opening)
     if found is None or found.end < len(begun):
         return ""
@@ -181,7 +179,7 @@ def _opening_of_rest(begun: str, opening: str) -> str:
 
 
 def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:
-    """A mark, reasoning, a mark, the answer: one after the other the whole text."""
+    """Split a text into opening mark, reasoning, closing mark and answer."""
     found = find_reasoning(text, opening)
     if found is None:
         return "", text
@@ -189,14 +187,14 @@ def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:
     return text[:start], text[start:end], text[end:answer], text[answer:]
 
 
-_MARK = re.compile("\ue000([0-9]+)\ue001")  # private use: no text has a reason to hold it
+_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")  # private-use characters
 
 
-def _mark(i: int) -> str:
+def _placeholder(i: int) -> str:
     return f"\ue000{i}\ue001"
 
 
-def _holds_control_tokens(model: Model, text: str) -> bool:
+def _has_control_tokens(model: Model, text: str) -> bool:
     plain = model.tokenize(text, add_special=False, parse_special=False)
     return plain != model.tokenize(text, add_special=False, parse_special=True)
 

@@ -1,8 +1,8 @@
-"""Conversations that outgrow the context: how many of their first turns the model no longer reads.
+"""Truncates conversations that outgrow the context: how many of the first turns to leave out.
 
-What is left out stays so while the rest fits, and so much goes at once that the rest has room to
-grow: the cache reuses only a common prefix, so each new beginning is read as a whole. Pure: prompts
-are counted by whoever asks.
+The KV cache reuses only a common prefix, so every change of the first turn costs a full prefill.
+Therefore turns once left out stay out while the rest fits, and enough are left out at a time that
+the rest can grow. Pure: callers count the tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def turns_to_leave_out(
     room: int,
     left_out: int = 0,
 ) -> int:
-    """How many of the first turns are to be left out, so that ``room`` tokens are left for a reply.
+    """How many of the first turns to leave out, so that ``room`` tokens remain for a reply.
 
-    ``count`` gives the tokens of a prompt (``Engine.count_tokens``), ``left_out`` the turns that
-    were left out last time. They stay so as long as the prompt fits and takes more than half of
-    ``n_ctx``. Else it is decided anew: none where all fits, or as few as leave a prompt of at most
-    half of the context, or, where the last turn alone takes more, a prompt that fits. The last turn
-    is never left out, whether or not it fits.
+    ``count`` counts a prompt's tokens (``Engine.count_tokens``); ``left_out`` is the previous
+    result. It is kept while the prompt fits and takes more than half of ``n_ctx``. Otherwise the
+    result is 0 if everything fits, else the fewest turns that leave a prompt of at most half the
+    context, or, if the last turn alone takes more, one that fits. The last turn always stays,
+    whether or not it fits.
     """
     most = len(_starts(messages)) - 1
     left_out = min(left_out, most)
@@ -47,8 +47,7 @@ def turns_to_leave_out(
 
 
 def room_for_reply(n_ctx: int, max_tokens: int | None) -> int:
-    """How many tokens to keep free for a reply: all it may have, but at most a quarter of the
-    context."""
+    """Tokens to keep free for a reply: ``max_tokens``, but at most a quarter of the context."""
     quarter = n_ctx // 4
     return quarter if max_tokens is None else min(max_tokens, quarter)
 
@@ -56,23 +55,23 @@ def room_for_reply(n_ctx: int, max_tokens: int | None) -> int:
 def without_turns(messages: Sequence[Message], n: int) -> list[Message]:
     """The messages without the first ``n`` turns.
 
-    A turn is a message of the user and what follows up to the next; system messages at the head
-    belong to none and stay.
+    A turn is a user message and everything up to the next one. System messages at the start belong
+    to no turn and stay.
     """
     starts = _starts(messages)
     return [*messages[: starts[0]], *messages[starts[n] :]] if n else list(messages)
 
 
 def _starts(messages: Sequence[Message]) -> list[int]:
-    """Where the turns begin; a greeting of the assistant before them is one as well."""
+    """Indices where turns start. A greeting by the assistant before them counts as a turn."""
     roles = [message.get("role") for message in messages]
     first = next((i for i, role in enumerate(roles) if role != "system"), 0)
     return [first, *(i for i, role in enumerate(roles) if role == "user" and i > first)]
 
 
 def _fewest(takes: Callable[[int], int], most: int, limit: int) -> int:
-    """The least ``n`` up to ``most`` for which ``takes(n)``, which falls, is within the limit;
-    ``most`` where none is."""
+    """The smallest ``n`` up to ``most`` with ``takes(n)``, which decreases, within the limit;
+    ``most`` if there is none."""
     beyond = _outgrown(takes, most, limit, 1)
     if beyond is None:
         return 0
@@ -80,9 +79,9 @@ def _fewest(takes: Callable[[int], int], most: int, limit: int) -> int:
 
 
 def _outgrown(takes: Callable[[int], int], n: int, limit: int, step: int) -> int | None:
-    """A lesser ``n`` for which the prompt is beyond the limit, or None where none is.
+    """A smaller ``n`` whose prompt exceeds the limit, or None.
 
-    Found in growing steps, so that no prompt far beyond it is counted.
+    Searches in growing steps, so that prompts far beyond the limit need not be counted.
     """
     while n:
         n, step = max(0, n - step), 2 * step

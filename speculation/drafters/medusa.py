@@ -123,7 +123,7 @@ class Medusa(Drafter):
         hidden = self._state.get(tokens)
         self._predictions = []
         if hidden is None:
-            return  # the first step of a text, or plain steps in between
+            return  # the first step of a text, or it missed a step
         self._predictions = self._predict(
             hidden, _N_CHOICES if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
         )

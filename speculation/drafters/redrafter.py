@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
+from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
+from speculation.drafting.confidence import PRIORS
 from speculation.drafting.estimates import Estimates
+from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
-    add_to_tree,
+    Candidate,
     best_nodes,
     grow,
     top_beams,
-    top_children,
     top_tokens,
     with_target_ids,
 )
@@ -54,7 +53,7 @@ class ReDrafterParams:
             )
 
 
-class ReDrafter(Drafter):
+class ReDrafter(TreeDrafter):
     """Drafts the beams found from the state of the last accepted token."""
 
     def __init__(
@@ -65,36 +64,29 @@ class ReDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``estimates`` may be shared with earlier texts.
-
-        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
-        minimum path probability, drafting stops when it is no longer worth its time.
-        """
+        super().__init__(estimates, target_seconds)
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
         self._top = with_target_ids(top_tokens, head.tokens)
-        self._confidence = Confidence(estimates)
-        self._time = LevelTime(target_seconds)
         self._state = LastState()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._confidence.estimates.new_text()
+        super().begin(prompt)
         self._state.reset()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        hidden = self._state.get(tokens)
-        self._confidence.set_candidates(())
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self._state.observe(step)
+
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        hidden, params = self._state.get(tokens), self.params
         if hidden is None:
-            return  # the first step of a text, or plain steps in between
-        params, start = self.params, perf_counter()
+            return None  # the first step of a text, or it missed a step
         nodes = grow(
-            top_children(
-                self._top,
-                params.beams,
-                self._time.min_path_prob(budget),
-                self._confidence.acceptance_prob,
-            ),
+            self._children(self._top, params.beams, budget),
             self._head.level,
             self._head.root(hidden, tokens[-1]),
             0,
@@ -102,16 +94,8 @@ class ReDrafter(Drafter):
             width=params.beams,
         )
         if budget.min_path_prob:
-            chosen = best_nodes(nodes, budget.room(tree))
-        else:
-            chosen = top_beams(nodes, params.beams)
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
-        self._confidence.set_candidates(nodes)
-        self._time.record(perf_counter() - start, nodes)
-
-    def observe(self, step: Step) -> None:
-        self._confidence.learn(step)
-        self._state.observe(step)
+            return nodes, best_nodes(nodes, budget.room(tree))
+        return nodes, top_beams(nodes, params.beams)
 
 
 def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:

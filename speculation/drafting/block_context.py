@@ -19,19 +19,18 @@ from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.head_context import HeadKVState
 from speculation.drafting.tree_growth import Scores
-from speculation.heads.dflash import DFlashHead, named_candidates
+from speculation.heads.base import BlockHead
 
 
-class BlockContext(HeadKVState[DFlashHead]):
+class BlockContext(HeadKVState[BlockHead]):
     """The text in the head's context, followed by a block."""
 
     offset = 0  # a row is computed from the state at its own token
 
-    def __init__(self, head: DFlashHead) -> None:
-        super().__init__(head, named_candidates)
+    def __init__(self, head: BlockHead) -> None:
+        super().__init__(head, _top_candidates)
         self._depth = 0  # tokens drafted per block
         self._width = 1  # candidates per position
-        self._scores: _BlockLevel | None = None
 
     def prepare(self, window: int, n_leaves: int, depth: int) -> int:
         """Set the sizes of the next text's trees; return the depth a block can reach.
@@ -96,7 +95,7 @@ class _BlockLevel:
     """The scores of one block position, for each parent in the level above."""
 
     def __init__(
-        self, head: DFlashHead, output: Output, depth: int, parents: Sequence[int], width: int
+        self, head: BlockHead, output: Output, depth: int, parents: Sequence[int], width: int
     ) -> None:
         self.output = output
         self.depth = depth
@@ -106,3 +105,8 @@ class _BlockLevel:
 
     def logits(self, row: int) -> Floats:
         return self._head.candidates(self.output, self.depth, self._parents[row], self._width)
+
+
+def _top_candidates(row: Floats, n: int) -> list[tuple[int, float]]:
+    """The first ``n`` results of ``BlockHead.candidates``, as (token, probability) pairs."""
+    return [(int(token), float(prob)) for token, prob in row.T[:n]]

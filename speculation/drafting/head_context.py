@@ -24,7 +24,7 @@ from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import Top, top_tokens, with_target_ids
-from speculation.heads.eagle import DraftHead, StateHead
+from speculation.heads.base import DraftHead, StateHead
 
 H = TypeVar("H", bound=StateHead)
 _MAX_OUTPUT_ROWS = 16  # more new rows than this are decoded without output, except the last

@@ -22,7 +22,9 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.head_context import AttachedHeadContext, HeadContext
 from speculation.drafting.tree_growth import (
     Candidate,
+    Children,
     Scores,
+    Top,
     add_to_tree,
     best_nodes,
     grow,
@@ -94,7 +96,58 @@ def check_window(window: int) -> None:
         raise InvalidParameter(f"window is {window}; give 0 or more tokens")
 
 
-class HeadDrafter(Drafter):
+class TreeDrafter(Drafter):
+    """Base of drafters whose head yields a tree of candidates below the text's last token.
+
+    Calibrates the head's probabilities and weighs drafting time. Subclasses implement ``_search``.
+    """
+
+    def __init__(
+        self,
+        estimates: Estimates | None = None,
+        target_seconds: Callable[[], float] | None = None,
+    ) -> None:
+        """``estimates`` may be shared with earlier texts.
+
+        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
+        minimum path probability, drafting stops when it is no longer worth its time.
+        """
+        self._confidence = Confidence(estimates)
+        self._time = LevelTime(target_seconds)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._confidence.estimates.new_text()
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        self._confidence.set_candidates(())
+        start = perf_counter()
+        result = self._search(tokens, tree, budget)
+        if result is None:
+            return
+        nodes, chosen = result
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
+        self._confidence.set_candidates(nodes)
+        self._time.record(perf_counter() - start, nodes)
+
+    def observe(self, step: Step) -> None:
+        self._confidence.learn(step)
+
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        """All candidates, and the indexes of those to draft.
+
+        None if the head cannot draft: no state yet, or its context is full.
+        """
+        raise NotImplementedError
+
+    def _children(self, top: Top, width: int, budget: DraftBudget, p_min: float = 0.0) -> Children:
+        """Children = the ``width`` likeliest tokens, with calibrated path probabilities."""
+        floor = self._time.min_path_prob(budget)
+        return top_children(top, width, floor, self._confidence.acceptance_prob, p_min=p_min)
+
+
+class HeadDrafter(TreeDrafter):
     """Keeps the head's context in step with the text and drafts a tree each step."""
 
     def __init__(
@@ -105,15 +158,10 @@ class HeadDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``context`` is shared by all texts; ``estimates`` may be.
-
-        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
-        minimum path probability, drafting stops when it is no longer worth its time.
-        """
+        """``context`` is shared by all texts; see the base class for the rest."""
+        super().__init__(estimates, target_seconds)
         self.params = params
         self._context = context
-        self._confidence = Confidence(estimates)
-        self._time = LevelTime(target_seconds)
         self._last = 0  # position of the text's last token
         self._depth = context.prepare(params.window, params.width, params.depth)
         self.requires = Requirements(
@@ -150,42 +198,31 @@ class HeadDrafter(Drafter):
         )
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._confidence.estimates.new_text()
+        super().begin(prompt)
         self._context.prepare(self.params.window, self.params.width, self.params.depth)
         if not self._context.has_begun(prompt):
             self._context.begin(prompt[:-1])
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._last = len(tokens) - 1
-        self._confidence.set_candidates(())
-        start = perf_counter()
-        root = self._context.root(tokens)
-        if root is None:
-            return  # no state yet, or the context is full
-        nodes, chosen = self._grow(*root, tree, budget)
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
-        self._confidence.set_candidates(nodes)
-        self._time.record(perf_counter() - start, nodes)
-
     def observe(self, step: Step) -> None:
-        self._confidence.learn(step)
+        super().observe(step)
         for node in step.path:
             self._context.add_state(self._last, step.output, node)
             self._last += 1
 
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> tuple[list[Candidate], Sequence[int]] | None:
+        self._last = len(tokens) - 1
+        root = self._context.root(tokens)
+        return None if root is None else self._grow(*root, tree, budget)
+
     def _grow(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]]:
-        """All candidates, and the indexes of those to draft; the root's logits are in ``row``."""
+        """Grow the tree from the root, whose logits are in ``row``; see ``_search``."""
         params, context = self.params, self._context
         assert isinstance(params, GrownParams), "subclasses with other parameters override this"
-        children = top_children(
-            context.top,
-            params.width,
-            self._time.min_path_prob(budget),
-            self._confidence.acceptance_prob,
-            p_min=params.p_min,
-        )
+        children = self._children(context.top, params.width, budget, params.p_min)
         depth = min(self._depth, budget.max_depth)
         nodes = grow(children, context.level, output, row, depth=depth, width=params.width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))

@@ -15,7 +15,7 @@ from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from speculation.heads.eagle import HeadInContext
+from speculation.heads.base import HeadInContext
 from speculation.heads.file import model_name
 
 

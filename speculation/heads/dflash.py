@@ -91,8 +91,3 @@ class DFlashHead(AuxStatesHead):
             before = int(np.argmax(output.hidden(row - 1)[:n] == above))
         best = top_tokens(scores[before * n : (before + 1) * n], most)
         return np.array([(tokens[i], prob) for i, prob in best], np.float32).T
-
-
-def named_candidates(row: Floats, n: int) -> list[tuple[int, float]]:
-    """The first ``n`` of what ``candidates`` gave, as tokens and probabilities."""
-    return [(int(token), float(prob)) for token, prob in row.T[:n]]

@@ -125,9 +125,6 @@ def write_eagle(
     kind: str = "q8_0",
 ) -> None:
     """Write a head, its matrices as ``kind``; ``tensors`` are those that ``shape`` names."""
-    everything: dict[str, npt.NDArray[np.generic]] = dict(tensors)
-    if tokens is not None:
-        everything["tokens"] = tokens.astype(np.int32)
     metadata: dict[str, int | float] = {
         "eagle.head_count": shape.n_head,
         "eagle.head_count_kv": shape.n_head_kv,
@@ -135,4 +132,4 @@ def write_eagle(
         "eagle.rope_freq_base": float(shape.rope_base),
         "eagle.norm_epsilon": float(shape.norm_eps),
     }
-    write_heads(path, info, metadata, everything, kind)
+    write_heads(path, info, metadata, tensors, tokens=tokens, kind=kind)

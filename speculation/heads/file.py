@@ -133,6 +133,19 @@ class HeadsFile:
             )
         return found
 
+    def output_matrix(self, shares_target: bool, target: Path | None) -> Floats:
+        """The output matrix, (n_drafted, n_embd): the target's own, or the one in this file.
+
+        ``target`` is the target's GGUF. Without it a shared matrix is empty, (0, n_embd): for tools
+        that need only the rest. Raises what ``tensor`` and ``target_output`` raise.
+        """
+        tokens, n_embd, n_vocab = self.tokens(), self.info.n_embd, self.info.n_vocab
+        if shares_target and target is None:
+            return np.empty((0, n_embd), np.float32)
+        if target is not None and shares_target:
+            return target_output(target, n_vocab, n_embd, tokens)
+        return self.tensor("output.weight", n_vocab if tokens is None else len(tokens), n_embd)
+
 
 def target_output(
     path: Path, n_vocab: int, n_embd: int, tokens: npt.NDArray[np.int32] | None = None
@@ -162,10 +175,13 @@ def write_heads(
     info: HeadsInfo,
     metadata: Mapping[str, Value],
     tensors: Mapping[str, npt.NDArray[Any]],
+    *,
+    tokens: npt.NDArray[np.integer[Any]] | None = None,
     kind: str = "f16",
 ) -> None:
     """Write heads to one GGUF, matrices as ``kind``. The file appears when it is whole.
 
+    ``tokens`` are those that the heads draft, (n_drafted,); None where they draft every token.
     Raises DiskFull.
     """
     common: dict[str, Value] = {
@@ -178,6 +194,8 @@ def write_heads(
         "heads.vocab_size": info.n_vocab,
     }
     stored = {name: new_tensor(values, kind) for name, values in tensors.items()}
+    if tokens is not None:
+        stored["tokens"] = new_tensor(tokens.astype(np.int32), kind)
     write_gguf(path, {**common, **metadata}, stored)
 
 

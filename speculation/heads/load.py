@@ -12,7 +12,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.llama.private_api import MTP_GRAPHS
 from speculation.heads import assistant, dflash, eagle3, mtp
-from speculation.heads.eagle import HeadInContext
+from speculation.heads.base import HeadInContext
 from speculation.heads.eagle_file import load_eagle
 from speculation.heads.file import ARCHITECTURE, HeadsFile
 from speculation.heads.medusa_file import load_medusa

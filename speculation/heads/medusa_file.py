@@ -12,7 +12,7 @@ from batching.errors import HeadsError
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.device import torch_on_gpu
-from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
+from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
@@ -52,12 +52,8 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
             biases[block, head] = file.tensor(f"{name}.bias", n_embd)
     shares_target = file.value("medusa.shares_target_output", bool)
     output: Floats
-    if shares_target and target is None:
-        output = np.empty((0, n_embd), np.float32)
-    elif shares_target and target is not None:
-        output = target_output(target, n_vocab, n_embd, tokens)
-    elif "output.weight" in file.gguf.tensors:
-        output = file.tensor("output.weight", n_drafted, n_embd)
+    if shares_target or "output.weight" in file.gguf.tensors:
+        output = file.output_matrix(shares_target, target)
     else:
         names = [f"head.{head}.output.weight" for head in range(n_heads)]
         output = np.stack([file.tensor(name, n_drafted, n_embd) for name in names])
@@ -92,8 +88,6 @@ def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
         "medusa.choices": show_choices(weights.tree),
     }
     tensors: dict[str, npt.NDArray[Any]] = {}
-    if weights.tokens is not None:
-        tensors["tokens"] = weights.tokens.astype(np.int32)
     for block, (matrices, biases) in enumerate(zip(weights.weights, weights.biases, strict=True)):
         for head, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
             tensors[f"head.{head}.block.{block}.weight"] = matrix
@@ -104,4 +98,4 @@ def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
         else:
             for head, matrix in enumerate(weights.output):
                 tensors[f"head.{head}.output.weight"] = matrix
-    write_heads(path, info, metadata, tensors)
+    write_heads(path, info, metadata, tensors, tokens=weights.tokens)

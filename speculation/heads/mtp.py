@@ -22,7 +22,7 @@ from batching.llama.private_api import internal
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from speculation.heads.eagle import HeadInContext
+from speculation.heads.base import HeadInContext
 from speculation.heads.file import model_name
 
 METHOD = "mtp"

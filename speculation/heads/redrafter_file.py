@@ -12,7 +12,7 @@ import numpy.typing as npt
 from batching.llama.model import Model
 from batching.llama.weights import Weights
 from speculation.heads.device import torch_on_gpu
-from speculation.heads.file import HeadsFile, HeadsInfo, target_output, write_heads
+from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.redrafter import (
     RecurrentHead,
     ReDrafterHead,
@@ -39,19 +39,14 @@ def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
 
 def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
     """The matrices of a file; ``target`` is the GGUF of the model whose output they may share."""
-    n, n_vocab = file.info.n_embd, file.info.n_vocab
+    n = file.info.n_embd
     n_blocks = file.value("redrafter.block_count", int)
-    tokens = file.tokens()
     shares_target = file.value("redrafter.shares_target_output", bool)
     blocks = np.empty((n_blocks, n, n), np.float32)
     block_biases = np.empty((n_blocks, n), np.float32)
     for block in range(n_blocks):
         blocks[block] = file.tensor(f"block.{block}.weight", n, n)
         block_biases[block] = file.tensor(f"block.{block}.bias", n)
-    if shares_target:
-        output = target_output(target, n_vocab, n, tokens)
-    else:
-        output = file.tensor("output.weight", n_vocab if tokens is None else len(tokens), n)
     return ReDrafterWeights(
         token=file.tensor("token.weight", n, n),
         recurrent=file.tensor("recurrent.weight", n, n),
@@ -61,9 +56,9 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
         blocks=blocks,
         block_biases=block_biases,
         projection=file.tensor("projection.weight", n, n),
-        output=output,
+        output=file.output_matrix(shares_target, target),
         shares_target=shares_target,
-        tokens=tokens,
+        tokens=file.tokens(),
     )
 
 
@@ -87,8 +82,6 @@ def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> N
     for block, (matrix, bias) in enumerate(zip(weights.blocks, weights.block_biases, strict=True)):
         tensors[f"block.{block}.weight"] = matrix
         tensors[f"block.{block}.bias"] = bias
-    if weights.tokens is not None:
-        tensors["tokens"] = weights.tokens.astype(np.int32)
     if not weights.shares_target:
         tensors["output.weight"] = weights.output
-    write_heads(path, info, metadata, tensors)
+    write_heads(path, info, metadata, tensors, tokens=weights.tokens)

@@ -1,8 +1,7 @@
-"""Models by name: models.txt, and the way from a name to a GGUF file on this machine.
+"""Models by name: resolves names in models.txt and ``hf:`` sources to local GGUF files.
 
-``entries`` says what a line means, ``hub`` fetches what is not here yet, ``packages`` finds files
-of installed Python packages. Nothing in this package opens a GGUF file: whether it can be run is
-for ``batching`` to say.
+``entries`` parses models.txt, ``hub`` downloads from the Hugging Face Hub, ``packages`` finds files
+of installed Python packages. Nothing here opens a GGUF file; ``batching`` checks whether it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from batching.gguf.splits import part_names
 from speculation.registry.entries import (
-    FORM,
+    LINE_FORMAT,
     HubFile,
     ModelEntry,
     ModelNotFound,
@@ -29,12 +28,12 @@ from speculation.registry.entries import (
 )
 from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch
 from speculation.registry.packages import (
-    checked_file,
     converted_file,
     is_converted,
     package_file,
+    verified_file,
 )
-from speculation.registry.packages import is_here as package_is_here
+from speculation.registry.packages import is_local as package_is_local
 from speculation.registry.splits import first_part
 
 __all__ = [
@@ -48,28 +47,28 @@ __all__ = [
     "ModelNotFound",
     "PackageFile",
     "RegistryError",
-    "conversion_of",
     "default_model",
     "fetch",
     "heads_for",
-    "is_here",
+    "is_local",
     "paired_draft",
     "paired_heads",
     "parse_hub",
     "parse_package",
     "parse_registry",
+    "pending_conversion",
     "read_registry",
     "registry_file",
     "resolve",
 ]
 
 BUNDLED_MODEL = "bundled"
-PAIRED = "paired"  # as a draft model or heads: what models.txt names for the model
+PAIRED = "paired"  # as the draft model or heads: those paired with the model in models.txt
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A checked file that is to be converted once, to the type ``file_type``, as ``target``."""
+    """A verified file that is still to be converted to ``file_type`` and saved as ``target``."""
 
     source: Path
     target: Path
@@ -77,31 +76,31 @@ class Conversion:
 
 
 def default_model() -> str:
-    """The first model of models.txt whose package is installed; the bundled one if none is."""
+    """The first model in models.txt whose package is installed, else the bundled one."""
     try:
         entries = read_registry()
-    except RegistryError:  # told as soon as any name is looked up
+    except RegistryError:  # ``resolve`` raises it again
         return BUNDLED_MODEL
-    found = (e.name for e in entries.values() if e.source.startswith("package:") and is_here(e))
+    found = (e.name for e in entries.values() if e.source.startswith("package:") and is_local(e))
     return next(found, BUNDLED_MODEL)
 
 
-def is_here(entry: ModelEntry) -> bool:
-    """Whether the entry's file is on this machine already."""
+def is_local(entry: ModelEntry) -> bool:
+    """Whether the entry's file is on this machine."""
     if entry.source.startswith("hf:"):
         wanted = parse_hub(entry.source)
         parts = (replace(wanted, path=path) for path in part_names(wanted.path))
         return all(cached(part) for part in parts)
     if entry.source.startswith("package:"):
-        return package_is_here(parse_package(entry.source))
+        return package_is_local(parse_package(entry.source))
     return _local_path(entry).is_file()
 
 
-def conversion_of(name: str | os.PathLike[str]) -> Conversion | None:
-    """What is still to be done before the model of this name is read in the type it asks for.
+def pending_conversion(name: str | os.PathLike[str]) -> Conversion | None:
+    """The conversion that models.txt asks for, if the model of this name still needs it.
 
-    None for paths, for models that ask for no other type, and where it was done. Raises
-    ModelNotFound and RegistryError.
+    None for paths, for models without a conversion, and once it is done. Raises ModelNotFound and
+    RegistryError.
     """
     entry = read_registry().get(os.fspath(name))
     if entry is None or not entry.source.startswith("package:"):
@@ -109,7 +108,7 @@ def conversion_of(name: str | os.PathLike[str]) -> Conversion | None:
     wanted = parse_package(entry.source)
     if wanted.file_type is None or is_converted(wanted):
         return None
-    return Conversion(checked_file(wanted), converted_file(wanted), wanted.file_type)
+    return Conversion(verified_file(wanted), converted_file(wanted), wanted.file_type)
 
 
 def resolve(
@@ -119,15 +118,15 @@ def resolve(
     progress: bool | None = None,
     bar: BarMaker | None = None,
 ) -> Path:
-    """The GGUF file that a path, a name in models.txt or an ``hf:`` source stands for.
+    """The local GGUF file for a path, a name in models.txt or an ``hf:`` source.
 
-    An existing file is returned as it is. What lies on the hub is fetched once; after that no
-    network is used. Of a file in a package the converted one is returned if it was made. Of a model
-    in several files any one names it, and the first is returned.
-    ``progress`` shows a bar always (True), never (False) or in a terminal (None); ``bar`` makes
-    that bar in place of ``tqdm.tqdm``.
+    Downloads a file from the hub once; later calls need no network. For a file in a package,
+    returns the converted file if there is one. A model split into several files can be named by any
+    of them; returns the first.
+    ``progress`` shows a progress bar: True = always, False = never, None = in a terminal. ``bar``
+    makes the bar instead of ``tqdm.tqdm``.
 
-    Raises ModelNotFound, RegistryError when models.txt is malformed, DownloadFailed.
+    Raises ModelNotFound, DownloadFailed, and RegistryError if models.txt is malformed.
     """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
@@ -147,33 +146,35 @@ def resolve(
 
 
 def paired_draft(model: str | os.PathLike[str]) -> str:
-    """The name of the draft model that models.txt gives for a model's name.
+    """The name of the draft model paired with a model in models.txt.
 
-    Raises ModelNotFound where it gives none.
+    Raises ModelNotFound if there is none.
     """
     entries = read_registry()
     entry = entries.get(os.fspath(model))
     if entry is None or entry.draft is None:
         paired = ", ".join(name for name, other in entries.items() if other.draft)
         raise ModelNotFound(
-            f"models.txt names no draft model for {os.fspath(model)!r}; give one by name or path "
-            f"after --draft-model (models with one: {paired or 'none'})"
+            f"models.txt pairs no draft model with {os.fspath(model)!r}; give its name or path "
+            f"with {{draft_model}} (models with one: {paired or 'none'})",
+            settings=("draft_model",),
         )
     return entry.draft
 
 
 def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The names of the drafting heads that models.txt gives for a model's name.
+    """The names of the drafting heads paired with a model in models.txt.
 
-    Raises ModelNotFound where it gives none.
+    Raises ModelNotFound if there are none.
     """
     entries = read_registry()
     entry = entries.get(os.fspath(model))
     if entry is None or not entry.heads:
         paired = ", ".join(name for name, other in entries.items() if other.heads)
         raise ModelNotFound(
-            f"models.txt names no drafting heads for {os.fspath(model)!r}; give them by name or "
-            f"path after --heads (models with some: {paired or 'none'})"
+            f"models.txt pairs no drafting heads with {os.fspath(model)!r}; give their names or "
+            f"paths with {{heads}} (models with some: {paired or 'none'})",
+            settings=("heads",),
         )
     return entry.heads
 
@@ -181,12 +182,12 @@ def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
 def heads_for(
     model: str | os.PathLike[str], heads: Sequence[str | os.PathLike[str]]
 ) -> Sequence[str | os.PathLike[str]]:
-    """``heads`` as given, or for PAIRED alone those that models.txt names for the model."""
+    """``heads`` as given; if they are just PAIRED, those paired with the model in models.txt."""
     return paired_heads(model) if list(heads) == [PAIRED] else heads
 
 
 def _fetch_all(wanted: HubFile, progress: bool | None, bar: BarMaker | None) -> Path:
-    """The file to open; those that belong to it are fetched too."""
+    """Download all parts of a split file; returns the first."""
     parts = [replace(wanted, path=path) for path in part_names(wanted.path)]
     files = [fetch(part, progress=progress, bar=bar) for part in parts]
     return files[0]
@@ -204,23 +205,24 @@ def _local_file(entry: ModelEntry) -> Path:
         if path.is_file():
             return first_part(path)
         raise ModelNotFound(
-            f"{entry.name!r} in models.txt stands for {path}, and there is no such file; "
-            "correct the line or put the file there"
+            f"file not found: {path}, the source of {entry.name!r} in models.txt; correct the "
+            "line or put the file there"
         )
     if path.is_file():
         return path
     raise ModelNotFound(
         f"the bundled model {path.name} is missing from {path.parent}; "
-        "check out or install this program again, or choose another model"
+        "reinstall this program, or choose another model"
     )
 
 
 def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:
-    kind = "is a folder" if text and Path(text).is_dir() else "is no file and no known name"
+    is_folder = bool(text) and Path(text).is_dir()
+    problem = f"{text} is a folder" if is_folder else f"file not found: {text or repr(text)}"
     close = difflib.get_close_matches(text.lower(), entries, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     return ModelNotFound(
-        f"{text!r} {kind}.{guess} Known names: {', '.join(entries) or 'none'}. "
-        f"Give the path of a .gguf file, hf:owner/repository/file.gguf, "
-        f"or add a line to models.txt: {FORM}"
+        f"{problem}.{guess} Known models: {', '.join(entries) or 'none'}. "
+        f"Give the path of a .gguf file, a known model, hf:owner/repository/file.gguf, "
+        f"or add a line to models.txt: {LINE_FORMAT}"
     )

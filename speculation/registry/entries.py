@@ -1,4 +1,4 @@
-"""models.txt: what a line means. Knows nothing of the network, of llama.cpp or of GGUF."""
+"""Parses models.txt. Independent of the network, llama.cpp and GGUF."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from batching.errors import SpeculationError
 
-FORM = "name | source | draft | description"
-HEADS = "heads"  # in the draft field: the line is no model
-HUB_FORM = "hf:owner/repository/file.gguf, with @revision after it if need be"
-PACKAGE_FORM = "package:name/file.gguf@sha256:…, with -> Q8_0 after it to convert it"
+LINE_FORMAT = "name | source | draft | description"
+HEADS = "heads"  # in the draft field: the line names drafting heads, not a model
+HUB_FORMAT = "hf:owner/repository/file.gguf or hf:owner/repository/file.gguf@revision"
+PACKAGE_FORMAT = "package:name/file.gguf@sha256:…, optionally followed by -> Q8_0 to convert it"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HUB = re.compile(
@@ -25,21 +25,21 @@ _PACKAGE = re.compile(
 
 
 class RegistryError(SpeculationError):
-    """models.txt cannot be read, or one of its lines is not in the right form."""
+    """models.txt cannot be read, or a line of it is malformed."""
 
 
 class ModelNotFound(SpeculationError):
-    """Neither a file nor a known name, or the file a known name stands for is missing."""
+    """There is no such file or model name, or a model's file is missing."""
 
 
 @dataclass(frozen=True)
 class ModelEntry:
     """One line of models.txt.
 
-    ``source`` is ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path. ``draft`` is the name
-    of the line whose model can draft for this one, None for none; ``heads`` are the names of lines
-    that are drafting heads trained on it. ``is_heads`` says that this line is such heads, and no
-    model.
+    source    ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path
+    draft     name of the draft model paired with this model, or None
+    heads     names of the drafting heads paired with it
+    is_heads  whether this line is a file of drafting heads instead of a model
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file of one repository on the hub, at a branch, tag or commit."""
+    """A file in a repository on the hub, at a branch, tag or commit."""
 
     repo: str
     path: str
@@ -61,9 +61,9 @@ class HubFile:
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file of an installed Python package, by the package's import name.
+    """A file of an installed Python package, by the package's import name.
 
-    ``file_type`` is the type it is converted to, as in Q8_0; None uses it as it is.
+    ``file_type`` is the type to convert it to, such as Q8_0; None = no conversion.
     """
 
     package: str
@@ -73,37 +73,31 @@ class PackageFile:
 
 
 def parse_hub(source: str) -> HubFile:
-    """``hf:owner/repository/folder/file.gguf@revision`` taken apart.
-
-    Raises RegistryError when the text has another form.
-    """
+    """Parse ``hf:owner/repository/folder/file.gguf@revision``. Raises RegistryError."""
     match = _HUB.fullmatch(source)
     if match is None:
-        raise RegistryError(f"{source!r} names no file on the hub; write {HUB_FORM}")
+        raise RegistryError(f"{source!r} is not a file on the hub; write {HUB_FORMAT}")
     wanted = HubFile(match["repo"], match["file"], match["revision"] or "main")
-    # Both become paths in the cache: a step upwards would leave it.
+    # Both become paths in the cache, which '..' would leave.
     for text in (wanted.path, wanted.revision):
         if not {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", text)):
-            raise RegistryError(f"{source!r} has an empty, '.' or '..' step; write {HUB_FORM}")
+            raise RegistryError(f"{source!r} has an empty, '.' or '..' part; write {HUB_FORMAT}")
     return wanted
 
 
 def parse_package(source: str) -> PackageFile:
-    """``package:name/file.gguf@sha256:… -> Q8_0`` taken apart.
-
-    Raises RegistryError when the text has another form.
-    """
+    """Parse ``package:name/file.gguf@sha256:… -> Q8_0``. Raises RegistryError."""
     match = _PACKAGE.fullmatch(source)
     if match is None or not {"", ".", ".."}.isdisjoint(match["file"].split("/")):
-        raise RegistryError(f"{source!r} names no file of a package; write {PACKAGE_FORM}")
+        raise RegistryError(f"{source!r} is not a file of a package; write {PACKAGE_FORMAT}")
     return PackageFile(match["package"], match["file"], match["sha256"], match["type"])
 
 
 def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
-    """The entries of ``text`` in the order of its lines; ``file`` is where it was read from.
+    """The entries in ``text`` by name, in order; ``file`` is where it was read from.
 
-    A relative path in a source starts from the folder of ``file``.
-    Raises RegistryError with file, line number, the line and the right form.
+    Relative paths in sources are relative to the folder of ``file``. Raises RegistryError with the
+    file, the line and the expected format.
     """
     entries: dict[str, ModelEntry] = {}
     lines: dict[str, tuple[int, str]] = {}
@@ -114,44 +108,42 @@ def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
             entry = _parse_line(line, file.parent)
             if entry.name in entries:
                 first, _ = lines[entry.name]
-                raise RegistryError(f"the name {entry.name!r} is taken by line {first}")
+                raise RegistryError(f"line {first} has the name {entry.name!r} too")
         except RegistryError as error:
-            raise _wrong_line(file, number, line, str(error)) from None
+            raise _line_error(file, number, line, str(error)) from None
         entries[entry.name] = entry
         lines[entry.name] = (number, line)
     for entry in entries.values():
         number, line = lines[entry.name]
         try:
-            entries[entry.name] = _with_drafts_told_apart(entry, entries)
+            entries[entry.name] = _pair(entry, entries)
         except RegistryError as error:
-            raise _wrong_line(file, number, line, str(error)) from None
+            raise _line_error(file, number, line, str(error)) from None
     return entries
 
 
-def _with_drafts_told_apart(entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> ModelEntry:
-    """The names in the draft field as what their own lines are: a draft model, or heads."""
+def _pair(entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> ModelEntry:
+    """The entry with the names in its draft field sorted into a draft model and heads."""
     names = [] if entry.draft is None else [name.strip() for name in entry.draft.split(",")]
     draft, heads = None, []
     for name in names:
         if name == entry.name:
             raise RegistryError("a model cannot be its own draft; write -")
         if name not in entries:
-            raise RegistryError(
-                f"the draft {name!r} is no name in this file; write one that is, or -"
-            )
+            raise RegistryError(f"the draft {name!r} is not a name in this file; write a name or -")
         if entries[name].is_heads:
             heads.append(name)
         elif draft is None:
             draft = name
         else:
-            raise RegistryError(f"{draft!r} and {name!r} are both draft models; leave one")
+            raise RegistryError(f"{draft!r} and {name!r} are both draft models; keep one")
     return replace(entry, draft=draft, heads=tuple(heads))
 
 
 def registry_file() -> Path:
-    """models.txt of the checkout, or the copy shipped in the installed package.
+    """models.txt of the checkout, or its copy in the installed package.
 
-    The bundled models lie in ``models/`` beside it, in both places.
+    In both places, the bundled models are in ``models/`` next to it.
     """
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent / "models.txt"
@@ -161,14 +153,14 @@ def registry_file() -> Path:
 def read_registry(path: Path | str | None = None) -> dict[str, ModelEntry]:
     """The entries of models.txt, or of the file at ``path``, by name.
 
-    Raises RegistryError when the file cannot be read or a line of it is malformed.
+    Raises RegistryError if the file cannot be read or a line of it is malformed.
     """
     file = registry_file() if path is None else Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(
-            f"cannot read {file}: {error}; restore the file, or give a model by its path"
+            f"cannot read {file}: {error}; restore the file, or give the path of a model"
         ) from error
     return parse_registry(text, file.absolute())
 
@@ -179,7 +171,7 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError(f"{len(fields)} of 4 fields")
     name, source, draft, description = fields
     if not _NAME.fullmatch(name):
-        raise RegistryError(f"the name {name!r} may have letters, digits, '.', '_' and '-' only")
+        raise RegistryError(f"the name {name!r} must have only letters, digits, '.', '_' and '-'")
     if not source:
         raise RegistryError("the source is empty")
     if not draft:
@@ -205,6 +197,6 @@ def _checked_source(source: str, folder: Path) -> str:
     return str(folder / Path(source).expanduser())
 
 
-def _wrong_line(file: Path, number: int, line: str, reason: str) -> RegistryError:
+def _line_error(file: Path, number: int, line: str, reason: str) -> RegistryError:
     where = f"{file}, line {number}"
-    return RegistryError(f"{where}: {reason}\n    {line.strip()}\nThe form is: {FORM}")
+    return RegistryError(f"{where}: {reason}\n    {line.strip()}\nFormat: {LINE_FORMAT}")

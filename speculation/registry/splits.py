@@ -1,4 +1,4 @@
-"""Models in several files: llama.cpp is given the first and finds the others beside it."""
+"""Split models: llama.cpp opens the first file and finds the others in the same folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from speculation.registry.entries import ModelNotFound
 
 
 def first_part(path: Path) -> Path:
-    """The file to open for the model that ``path`` is a file of. Raises ModelNotFound."""
+    """The first file of the split model of ``path``. Raises ModelNotFound if a file is missing."""
     files = [path.with_name(name) for name in part_names(path.name)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelNotFound(
-            f"{path} is one of {len(files)} files of a model, and not beside it: "
-            f"{', '.join(missing[:3])}{more}; put them all into one folder"
+            f"{path} is one of {len(files)} files of a model; missing from its folder: "
+            f"{', '.join(missing[:3])}{more}; put all files into one folder"
         )
     return files[0]

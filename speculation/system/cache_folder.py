@@ -1,4 +1,4 @@
-"""The folder of what this program keeps between runs and can make again."""
+"""The cache folder: data that the program keeps between runs and can recreate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where this program keeps what it can make again: the user's cache directory."""
+    """``$SPECULATION_CACHE``, or ``speculation`` in the user's cache directory."""
     if "SPECULATION_CACHE" in os.environ:
         return Path(os.environ["SPECULATION_CACHE"])
     if sys.platform == "win32":

@@ -1,4 +1,4 @@
-"""What a command line prints: anything a console can show, and errors in the words of its flags."""
+"""Console output: unencodable characters are replaced, and errors name settings by their flags."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ FLAGS = {
 }
 
 
-def print_anything() -> None:
-    """Have ``?`` printed for what a console or pipe cannot show: texts, and names of files, are
-    anything, and on Windows a pipe has some 200 characters."""
+def replace_unencodable() -> None:
+    """Print ``?`` for characters that a console or pipe cannot encode.
+
+    Texts and file names can have any character; a Windows pipe encodes about 200.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def worded(error: Exception) -> str:
-    """What to print of an error, with settings called by their flags."""
+    """The error's message, with settings named by their command-line flags."""
     return error.worded(FLAGS) if isinstance(error, SpeculationError) else str(error)

@@ -1,4 +1,4 @@
-"""Files that tools are given: whether one can be written, and what identifies or spoils one."""
+"""Checks of input and output files: writable, distinct from the inputs, UTF-8; and a digest."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ _CHUNK = 2**20
 
 
 def obstacle(path: Path) -> str:
-    """Why no file can be put in the place of ``path``, or nothing."""
+    """Why ``path`` cannot be replaced by a file; empty if it can."""
     if path.is_dir():
         return "it is a folder"
     if not path.absolute().parent.is_dir():
         return "no such folder"
     if path.exists() and not path.is_file():
-        return "it is a device, and the file is replaced as a whole"
+        return "it is a device, not a file"
     return ""
 
 
 def require_writable(path: Path) -> None:
-    """Find out before the work whether its file can be written, not after.
+    """Check that an output file can be written, before the work that produces it.
 
-    Files are written beside their place, as ``NAME.partial``, and renamed. Raises InvalidParameter
-    with the reason.
+    Output is written to ``NAME.partial`` in the same folder and then renamed. Raises
+    InvalidParameter with the reason.
     """
     reason = obstacle(path)
     if not reason:
         partial = path.with_name(f"{path.name}.partial")
         try:
-            was_there = partial.exists()
+            existed = partial.exists()
             partial.open("ab").close()
-            if not was_there:
+            if not existed:
                 partial.unlink()
         except OSError as error:
             reason = f"{error.strerror} ({partial})"
     if reason:
         raise InvalidParameter(
-            f"cannot write {path}: {reason}; give a file in a folder that exists and can be "
-            f"written to"
+            f"cannot write {path}: {reason}; give a file in a folder that exists and is writable"
         )
 
 
 def require_other(path: Path, files: Iterable[Path]) -> None:
-    """Refuse to write over what is read. Raises InvalidParameter with its name."""
+    """Check that the output ``path`` is none of the input ``files``. Raises InvalidParameter."""
     for file in files:
         if path.resolve() == file.resolve():
             raise InvalidParameter(
-                f"cannot write {path}: it is one of the files that are read; give another name"
+                f"cannot write {path}: it is one of the input files; give another name"
             )
 
 
 def read_text(file: Path) -> str:
-    """A whole text. Raises InvalidParameter where it is not UTF-8."""
+    """The content of a text file. Raises InvalidParameter if it is not UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -63,14 +62,14 @@ def read_text(file: Path) -> str:
 
 
 def not_utf8(file: Path, error: UnicodeDecodeError) -> InvalidParameter:
-    """The error for a file that is something else than text."""
+    """The error for a file that is not UTF-8 text."""
     return InvalidParameter(
-        f"{file} is no UTF-8 text ({error.reason} at byte {error.start}); give text files, in UTF-8"
+        f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); give text files in UTF-8"
     )
 
 
 def digest(file: Path) -> str:
-    """Tells whether a file is byte for byte the same: 16 digits of its SHA-256."""
+    """The first 16 hex digits of the file's SHA-256."""
     found = hashlib.sha256()
     with file.open("rb") as content:
         while chunk := content.read(_CHUNK):

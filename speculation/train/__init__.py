@@ -1,8 +1,7 @@
-"""Training drafting heads for a model, on the machine it runs on: ``python -m speculation.train``.
+"""Training of drafting heads on the user's machine: ``python -m speculation.train``.
 
-``texts`` says what the target reads, ``states`` collects what it thinks while reading, a module for
-each kind of heads learns from that. Needs PyTorch (the extra ``train``), imported where
-it is used.
+``texts`` reads the training data, ``states`` collects the target's hidden states over it, and one
+module per kind of heads trains on them. Needs PyTorch (the extra ``train``), imported where used.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from batching.errors import SpeculationError
 
 
 class TrainError(SpeculationError):
-    """Heads cannot be trained: no PyTorch, no usable text, no room."""
+    """Heads cannot be trained: PyTorch is missing, the data is unusable, or the disk is full."""
 
 
 def require_packages() -> None:
-    """Raise TrainError with the command to give where PyTorch is missing."""
+    """Raise TrainError with the install command if PyTorch is missing."""
     if find_spec("torch") is None:
         raise TrainError(
-            "training needs torch, not installed here; install it with: "
+            "training needs torch, which is not installed; install it with: "
             "python -m pip install 'torch>=2.6'"
         )

@@ -1,4 +1,4 @@
-"""``python -m speculation.train``: heads for a model, from its own states on your texts."""
+"""``python -m speculation.train``: trains drafting heads for a model on your texts."""
 
 from __future__ import annotations
 
@@ -38,47 +38,47 @@ from speculation.heads.tree import (
 )
 from speculation.methods import parameter_docs
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import print_anything, worded
+from speculation.system.console import replace_unencodable, worded
 from speculation.system.files import digest, require_other, require_writable
 from speculation.train import TrainError, require_packages, states
 from speculation.train.eagle import EagleTraining, default_layers, shape_for, train_eagle
 from speculation.train.eagle3_file import write_eagle3
 from speculation.train.medusa import MedusaTraining, train
 from speculation.train.redrafter import ReDrafterTraining, train_redrafter
-from speculation.train.texts import own_replies, read_texts
+from speculation.train.texts import generate_replies, read_texts
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 T = TypeVar("T")
 
 DESCRIPTION = """\
-Train drafting heads for a GGUF, and choose the tree they draft. docs/training.md explains.
+Train drafting heads for a GGUF model, and choose their draft tree. See docs/training.md.
 
-The target reads the data, and its states and choices are kept in a folder; heads learn from them
-and are judged by texts that were held out. Ctrl-C while it reads loses nothing: the same command
-goes on. The best data are texts as the model itself writes them: give prompts and --generate.
+The target reads the data; its hidden states and choices are stored in a folder. Heads are trained
+on them and evaluated on held-out texts. Ctrl-C while it reads loses nothing: run the same command
+again to resume. The model's own replies are the best data: give prompts and --generate.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     args = _parser().parse_args(arguments)
     try:
         args.run(args)
     except (SpeculationError, OSError, UnicodeDecodeError) as error:
         print(f"error: {worded(error)}", file=sys.stderr)
         return FAILED
-    except (MemoryError, RuntimeError) as error:  # of these PyTorch makes its own
+    except (MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError when out of memory
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
         print(
-            "error: there is not memory enough for a step; lower --batch, or give --vocab: the "
-            "same command goes on with what was collected",
+            "error: out of memory in a training step; lower --batch or give --vocab; the "
+            "collected states are kept",
             file=sys.stderr,
         )
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on with what was collected", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     return OK
 
@@ -94,32 +94,30 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(medusa)
     _add_params(medusa, MedusaTraining)
     medusa.set_defaults(run=_medusa)
-    redrafter = commands.add_parser(
-        "redrafter", help="train a head for ReDrafter", allow_abbrev=False
-    )
+    redrafter = commands.add_parser("redrafter", help="train a ReDrafter head", allow_abbrev=False)
     _add_data(redrafter)
     _add_params(redrafter, ReDrafterTraining)
     redrafter.set_defaults(run=_redrafter)
-    eagle = commands.add_parser("eagle", help="train a head for EAGLE", allow_abbrev=False)
+    eagle = commands.add_parser("eagle", help="train an EAGLE head", allow_abbrev=False)
     _add_data(eagle)
     eagle.add_argument(
         "--eagle3",
         action="store_true",
-        help="a head for EAGLE-3, over the inputs of three layers (for EAGLE-1 and -2)",
+        help="train an EAGLE-3 head, which reads three layers (default: for EAGLE-1 and -2)",
     )
     eagle.add_argument(
         "--layers",
         nargs=3,
         type=int,
-        help="those layers, counted from 0 (2, half of all, and the last but two)",
+        help="the three layers for --eagle3, counted from 0 (default: 2, n/2 and n-3 of n)",
     )
     _add_params(eagle, EagleTraining)
     eagle.set_defaults(run=_eagle)
-    tree = commands.add_parser("tree", help="choose the tree of trained heads by its size")
-    tree.add_argument("--heads", type=Path, required=True, help="a file of heads")
-    tree.add_argument("--nodes", type=int, help="draft tokens; without it all sizes are shown")
-    tree.add_argument("--choices", help="a tree of your own, as paths of ranks")
-    tree.add_argument("--out", type=Path, help="write heads with this tree (the same file)")
+    tree = commands.add_parser("tree", help="choose the draft tree of trained Medusa heads")
+    tree.add_argument("--heads", type=Path, required=True, help="file of Medusa heads")
+    tree.add_argument("--nodes", type=int, help="draft tokens (default: show a table of sizes)")
+    tree.add_argument("--choices", help="your own tree, as paths of ranks")
+    tree.add_argument("--out", type=Path, help="output file (default: overwrite --heads)")
     tree.set_defaults(run=_tree)
     return parser
 
@@ -136,7 +134,7 @@ def _add_params(parser: argparse.ArgumentParser, params: type[Any]) -> None:
 
 
 def _params(args: argparse.Namespace, kind: type[T]) -> T:
-    """The parameters that ``_add_params`` asked for; before anything is loaded, what can fail."""
+    """The training parameters from the flags. Checks all it can before a model is loaded."""
     require_packages()
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     params = kind(**{name: getattr(args, name) for name in names})
@@ -171,39 +169,39 @@ def _device(args: argparse.Namespace) -> str:
 
 
 def _chosen(device: str | None) -> str:
-    """Where PyTorch trains. Raises InvalidParameter, naming what there is, for something else."""
+    """The PyTorch device to train on. Raises InvalidParameter if there is no such device."""
     import torch
 
-    there = ["cpu"]
+    available = ["cpu"]
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is not None:
         numbers = range(torch.accelerator.device_count())
-        there += [found.type, *(f"{found.type}:{number}" for number in numbers)]
+        available += [found.type, *(f"{found.type}:{number}" for number in numbers)]
     if device is None:
-        return "cuda" if "cuda" in there else "cpu"
-    if device not in there:
-        raise InvalidParameter(f"--device is {device!r}; PyTorch has {', '.join(there)} here")
+        return "cuda" if "cuda" in available else "cpu"
+    if device not in available:
+        raise InvalidParameter(f"--device is {device!r}; PyTorch has {', '.join(available)} here")
     return device
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default=BUNDLED_MODEL, help="the target: a GGUF, or a name of models.txt")
-    add("--data", nargs="+", type=Path, required=True, help="texts, chats or prompts")
-    add("--out", type=Path, required=True, help="the file of heads to write")
-    add("--work", type=Path, help="folder of the collected states (OUT.states)")
+    add("--model", default=BUNDLED_MODEL, help="target model: a GGUF or a name in models.txt")
+    add("--data", nargs="+", type=Path, required=True, help="files of texts, chats or prompts")
+    add("--out", type=Path, required=True, help="file to write the heads to")
+    add("--work", type=Path, help="folder for the collected states (default: OUT.states)")
     add(
         "--generate",
         type=int,
         default=0,
         metavar="N",
-        help="let the target write: N tokens at most for each prompt (0: the data as they are)",
+        help="have the target reply to each prompt with up to N tokens (default: use data as is)",
     )
-    add("--max-tokens", type=int, default=1_000_000, help="tokens read in all (1000000)")
-    add("--ctx", type=int, default=512, help="tokens of a piece of text (512)")
-    add("--threads", type=int, help="CPU threads (one a physical core)")
-    add("--gpu-layers", type=int, help="layers on the GPU, if there is one (all)")
-    add("--device", help="where PyTorch trains: cpu, cuda (cuda where there is one)")
+    add("--max-tokens", type=int, default=1_000_000, help="tokens to read in all (1000000)")
+    add("--ctx", type=int, default=512, help="tokens per sequence (512)")
+    add("--threads", type=int, help="CPU threads (default: one per physical core)")
+    add("--gpu-layers", type=int, help="layers to offload to the GPU, if any (default: all)")
+    add("--device", help="PyTorch device, such as cpu or cuda (default: cuda if available)")
 
 
 def _medusa(args: argparse.Namespace) -> None:
@@ -219,12 +217,10 @@ def _medusa(args: argparse.Namespace) -> None:
         trained = train(collected, output, params, device, progress.loss)
     weights = trained.weights
     write_medusa(args.out, info, weights)
-    print(f"\nmeasured on {trained.n_held_out:,} states that were held out")
+    print(f"\nmeasured on {trained.n_held_out:,} held-out states")
     _show_accuracy(weights.accuracy)
     _show_tree(weights.accuracy, weights.tree)
-    print(
-        f"decoding the held-out texts with it takes {trained.tokens_per_step:.2f} tokens per step"
-    )
+    print(f"simulated on the held-out texts: {trained.tokens_per_step:.2f} tokens per step")
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
 
 
@@ -247,7 +243,7 @@ def _redrafter(args: argparse.Namespace) -> None:
 
 def _eagle(args: argparse.Namespace) -> None:
     if args.layers and not args.eagle3:
-        raise InvalidParameter("--layers are those that EAGLE-3 reads; give --eagle3 as well")
+        raise InvalidParameter("--layers is for EAGLE-3 only; add --eagle3 or leave --layers out")
     params = _params(args, EagleTraining)
     with _load(args) as engine:
         path = engine.model.path
@@ -285,12 +281,12 @@ def _eagle(args: argparse.Namespace) -> None:
 
 
 def _check_layers(model: Model, layers: Sequence[int]) -> None:
-    """Find out whether they can be read before the target writes replies for hours."""
+    """Raise if the layers cannot be read, before the target spends hours on replies."""
     for layer in layers:
         if not 0 <= layer < model.n_layer:
             raise InvalidParameter(
-                f"--layers has {layer}; the model has {model.n_layer} layers, give numbers from 0 "
-                f"to {model.n_layer - 1}"
+                f"--layers has {layer}, but the model has {model.n_layer} layers; give numbers "
+                f"from 0 to {model.n_layer - 1}"
             )
     check_layer_inputs(model, layers)
 
@@ -312,7 +308,7 @@ def _collect(
     n_before = states.n_samples(folder)
     length = engine.context.n_ctx
     if args.generate:
-        samples = own_replies(engine, args.data, length, args.generate, n_before)
+        samples = generate_replies(engine, args.data, length, args.generate, n_before)
     else:
         samples = read_texts(engine.model, args.data, length, n_before)
     with _Progress("text" if not args.generate else "writing") as progress:
@@ -324,28 +320,28 @@ def _collect(
 
 
 def _tree(args: argparse.Namespace) -> None:
-    shows = args.choices is None and args.nodes is None
+    only_show = args.choices is None and args.nodes is None
     if args.choices is not None and args.nodes is not None:
-        raise InvalidParameter("--choices is a tree, and so is --nodes; give one of the two")
+        raise InvalidParameter("--choices and --nodes both choose a tree; give one of them")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise InvalidParameter(f"--nodes is {args.nodes}; give 1 to {MAX_NODES}")
-    if shows and args.out is not None:
+    if only_show and args.out is not None:
         raise InvalidParameter(
-            f"nothing would be written to {args.out} without a tree; give --nodes or --choices"
+            f"without a tree there is nothing to write to {args.out}; give --nodes or --choices"
         )
     if GGUFFile(args.heads).metadata.get("general.architecture") == EAGLE3:
         raise _without_tree(args.heads, "eagle-3")
     file = HeadsFile(args.heads)
     out = args.out or args.heads
-    if not shows:
+    if not only_show:
         require_writable(out)
     if file.info.method != "medusa":
         raise _without_tree(args.heads, file.info.method)
     info, weights = file.info, read_weights(file)
-    del file  # which Windows does not replace while it is mapped
+    del file  # Windows does not replace a mapped file
     _show_accuracy(weights.accuracy)
-    if shows:
-        print("\ndraft tokens, and tokens per step to be expected")
+    if only_show:
+        print("\ndraft tokens, expected tokens per step")
         for n in (1, 3, 7, 15, 23, 31, 47, 63):
             found = best_tree(weights.accuracy, n)
             print(f"{len(found):6}  {expected_tokens(weights.accuracy, found):.2f}")
@@ -364,26 +360,26 @@ def _tree(args: argparse.Namespace) -> None:
 
 def _without_tree(heads: Path, method: str) -> TrainError:
     return TrainError(
-        f"{heads} holds heads for {method}, which grow their tree as they draft; give a file of "
+        f"{heads} has heads for {method}, which build their tree while drafting; give a file of "
         f"Medusa heads"
     )
 
 
 def _show_accuracy(accuracy: Floats, name: str = "head") -> None:
-    print("\nhow often each choice is right, %; and one of the first so many")
+    print("\naccuracy of each choice, and of the top 3 and top 5 together, in %")
     n_ranks = accuracy.shape[1]
     print(f"{name:6}" + "".join(f"{rank + 1:6}" for rank in range(n_ranks)) + "   top 3  top 5")
-    for place, row in enumerate(100 * accuracy):
+    for i, row in enumerate(100 * accuracy):
         print(
-            f"{place + 1:{len(name)}}".ljust(6)
+            f"{i + 1:{len(name)}}".ljust(6)
             + "".join(f"{value:6.1f}" for value in row)
             + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
         )
 
 
 def _show_chain(accuracy: Floats, n_held_out: int) -> None:
-    print(f"\nmeasured on {n_held_out:,} states that were held out, by the draft token of a chain,")
-    print("where the first choices before it were right")
+    print(f"\nmeasured on {n_held_out:,} held-out states, for each draft token of a chain,")
+    print("given that the first choices before it were correct")
     _show_accuracy(accuracy, "token")
     print(
         f"\na chain of {len(accuracy)} gives "
@@ -393,13 +389,13 @@ def _show_chain(accuracy: Floats, n_held_out: int) -> None:
 
 def _show_tree(accuracy: Floats, tree: Sequence[tuple[int, ...]]) -> None:
     print(
-        f"\nthe tree has {len(tree)} draft tokens and {expected_tokens(accuracy, tree):.2f} tokens "
-        f"per step are to be expected: {show_choices(tree)}"
+        f"\nthe tree has {len(tree)} draft tokens; expected tokens per step: "
+        f"{expected_tokens(accuracy, tree):.2f}; paths: {show_choices(tree)}"
     )
 
 
 class _Progress:
-    """A line on stderr that says how far a phase is, renewed twice a second; ended by ``with``."""
+    """A progress line on stderr, updated at most twice a second. Leaving ``with`` ends the line."""
 
     def __init__(self, phase: str) -> None:
         self._phase = phase

@@ -1,11 +1,11 @@
-"""EAGLE's heads learnt from collected states, in PyTorch.
+"""Trains EAGLE heads on collected states, in PyTorch.
 
-From a token and the state before it the head learns the state after it, and what the target would
-say there: smooth L1 on the states, and cross-entropy with the target's own distribution, as in
-EAGLE (Li et al. 2024, arXiv 2401.15077), where the states read are noisy so that a guess will do
-for them. EAGLE-3's head (Li et al. 2025, arXiv 2503.01840) reads what went into three layers
-instead, and learns from the distribution alone. ``layer`` says how both learn to go on from their
-guesses.
+From a token and the target's hidden state before it, the head predicts the hidden state after it.
+The loss is smooth L1 on the states plus cross-entropy with the target's distribution, and the input
+states get noise, so that the head tolerates its own predictions as input (EAGLE, Li et al. 2024,
+arXiv 2401.15077). The EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) reads the inputs of three
+layers instead and learns from the distribution alone. ``layer`` explains how both learn to continue
+from their own predictions.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from speculation.ranges import check_ranges
 from speculation.train import TrainError
 from speculation.train.loss import distribution_loss
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
-from speculation.train.schedule import Descent
-from speculation.train.sequences import Sequences, batches, drafted
+from speculation.train.schedule import ScheduledAdamW
+from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 
 KINDS = ("f32", "f16", "q8_0")
-N_DEPTHS = 6  # tokens in a row whose accuracy is measured
-_FURTHER = 0.8  # weight of a pass, of that of the pass before
-_N_JUDGED = 64  # held-out pieces that are gone through in a measurement
+N_DEPTHS = 6  # length of the chains whose accuracy is measured
+_LOSS_DECAY = 0.8  # weight of a pass's loss relative to the pass before
+_N_EVALUATED = 64  # held-out sequences used for the evaluation
 
 
 @dataclass(frozen=True)
 class EagleTraining:
-    """What is trained, and how.
+    """Parameters of EAGLE training.
 
-    ff        width of the layer's feed-forward block; 0 = the target's
-    vocab     tokens that are drafted: the most frequent in the data; 0 = all
-    passes    how often a text is gone through, the head's guesses taking the place of states
-    states    weight of the loss on states, beside that on the target's distribution; EAGLE-3 has
-              none
-    noise     what is added to the states read, uniform, as a share of their size
-    epochs    times that the texts are gone through
-    batch     texts of a step
-    rate      learning rate at its highest
-    held_out  share of the pieces, the last ones, that the head is judged by
-    kind      type of the matrices in the file: f32, f16 or q8_0
+    ff        width of the feed-forward block; 0 = the target's
+    vocab     draft vocabulary: the most frequent tokens in the data; 0 = all tokens
+    passes    passes over a sequence, each on the head's predictions from the pass before
+    states    weight of the loss on hidden states; EAGLE-3 does not use it
+    noise     uniform noise added to the input states, relative to their size
+    epochs    passes over the data
+    batch     sequences per step
+    rate      peak learning rate
+    held_out  share of the sequences held out for evaluation, from the end of the data
+    kind      tensor type of the matrices: f32, f16 or q8_0
+    seed      random seed
     """
 
     ff: int = 0
@@ -87,11 +87,12 @@ class EagleTraining:
 
 @dataclass(frozen=True)
 class TrainedEagle:
-    """A head, and how often each choice of a chain's tokens holds if those before it did.
+    """A trained head and its accuracy on held-out sequences.
 
-    tensors   by the names that the file has for them
-    tokens    what it drafts, (n_drafted,); None = everything
-    accuracy  (N_DEPTHS, N_RANKS), on what was held out
+    tensors     by their names in the file
+    tokens      its draft vocabulary, (n_drafted,); None = all tokens
+    accuracy    of a chain, (N_DEPTHS, N_RANKS); see ``chain_accuracy``
+    n_held_out  states it was measured on
     """
 
     shape: EagleShape
@@ -102,14 +103,14 @@ class TrainedEagle:
 
 
 def shape_for(model: Model, ff: int = 0) -> EagleShape:
-    """A layer like the target's own, as far as its heads divide its width."""
+    """The shape of the target's own layers, with its head counts adjusted to divide the width."""
     architecture = model.metadata("general.architecture")
 
     def of(key: str, default: float) -> float:
         value = model.metadata(f"{architecture}.{key}")
         try:
             return float(value) if value is not None else default
-        except ValueError:  # a list, one value a layer
+        except ValueError:  # a list with one value per layer
             return default
 
     n_embd = model.n_embd_out
@@ -125,9 +126,9 @@ def shape_for(model: Model, ff: int = 0) -> EagleShape:
 
 
 def default_layers(model: Model) -> tuple[int, int, int]:
-    """The layers that EAGLE-3's authors, and llama.cpp's converter, take; a small model has less.
+    """The layers that EAGLE-3's authors and llama.cpp's converter use: 2, n / 2 and n - 3.
 
-    The third, half of all, and the last but two.
+    Clamped for models with few layers.
     """
     n = model.n_layer
     return min(2, n - 1), n // 2, max(n - 3, 0)
@@ -146,11 +147,11 @@ def train_eagle(
 ) -> TrainedEagle:
     """Train a head on ``states``; ``embeddings`` and ``output`` are the target's matrices.
 
-    Both are (n_vocab, n_embd). ``output_norm``, the weight of the target's last norm, (n_embd,),
-    makes it a head for EAGLE-3, which takes states with ``layers``.
+    Both are (n_vocab, n_embd). ``output_norm``, the weight of the target's final norm, (n_embd,),
+    selects EAGLE-3; its states must have been collected with ``layers``.
 
-    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError when the states
-    are too few to hold some out, or none is to be learnt from.
+    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError if there are too
+    few sequences to hold one out, or no token to train on.
     """
     import torch
 
@@ -159,14 +160,14 @@ def train_eagle(
     torch.manual_seed(params.seed)
     read = states.hidden if output_norm is None else states.layers
     if read is None:
-        raise TrainError("the states were collected without the inputs of layers; collect anew")
+        raise TrainError("the states were collected without the inputs of layers; collect again")
     data = Sequences(states, read, embeddings, device)
-    learnt, judged = data.split(params.held_out)
-    tokens = drafted(states, params.vocab, len(output))
+    train, held_out = data.split(params.held_out)
+    tokens = draft_vocab(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
-    scale = _size(states.hidden)
+    scale = _rms(states.hidden)
+    # By component: in the inputs of layers they differ by orders of magnitude.
     sizes = np.sqrt((read[:4096].astype(np.float32) ** 2).mean(axis=0)) + 1e-6
-    # Of each component, since those of layers' inputs differ by orders of magnitude.
     noise = torch.from_numpy(params.noise * sizes).to(device)
     model: Any
     if output_norm is None:
@@ -175,24 +176,24 @@ def train_eagle(
         norm = torch.from_numpy(output_norm)
         model = Eagle3Module(shape, norm, torch.from_numpy(sizes)).to(device)
     weight = params.states if output_norm is None else 0.0
-    n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
-    descent = Descent(model.parameters(), params.rate, n_steps, progress)
+    n_steps = max(1, math.ceil(params.epochs * len(train) / params.batch))
+    optimizer = ScheduledAdamW(model.parameters(), params.rate, n_steps, progress)
     lengths = np.diff(states.ends, prepend=0).tolist()
-    for pieces in batches(learnt, lengths, params.batch, n_steps, params.seed):
-        batch = data.batch(pieces)
+    for sequences in batches(train, lengths, params.batch, n_steps, params.seed):
+        batch = data.batch(sequences)
         before = batch.before + noise * (torch.rand_like(batch.before) * 2 - 1)
         guesses = model(batch.embeddings, before, params.passes)
         loss: Any = 0.0
         for s, guess in enumerate(guesses):
-            some = batch.learnt.clone()
-            some[:, :s] = False
-            wanted, ours = batch.after[some], model.read(guess[some])
-            loss = loss + _FURTHER**s * distribution_loss(ours, matrix, wanted, matrix)
+            mask = batch.mask.clone()
+            mask[:, :s] = False  # chains of s tokens start at position s
+            wanted, ours = batch.after[mask], model.read(guess[mask])
+            loss = loss + _LOSS_DECAY**s * distribution_loss(ours, matrix, wanted, matrix)
             if weight:
-                close = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
-                loss = loss + _FURTHER**s * weight * close
-        descent.step(loss)
-    ranks = _ranks(model, data, judged[:_N_JUDGED], matrix, tokens)
+                state_loss = torch.nn.functional.smooth_l1_loss(ours / scale, wanted / scale)
+                loss = loss + _LOSS_DECAY**s * weight * state_loss
+        optimizer.step(loss)
+    ranks = _ranks(model, data, held_out[:_N_EVALUATED], matrix, tokens)
     return TrainedEagle(
         shape,
         {name: tensor.numpy() for name, tensor in tensors_of(model).items()},
@@ -202,7 +203,7 @@ def train_eagle(
     )
 
 
-def _size(states: npt.NDArray[np.float16]) -> float:
+def _rms(states: npt.NDArray[np.float16]) -> float:
     """Root mean square."""
     return float(np.sqrt((states[:4096].astype(np.float32) ** 2).mean()))
 
@@ -210,24 +211,24 @@ def _size(states: npt.NDArray[np.float16]) -> float:
 def _ranks(
     model: Any,
     data: Sequences,
-    pieces: Sequence[int],
+    sequences: Sequence[int],
     matrix: Any,
     tokens: npt.NDArray[np.int32] | None,
 ) -> Ints:
-    """Of chains begun at every place: the rank of what each token should be, (n, N_DEPTHS)."""
+    """The rank of the correct token at each depth of a chain from every position, (n, N_DEPTHS)."""
     import torch
 
     found = []
     with torch.inference_mode():
-        for piece in pieces:
-            batch = data.batch([piece])
-            learnt = batch.learnt[0].cpu().numpy()
+        for sequence in sequences:
+            batch = data.batch([sequence])
+            mask = batch.mask[0].cpu().numpy()
             choices = batch.choices[0].cpu().numpy()
-            ranks = np.full((len(learnt), N_DEPTHS), -1, np.int64)
+            ranks = np.full((len(mask), N_DEPTHS), -1, np.int64)
             for depth, guess in enumerate(model(batch.embeddings, batch.before, N_DEPTHS)):
                 logits = (model.read(guess) @ matrix.T)[0]
-                at = np.where(learnt, ranks_of(logits, choices, tokens), -1)
-                # What pass ``depth`` says of a place is from a chain begun so many places before.
+                at = np.where(mask, ranks_of(logits, choices, tokens), -1)
+                # Pass ``depth`` predicts each position from a chain begun ``depth`` earlier.
                 ranks[: len(at) - depth, depth] = at[depth:]
-            found.append(ranks[learnt])
+            found.append(ranks[mask])
     return np.concatenate(found)

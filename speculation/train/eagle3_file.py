@@ -1,4 +1,4 @@
-"""Writes EAGLE-3's head as llama.cpp's converter would: it runs in llama.cpp's own programs too."""
+"""Writes an EAGLE-3 head in the GGUF format of llama.cpp's converter; its programs can load it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ def write_eagle3(
     output: Floats | None = None,
     kind: str = "q8_0",
 ) -> None:
-    """Write a head over the inputs of ``layers``, with the tokenizer of the GGUF ``target``.
+    """Write a head that reads auxiliary hidden states, the inputs of ``layers``.
 
-    Where it drafts ``tokens`` alone, ``output`` is the target's output matrix for these; else the
-    target's own is used, and its embeddings always. The file appears when it is whole.
-
-    Raises DiskFull.
+    Copies the tokenizer of the GGUF ``target``. A head that drafts only ``tokens`` has its own
+    ``output`` matrix, (n_drafted, n_embd); otherwise it uses the target's. It always uses the
+    target's embeddings. The file is written to a temporary name and renamed. Raises DiskFull.
     """
     metadata: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
@@ -41,7 +40,7 @@ def write_eagle3(
         "general.name": f"EAGLE-3 head for {info.target_name}",
         "heads.target.name": info.target_name,
         "heads.target.fingerprint": info.fingerprint,
-        "eagle3.context_length": 1 << 20,  # positions are relative: nothing depends on it
+        "eagle3.context_length": 1 << 20,  # no effect: positions are relative
         "eagle3.embedding_length": shape.n_embd,
         "eagle3.block_count": 1,
         "eagle3.feed_forward_length": shape.n_ff,
@@ -55,7 +54,7 @@ def write_eagle3(
         "general.quantization_version": QUANTIZATION_VERSION,
         "eagle3.target_layers": list(layers),
         "eagle3.target_hidden_size": info.n_embd,
-        "eagle3.norm_before_residual": False,  # variants that are not trained here
+        "eagle3.norm_before_residual": False,  # variants that this project does not train
         "eagle3.norm_before_fc": False,
     }
     metadata |= {

@@ -1,12 +1,12 @@
-"""The decoder layer that EAGLE's heads learn, in PyTorch, and how it is taught to draft alone.
+"""The decoder layer of EAGLE heads in PyTorch, and their multi-pass training. Needs PyTorch.
 
-What llama.cpp computes for one layer of the architecture ``llama``: RMSNorm, rotary positions on
-interleaved pairs, grouped queries, SwiGLU. Imported by those who train; needs PyTorch.
+The layer computes what llama.cpp computes for one ``llama`` layer: RMSNorm, rotary embeddings on
+interleaved pairs, grouped-query attention, SwiGLU.
 
-A head that drafts reads its own guesses. To learn that, a sequence is gone through several times:
-in pass s every position sees the s states before it as guessed in the passes before, and the older
-ones as they are, which is what it will see s tokens below the root of a tree. After "training-time
-test" in EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and HASS (Zhang et al. 2024, arXiv 2408.15766).
+While drafting, a head reads its own predictions. To train for that, it makes several passes over a
+sequence: in pass s, every position sees the last s states as predicted in earlier passes and the
+older ones as they are, as it does s tokens below the root of a tree. This is the "training-time
+test" of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and HASS (Zhang et al. 2024, arXiv 2408.15766).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Past = list[tuple[Tensor, Tensor]]  # keys and values of each pass, (rows, heads
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block; what is attended to may be wider than what it is added to.
+    """Attention and feed-forward block.
 
-    ``width`` is that of the attention's input, ``n_embd`` in a plain Llama layer.
+    ``width`` is the width of the attention's input: ``n_embd`` in a plain Llama layer, twice that
+    in EAGLE-3's.
     """
 
     def __init__(self, shape: EagleShape, width: int) -> None:
@@ -42,14 +43,14 @@ class Layer(nn.Module):
         self.ffn_down = nn.Linear(shape.n_ff, shape.n_embd, bias=False)
         for name, weight in self.named_parameters():
             if name in ("attn_output.weight", "ffn_down.weight"):
-                nn.init.zeros_(weight)  # the layer begins as one that adds nothing
+                nn.init.zeros_(weight)  # initially the layer adds nothing
             elif weight.ndim == 2:
                 nn.init.normal_(weight, std=0.5 / math.sqrt(weight.shape[1]))
 
     def forward(self, inner: Tensor, residual: Tensor, past: Past) -> Tensor:
-        """States (rows, time, n_embd) from ``inner``, (rows, time, width), of the next pass.
+        """One pass: states (rows, time, n_embd) from ``inner``, (rows, time, width).
 
-        ``past`` has keys and values of the passes before, and gets those of this one.
+        ``past`` has the keys and values of the earlier passes; this pass's are appended.
         """
         rows, time, _ = inner.shape
         size = self.shape.n_embd // self.shape.n_head
@@ -70,8 +71,8 @@ class Layer(nn.Module):
 def attend(q: Tensor, past: Past) -> Tensor:
     """Attention of pass s = len(past) - 1, (rows, heads, time, size).
 
-    Position t sees position t - s + j as pass j had it, for j = 1 … s, and what lies before as
-    pass 0 had it: of that the columns up to t - s. The first s positions see nonsense.
+    Position t sees position t - s + j from pass j, for j = 1 … s, and positions up to t - s from
+    pass 0. The results of the first s positions are meaningless.
     """
     s = len(past) - 1
     if s == 0:
@@ -97,7 +98,7 @@ def rotations(time: int, size: int, base: float, device: torch.device) -> Tensor
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Turn neighbouring pairs of x, (rows, heads, time, size), by their position's angle."""
+    """Rotate neighbouring pairs of x, (rows, heads, time, size), by their position's angle."""
     cos, sin = factors.unbind(0)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=4).flatten(3)
@@ -107,14 +108,14 @@ class EagleModule(nn.Module):
     """EAGLE's head: embeddings and states (rows, time, n_embd) -> the states of each pass."""
 
     def __init__(self, shape: EagleShape, scale: float) -> None:
-        """``scale`` is how large the target's states are, root mean square."""
+        """``scale`` is the root mean square of the target's states."""
         super().__init__()
         n = shape.n_embd
         self.fc = nn.Linear(2 * n, n)
         self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
         self.layer = Layer(shape, n)
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        with torch.no_grad():  # it begins by repeating the state before
+        with torch.no_grad():  # initially it repeats the previous state
             self.fc.weight.normal_(std=0.1 / math.sqrt(n))
             self.fc.weight[:, n:] += torch.eye(n)
             self.fc.bias.zero_()
@@ -131,21 +132,22 @@ class EagleModule(nn.Module):
         return found
 
     def read(self, states: Tensor) -> Tensor:
-        """What the output matrix turns into logits."""
+        """The input of the output matrix."""
         return states
 
 
 class Eagle3Module(nn.Module):
     """EAGLE-3's head: features of three layers (rows, time, 3 n_embd) -> the states of each pass.
 
-    What llama.cpp computes for the architecture ``eagle3``.
+    Computes what llama.cpp computes for the architecture ``eagle3``.
     """
 
     def __init__(self, shape: EagleShape, output_norm: Tensor, sizes: Tensor | None = None) -> None:
-        """``output_norm`` is the weight of the target's own, which it begins with.
+        """``output_norm`` is initialised with the target's own weight.
 
-        ``sizes`` are those of the features' components, (3 n_embd,): they differ by orders of
-        magnitude, so each is learnt as a multiple of its own, and the file has the product.
+        ``sizes``, (3 n_embd,), are the root mean squares of the features' components. They differ
+        by orders of magnitude, so the features are divided by them; ``tensors_of`` folds the
+        division into ``fc.weight``.
         """
         super().__init__()
         n = shape.n_embd
@@ -156,7 +158,7 @@ class Eagle3Module(nn.Module):
         self.attn_norm_2 = nn.RMSNorm(n, eps=shape.norm_eps)
         self.layer = Layer(shape, 2 * n)
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        with torch.no_grad():  # it begins with what went into the last of the layers
+        with torch.no_grad():  # initially it passes on the input of the last of the three layers
             self.fc.weight.normal_(std=0.1 / math.sqrt(n))
             last = self.sizes[2 * n :]
             self.fc.weight[:, 2 * n :] += torch.diag(last) / last.square().mean().sqrt()
@@ -179,7 +181,7 @@ class Eagle3Module(nn.Module):
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A head's parameters by the names that its file has for them."""
+    """A head's parameters by their names in its file."""
     found = {
         file_name(name): parameter.detach().cpu().float()
         for name, parameter in module.named_parameters()
@@ -190,6 +192,6 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def file_name(name: str) -> str:
-    """A parameter's name in the file: llama.cpp's for what belongs to the layer."""
+    """A parameter's name in the file: parameters of the layer have llama.cpp's names."""
     name = name.removeprefix("layer.")
     return name if name.startswith(("fc", "output")) else f"blk.0.{name}"

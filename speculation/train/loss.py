@@ -1,19 +1,20 @@
-"""What heads lose by the target's own distribution, in memory that does not grow with the batch.
+"""Cross-entropy with the target's distribution, in memory that does not grow with the batch.
 
-Logits are by far the largest tensors of a step: 8 texts of 512 tokens times 152,000 tokens of
-vocabulary take 2.5 GB, and a step needs a dozen of these. So they are made for some states at a
-time, and once more for the way back.
+Logits are by far the largest tensors of a step: for 8 sequences of 512 tokens and a vocabulary of
+152,000 they take 2.5 GB, and a step needs a dozen such tensors. So they are computed in chunks, and
+again in the backward pass (gradient checkpointing).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MOST_LOGITS = 2**26  # at a time; 256 MB
+MAX_LOGITS = 2**26  # in one chunk; 256 MB
 
 
 def distribution_loss(ours: Any, output: Any, wanted: Any, matrix: Any) -> Any:
-    """Mean cross-entropy of ``ours @ output.T`` with the distribution of ``wanted @ matrix.T``.
+    """Mean cross-entropy of the head's logits, ``ours @ output.T``, with the target's distribution,
+    softmax of ``wanted @ matrix.T``.
 
     States are (n, n_embd), output matrices (n_drafted, n_embd).
     """
@@ -21,10 +22,10 @@ def distribution_loss(ours: Any, output: Any, wanted: Any, matrix: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
     def of(ours: Any, wanted: Any) -> Any:
-        says = (wanted @ matrix.T).softmax(dim=1)
-        return torch.nn.functional.cross_entropy(ours @ output.T, says, reduction="sum")
+        p = (wanted @ matrix.T).softmax(dim=1)
+        return torch.nn.functional.cross_entropy(ours @ output.T, p, reduction="sum")
 
-    n = max(1, MOST_LOGITS // len(matrix))
+    n = max(1, MAX_LOGITS // len(matrix))
     if len(ours) <= n:
         return of(ours, wanted) / len(ours)
     parts = zip(ours.split(n), wanted.split(n), strict=True)

@@ -1,8 +1,8 @@
-"""Medusa heads learnt from collected states, in PyTorch.
+"""Trains Medusa heads on collected states, in PyTorch.
 
-Head k learns, from the state at token t, what the target would say after token t + 1 + k: its own
-choice there, not the text's token, since that is what verification will ask for. The losses of
-further heads count less, by 0.8 a head, as in Medusa (Cai et al. 2024, arXiv 2401.10774).
+From the hidden state at token t, head k learns the target's greedy choice after token t + 1 + k.
+The labels are the target's choices, not the text's tokens, because verification compares with the
+target. Each head's loss weighs 0.8 of the one before (Medusa, Cai et al. 2024, arXiv 2401.10774).
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import default_tree
 from speculation.ranges import check_ranges
 from speculation.train import TrainError
-from speculation.train.loss import MOST_LOGITS
-from speculation.train.ranks import N_RANKS, accuracy_of, replayed
-from speculation.train.schedule import Descent, held_out_from
-from speculation.train.sequences import drafted
+from speculation.train.loss import MAX_LOGITS
+from speculation.train.ranks import N_RANKS, accuracy_of, replay
+from speculation.train.schedule import ScheduledAdamW, held_out_start
+from speculation.train.sequences import draft_vocab
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one", "each")
-_FURTHER = 0.8  # weight of a head's loss, of that of the head before
-_NO_LABEL = -100  # beyond the end of a text; cross_entropy's own mark
-_NOT_DRAFTED = -101  # a token that no head can say
+_LOSS_DECAY = 0.8  # weight of a head's loss relative to the head before
+_NO_LABEL = -100  # beyond the end of a span; cross_entropy's default ignore_index
+_NOT_DRAFTED = -101  # a token outside the draft vocabulary
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class MedusaTraining:
-    """What is trained, and how.
+    """Parameters of Medusa training.
 
-    heads     tokens guessed beyond the next one
-    blocks    residual blocks of a head
-    output    target shares its output matrix with all heads, one trains a copy of it for all,
-              each trains a copy for each head
-    vocab     tokens that are drafted: the most frequent in the data; 0 = all
-    epochs    times that the states are gone through
-    batch     states of a step
-    rate      learning rate at its highest
-    held_out  share of the pieces, the last ones, that heads are judged by and do not learn from
-    nodes     draft tokens of the tree written into the file
+    heads     number of heads; each drafts one token further ahead
+    blocks    residual blocks per head
+    output    target = all heads use the target's output matrix; one = train one copy for all heads;
+              each = train one copy per head
+    vocab     draft vocabulary: the most frequent tokens in the data; 0 = all tokens
+    epochs    passes over the data
+    batch     states per step
+    rate      peak learning rate
+    held_out  share of the sequences held out for evaluation, from the end of the data
+    nodes     draft tokens in the tree written to the file
+    seed      random seed
     """
 
     heads: int = 4
@@ -82,10 +83,10 @@ class MedusaTraining:
 
 @dataclass(frozen=True)
 class Trained:
-    """Heads with the accuracies that were measured on what was held out.
+    """Trained heads with their accuracy on held-out sequences.
 
-    n_held_out  states they were measured on
-    tokens_per_step  of decoding what was held out with the tree in the file
+    n_held_out       states it was measured on
+    tokens_per_step  of a simulated decoding of the held-out sequences with the file's tree
     """
 
     weights: MedusaWeights
@@ -102,31 +103,31 @@ def train(
 ) -> Trained:
     """Train heads on ``states``; ``output`` is the target's output matrix, (n_vocab, n_embd).
 
-    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError when the states
-    are too few to hold some out.
+    ``progress(step, n_steps, loss)`` is called after each step. Raises TrainError if there are too
+    few sequences to hold one out, or no token to train on.
     """
     import torch
 
     torch.manual_seed(params.seed)
-    first_held_out = held_out_from(states, params.held_out)
+    first_held_out = held_out_start(states, params.held_out)
     labels = _labels(states, params.heads)
-    tokens = drafted(states, params.vocab, len(output))
+    tokens = draft_vocab(states, params.vocab, len(output))
     if tokens is not None:
         output = output[tokens]
         labels = _renumbered(labels, tokens)
     model = _Heads(params, np.array(output), torch).to(device)
-    learnt = np.flatnonzero((labels[:first_held_out] >= 0).any(axis=1))
-    if len(learnt) == 0:
-        raise TrainError("no token of the data can be learnt from; give longer texts")
-    n_steps = max(1, round(params.epochs * len(learnt) / params.batch))
+    usable = np.flatnonzero((labels[:first_held_out] >= 0).any(axis=1))
+    if len(usable) == 0:
+        raise TrainError("the data has no token to train on; give longer texts")
+    n_steps = max(1, round(params.epochs * len(usable) / params.batch))
     rng = np.random.default_rng(params.seed)
-    descent = Descent(model.parameters(), params.rate, n_steps, progress)
-    weights = torch.tensor([_FURTHER**head for head in range(params.heads)], device=device)
-    order = rng.permutation(learnt)
+    optimizer = ScheduledAdamW(model.parameters(), params.rate, n_steps, progress)
+    weights = torch.tensor([_LOSS_DECAY**head for head in range(params.heads)], device=device)
+    order = rng.permutation(usable)
     at = 0
     for _ in range(n_steps):
         if at + params.batch > len(order):
-            order, at = rng.permutation(learnt), 0
+            order, at = rng.permutation(usable), 0
         rows = np.sort(order[at : at + params.batch])
         at += params.batch
         logits = model(_states(states, rows, device, torch))
@@ -137,10 +138,10 @@ def train(
         n_labels = (wanted != _NO_LABEL).sum(dim=0).clamp(min=1)
         of_heads = losses.view(wanted.shape).sum(dim=0) / n_labels
         loss: Any = (of_heads * weights).sum() / weights.sum()
-        descent.step(loss)
+        optimizer.step(loss)
     ranks = _ranks(model, states, first_held_out, labels, device, torch)
     found = model.weights(tokens, accuracy_of(ranks), params.nodes)
-    return Trained(found, int((ranks[:, 0] >= 0).sum()), replayed(ranks, found.tree))
+    return Trained(found, int((ranks[:, 0] >= 0).sum()), replay(ranks, found.tree))
 
 
 def _Heads(params: MedusaTraining, output: Floats, torch: Any) -> Any:  # noqa: N802 - makes a class
@@ -184,21 +185,21 @@ def _Heads(params: MedusaTraining, output: Floats, torch: Any) -> Any:  # noqa: 
 
 
 def _labels(states: States, n_heads: int) -> Ints:
-    """What each head is to say at each token, (n, n_heads); _NO_LABEL where that is not known.
+    """The label of each head at each token, (n, n_heads).
 
-    That is so where the next token is not to be learnt from, and beyond the end of its part. What
-    the target would say after a part's last token, the end of a reply, is nobody's business.
+    _NO_LABEL where the next token is not trained on, and from the last token of its span on: what
+    the target would choose after the end of a reply does not matter.
     """
     n = len(states)
-    until = np.append(states.until[1:], 0)
+    span_end = np.append(states.span_end[1:], 0)
     at = np.arange(n)[:, None] + 1 + np.arange(n_heads)[None]
     found: Ints = np.asarray(states.choices).astype(np.int64)[np.minimum(at, n - 1)]
-    found[at >= until[:, None] - 1] = _NO_LABEL
+    found[at >= span_end[:, None] - 1] = _NO_LABEL
     return found
 
 
 def _renumbered(labels: Ints, tokens: npt.NDArray[np.int32]) -> Ints:
-    """Labels as rows of the cut output matrix; _NOT_DRAFTED where the token is not in it."""
+    """Labels as indices into the draft vocabulary; _NOT_DRAFTED for tokens outside it."""
     at = np.searchsorted(tokens, labels).clip(max=len(tokens) - 1)
     return np.where(labels < 0, labels, np.where(tokens[at] == labels, at, _NOT_DRAFTED))
 
@@ -208,19 +209,19 @@ def _states(states: States, rows: Ints, device: str, torch: Any) -> Any:
 
 
 def _ranks(model: Any, states: States, first: int, labels: Ints, device: str, torch: Any) -> Ints:
-    """The rank of what each head is to say, from token ``first`` on, (n, n_heads).
+    """The rank of each head's label from token ``first`` on, (n, n_heads).
 
-    N_RANKS stands for all from there on and for tokens that are not drafted; -1 for no label.
+    N_RANKS stands for every lower rank and for _NOT_DRAFTED, -1 for no label.
     """
     found = []
-    n = max(1, min(1024, MOST_LOGITS // (labels.shape[1] * model.output.shape[-2])))
+    n = max(1, min(1024, MAX_LOGITS // (labels.shape[1] * model.output.shape[-2])))
     with torch.inference_mode():
         for start in range(first, len(states), n):
             rows = np.arange(start, min(start + n, len(states)))
             logits = model(_states(states, rows, device, torch))
             wanted = torch.from_numpy(labels[rows]).to(device)
-            right = logits.gather(2, wanted.clamp(min=0).unsqueeze(2))
-            found.append((logits > right).sum(dim=2).clamp(max=N_RANKS).cpu().numpy())
+            correct = logits.gather(2, wanted.clamp(min=0).unsqueeze(2))
+            found.append((logits > correct).sum(dim=2).clamp(max=N_RANKS).cpu().numpy())
     ranks: Ints = np.concatenate(found)
     ranks[labels[first:] == _NOT_DRAFTED] = N_RANKS
     ranks[labels[first:] == _NO_LABEL] = -1

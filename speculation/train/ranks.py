@@ -1,7 +1,7 @@
-"""How good heads are: the rank of what was wanted among what they say, by place and head.
+"""Accuracy of heads, from the rank of the correct token among a head's logits.
 
-Ranks are counted from 0, the likeliest; N_RANKS stands for all from there on and for tokens that
-are not drafted, -1 for places where nothing is known.
+Rank 0 is the most likely token. N_RANKS stands for every lower rank and for tokens outside the
+draft vocabulary, -1 for positions without a label.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ranks_of(
 ) -> Ints:
     """The rank of each ``wanted`` token, (n,), in its row of ``logits``, a tensor (n, n_drafted).
 
-    ``tokens`` are the tokens of the columns where that is not their own number.
+    ``tokens`` are the token ids of the columns; None = the whole vocabulary.
     """
     import torch
 
@@ -34,13 +34,13 @@ def ranks_of(
     if tokens is not None:
         column = np.searchsorted(tokens, wanted).clip(max=len(tokens) - 1)
         is_drafted = tokens[column] == wanted
-    right = logits.gather(1, torch.from_numpy(column).to(logits.device)[:, None])
-    found: Ints = (logits > right).sum(dim=1).clamp(max=N_RANKS).cpu().numpy()
+    correct = logits.gather(1, torch.from_numpy(column).to(logits.device)[:, None])
+    found: Ints = (logits > correct).sum(dim=1).clamp(max=N_RANKS).cpu().numpy()
     return np.where(is_drafted, found, N_RANKS)
 
 
 def accuracy_of(ranks: Ints) -> Floats:
-    """How often each choice of each head is right, (n_heads, N_RANKS), from ``ranks``."""
+    """Accuracy of each head's top choices, (n_heads, N_RANKS), from ranks (n, n_heads)."""
     found = np.zeros((ranks.shape[1], N_RANKS), np.float32)
     for head, column in enumerate(ranks.T):
         known = column[column >= 0]
@@ -50,21 +50,21 @@ def accuracy_of(ranks: Ints) -> Floats:
 
 
 def chain_accuracy(ranks: Ints) -> Floats:
-    """How often each choice of token d of a chain is right if the first choices before it were.
+    """Accuracy at each depth of a chain, given that the first choices above it were all correct.
 
-    ``ranks`` is (n, n_depths), a row for each place where a chain was begun; (n_depths, N_RANKS).
+    ``ranks`` is (n, n_depths), one row per chain; returns (n_depths, N_RANKS).
     """
-    on_the_way = ranks.copy()
+    reached = ranks.copy()
     for depth in range(1, ranks.shape[1]):
-        on_the_way[(ranks[:, :depth] != 0).any(axis=1), depth] = -1
-    return accuracy_of(on_the_way)
+        reached[(ranks[:, :depth] != 0).any(axis=1), depth] = -1
+    return accuracy_of(reached)
 
 
-def replayed(ranks: Ints, tree: Sequence[Path]) -> float:
-    """Tokens per step when texts whose states have these ``ranks`` are decoded with ``tree``.
+def replay(ranks: Ints, tree: Sequence[Path]) -> float:
+    """Tokens per step of a simulated decoding with ``tree``, from the heads' ``ranks`` in texts.
 
-    A step goes as far as the tree holds what was right; the next goes on behind it. It is less
-    than the accuracies promise, since the places where much is right are soon left behind.
+    Lower than the accuracies alone suggest: one step passes over several positions where the heads
+    are accurate, so steps start at the harder ones more often.
     """
     nodes = set(tree)
     n_tokens = n_steps = at = 0

@@ -1,8 +1,8 @@
-"""ReDrafter's head learnt from collected states, in PyTorch.
+"""Trains a ReDrafter head on collected states, in PyTorch.
 
-From the state at token t, and the tokens after it as they came, the head learns what the target
-would say after token t + 1, t + 2, and so on: the target's own distribution, as in ReDrafter (Cheng
-et al. 2024, arXiv 2403.09919, there called knowledge distillation).
+From the hidden state at token t and the actual tokens that follow, the head learns the target's
+distribution after tokens t + 1, t + 2, and so on: the knowledge distillation of ReDrafter (Cheng et
+al. 2024, arXiv 2403.09919).
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from speculation.heads.redrafter import ReDrafterWeights
 from speculation.ranges import check_ranges
 from speculation.train.loss import distribution_loss
 from speculation.train.ranks import Ints, chain_accuracy, ranks_of
-from speculation.train.schedule import Descent
-from speculation.train.sequences import Batch, Sequences, batches, drafted
+from speculation.train.schedule import ScheduledAdamW
+from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
 from speculation.train.states import States
 
 OUTPUTS = ("target", "one")
-N_DEPTHS = 6  # tokens in a row whose accuracy is measured
-_FURTHER = 0.8  # weight of a token's loss, of that of the token before
-_N_JUDGED = 256  # held-out pieces that are gone through in a measurement
+N_DEPTHS = 6  # length of the chains whose accuracy is measured
+_LOSS_DECAY = 0.8  # weight of a token's loss relative to the token before
+_N_EVALUATED = 256  # held-out sequences used for the evaluation
 
 
 @dataclass(frozen=True)
 class ReDrafterTraining:
-    """What is trained, and how.
+    """Parameters of ReDrafter training.
 
-    length    tokens in a row that the head learns to draft
-    blocks    residual blocks beyond the first
-    output    target shares its output matrix, one trains a copy of it
-    vocab     tokens that are drafted: the most frequent in the data; 0 = all
-    epochs    times that the texts are gone through
-    batch     texts of a step
-    rate      learning rate at its highest
-    held_out  share of the pieces, the last ones, that the head is judged by
+    length    draft length the head is trained for
+    blocks    residual blocks after the first
+    output    target = use the target's output matrix; one = train a copy of it
+    vocab     draft vocabulary: the most frequent tokens in the data; 0 = all tokens
+    epochs    passes over the data
+    batch     sequences per step
+    rate      peak learning rate
+    held_out  share of the sequences held out for evaluation, from the end of the data
+    seed      random seed
     """
 
     length: int = 5
@@ -75,9 +76,10 @@ class ReDrafterTraining:
 
 @dataclass(frozen=True)
 class TrainedReDrafter:
-    """A head, and how often each choice of a chain's tokens holds if those before it did.
+    """A trained head and its accuracy on held-out sequences.
 
-    accuracy  (N_DEPTHS, N_RANKS), on what was held out
+    accuracy    of a chain, (N_DEPTHS, N_RANKS); see ``chain_accuracy``
+    n_held_out  states it was measured on
     """
 
     weights: ReDrafterWeights
@@ -96,29 +98,29 @@ def train_redrafter(
     """Train a head on ``states``; ``embeddings`` and ``output`` are the target's matrices.
 
     Both are (n_vocab, n_embd). ``progress(step, n_steps, loss)`` is called after each step. Raises
-    TrainError when the states are too few to hold some out, or none is to be learnt from.
+    TrainError if there are too few sequences to hold one out, or no token to train on.
     """
     import torch
 
     torch.manual_seed(params.seed)
     data = Sequences(states, states.hidden, embeddings, device)
-    learnt, judged = data.split(params.held_out)
-    tokens = drafted(states, params.vocab, len(output))
+    train, held_out = data.split(params.held_out)
+    tokens = draft_vocab(states, params.vocab, len(output))
     matrix = torch.from_numpy(np.array(output if tokens is None else output[tokens])).to(device)
     size = float(np.sqrt((embeddings.astype(np.float32) ** 2).mean()))
     model = _Head(params, matrix, size, torch).to(device)
-    n_steps = max(1, math.ceil(params.epochs * len(learnt) / params.batch))
-    descent = Descent(model.parameters(), params.rate, n_steps, progress)
+    n_steps = max(1, math.ceil(params.epochs * len(train) / params.batch))
+    optimizer = ScheduledAdamW(model.parameters(), params.rate, n_steps, progress)
     lengths = np.diff(states.ends, prepend=0).tolist()
-    for pieces in batches(learnt, lengths, params.batch, n_steps, params.seed):
-        batch = data.batch(pieces)
-        wanted = batch.after[batch.learnt]
+    for sequences in batches(train, lengths, params.batch, n_steps, params.seed):
+        batch = data.batch(sequences)
+        wanted = batch.after[batch.mask]
         loss: Any = 0.0
         for i, (places, ours) in enumerate(model.chains(batch, params.length)):
             found = distribution_loss(ours, model.output, wanted[places], matrix)
-            loss = loss + _FURTHER**i * found
-        descent.step(loss)
-    ranks = _ranks(model, data, judged[:_N_JUDGED], tokens, torch)
+            loss = loss + _LOSS_DECAY**i * found
+        optimizer.step(loss)
+    ranks = _ranks(model, data, held_out[:_N_EVALUATED], tokens, torch)
     n_held_out = int((ranks[:, 0] >= 0).sum())
     return TrainedReDrafter(model.weights(tokens), chain_accuracy(ranks), n_held_out)
 
@@ -126,14 +128,14 @@ def train_redrafter(
 def _Head(  # noqa: N802 - makes a class
     params: ReDrafterTraining, output: Any, size: float, torch: Any
 ) -> Any:
-    """The head as a module; ``size`` is that of an embedding's components."""
+    """The head as a module; ``size`` is the root mean square of the embeddings."""
     nn = torch.nn
     n_embd = output.shape[1]
 
     class Head(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.token = nn.Linear(n_embd, n_embd)  # its bias is the recurrence's
+            self.token = nn.Linear(n_embd, n_embd)  # its bias serves the recurrence too
             self.recurrent = nn.Linear(n_embd, n_embd, bias=False)
             self.mixing = nn.Linear(2 * n_embd, n_embd)
             self.blocks = nn.ModuleList(nn.Linear(n_embd, n_embd) for _ in range(params.blocks))
@@ -141,19 +143,20 @@ def _Head(  # noqa: N802 - makes a class
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             nn.init.normal_(self.token.weight, std=n_embd**-0.5 / size)
             self.projection = nn.Linear(n_embd, n_embd, bias=False)
-            nn.init.zeros_(self.projection.weight)  # begins as a head that adds nothing
+            nn.init.zeros_(self.projection.weight)  # initially the head adds nothing
             self.output = nn.Parameter(output.clone(), requires_grad=params.output != "target")
 
         def chains(self, batch: Batch, length: int) -> Any:
-            """For each token of a chain below every learnt place: which of these the token is at,
-            and what the output matrix turns into logits, (n, n_embd).
+            """Run a chain from every position in the mask; yield, for each token of the chains, its
+            positions (indices among those in the mask) and the input of the output matrix,
+            (n, n_embd).
 
-            Chains end where what follows is not learnt from.
+            A chain ends before the first position outside the mask.
             """
-            where = batch.learnt.flatten().nonzero().squeeze(1)
-            row = torch.full((batch.learnt.numel(),), -1, device=where.device)
+            where = batch.mask.flatten().nonzero().squeeze(1)
+            row = torch.full((batch.mask.numel(),), -1, device=where.device)
             row[where] = torch.arange(len(where), device=where.device)
-            time = batch.learnt.shape[1]
+            time = batch.mask.shape[1]
             hidden = batch.before.flatten(0, 1)[where]
             inner = self.token(batch.embeddings.flatten(0, 1)[where])
             of_hidden = hidden @ self.mixing.weight[:, n_embd:].T + self.mixing.bias
@@ -203,16 +206,16 @@ def _Head(  # noqa: N802 - makes a class
 def _ranks(
     model: Any,
     data: Sequences,
-    pieces: list[int],
+    sequences: list[int],
     tokens: npt.NDArray[np.int32] | None,
     torch: Any,
 ) -> Ints:
-    """Of chains begun at every place: the rank of what each token should be, (n, N_DEPTHS)."""
+    """The rank of the correct token at each depth of a chain from every position, (n, N_DEPTHS)."""
     found = []
     with torch.inference_mode():
-        for piece in pieces:
-            batch = data.batch([piece])
-            choices = batch.choices[batch.learnt].cpu().numpy()
+        for sequence in sequences:
+            batch = data.batch([sequence])
+            choices = batch.choices[batch.mask].cpu().numpy()
             ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
             for depth, (places, ours) in enumerate(model.chains(batch, N_DEPTHS)):
                 at = places.cpu().numpy()

@@ -1,4 +1,4 @@
-"""What all trainings of heads have in common: the steps down, and what they are judged by."""
+"""Shared by all training: the learning-rate schedule, AdamW, and the held-out split."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ from speculation.train import TrainError
 from speculation.train.states import States
 
 _WARM_UP = 0.03  # share of the steps
-_LAST_RATE = 0.05  # of the learning rate, at the end
+_FINAL_RATE = 0.05  # learning rate at the last step, as a share of its peak
 
 
 def rate_at(step: int, n_steps: int) -> float:
-    """The learning rate as a share of the highest: a short rise, then down along a cosine."""
+    """The learning rate as a share of its peak: linear warm-up, then cosine decay."""
     warm_up = max(1, int(_WARM_UP * n_steps))
     if step < warm_up:
         return (step + 1) / warm_up
-    along = (step - warm_up) / max(1, n_steps - warm_up)
-    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * along))
+    done = (step - warm_up) / max(1, n_steps - warm_up)
+    return _FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def held_out_from(states: States, share: float) -> int:
-    """The first token of the pieces that are held out: the last ones, one at least.
+def held_out_start(states: States, share: float) -> int:
+    """Index of the first held-out token. The last ``share`` of the sequences is held out, at least
+    one.
 
-    Only pieces count that have something to learn, so that heads are judged by some: a prompt
-    without room for a reply has none. Raises TrainError when nothing would be left.
+    Counts only sequences with a token to train on, so that the evaluation has some too: a prompt
+    without room for a reply has none. Raises TrainError if no sequence is left for training.
     """
-    # Heads learn from the state before a token what the target says after it.
-    is_some = np.append(states.until[1:], 0) > np.arange(len(states)) + 2
+    # From the state before a token, heads learn the target's choice after it: two tokens ahead.
+    trainable = np.append(states.span_end[1:], 0) > np.arange(len(states)) + 2
     bounds = itertools.pairwise([0, *states.ends])
-    some = [start for start, end in bounds if is_some[start:end].any()]
-    if not some:
-        raise TrainError("no token of the data can be learnt from; give longer texts")
-    n_held_out = max(1, round(share * len(some)))
-    if len(some) - n_held_out < 1:
-        raise TrainError(
-            f"the data make {len(some)} piece of text, and some must be held out; give more"
-        )
-    return int(some[-n_held_out])
+    starts = [start for start, end in bounds if trainable[start:end].any()]
+    if not starts:
+        raise TrainError("the data has no token to train on; give longer texts")
+    n_held_out = max(1, round(share * len(starts)))
+    if len(starts) - n_held_out < 1:
+        raise TrainError("the data has only one sequence, and one must be held out; give more")
+    return int(starts[-n_held_out])
 
 
-class Descent:
-    """AdamW along the schedule, a step for each loss."""
+class ScheduledAdamW:
+    """AdamW with the learning-rate schedule and gradient clipping; one step per loss."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whole pieces of a collection as batches, for heads that learn along the text."""
+"""Padded batches of whole sequences, for training recurrent and attention heads."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ import numpy.typing as npt
 
 from batching.tree import Floats
 from speculation.train import TrainError
-from speculation.train.schedule import held_out_from
+from speculation.train.schedule import held_out_start
 from speculation.train.states import States
 
-_SORTED = 16  # batches' worth of pieces that are sorted by length
+_SORTED = 16  # batches whose sequences are sorted by length together
 
 
-def drafted(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
-    """The ``n`` tokens that the target chooses most often, ascending; None for all."""
+def draft_vocab(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
+    """The ``n`` tokens that the target chooses most often, ascending; None = the whole vocabulary.
+
+    Heads with a reduced vocabulary draft these tokens only.
+    """
     if not 0 < n < n_vocab:
         return None
-    own = np.append(states.until[1:] > 0, False)  # the target itself goes on from there
-    counts = np.bincount(np.asarray(states.choices)[own], minlength=n_vocab)
+    in_span = np.append(states.span_end[1:] > 0, False)  # the next token is trained on
+    counts = np.bincount(np.asarray(states.choices)[in_span], minlength=n_vocab)
     return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pieces of text, padded at their ends. Place i of a piece stands for its token i + 1.
+    """Sequences, padded at their ends. Position i of a sequence stands for its token i + 1.
 
-    embeddings  of the tokens, (pieces, time, n_embd)
-    before      what is read of the target before them, (pieces, time, width)
-    after       and after them, which are to be learnt
-    choices     what the target would say after them, (pieces, time)
-    learnt      where that is to be learnt from, (pieces, time)
+    embeddings  embeddings of the tokens, (sequences, time, n_embd)
+    before      target states one token earlier, the head's input, (sequences, time, width)
+    after       target states at the tokens, what the head learns, (sequences, time, n_embd)
+    choices     the target's greedy choice after each token, (sequences, time)
+    mask        positions that count in the loss, (sequences, time)
     """
 
     embeddings: Any
     before: Any
     after: Any
     choices: Any
-    learnt: Any
+    mask: Any
 
 
 class Sequences:
-    """Batches of a collection, on the device that trains."""
+    """The sequences of a collection, as batches on the training device."""
 
     def __init__(
         self,
@@ -54,69 +57,69 @@ class Sequences:
         embeddings: Floats,
         device: str,
     ) -> None:
-        """``read``, (n, width), is what the head reads of the target."""
+        """``read``, (n, width), are the target states that the head takes as input."""
         self._states = states
         self._read = read
         self._embeddings = embeddings
         self._device = device
         self._starts = np.concatenate([[0], states.ends[:-1]])
 
-    def learnt(self, piece: int) -> npt.NDArray[np.bool_]:
-        """By place: whether the token after it is the target's own, (time,).
+    def loss_mask(self, sequence: int) -> npt.NDArray[np.bool_]:
+        """Positions that count in the loss: those followed by a token to train on, (time,).
 
-        Of the last token of a piece nobody knows.
+        The last token of a sequence has no successor, so it is False.
         """
-        start, end = self._starts[piece], self._states.ends[piece]
-        found: npt.NDArray[np.bool_] = self._states.until[start + 2 : end] > 0
+        start, end = self._starts[sequence], self._states.ends[sequence]
+        found: npt.NDArray[np.bool_] = self._states.span_end[start + 2 : end] > 0
         return np.append(found, False)[: max(0, end - start - 1)]
 
     def split(self, held_out: float) -> tuple[list[int], list[int]]:
-        """The pieces to learn from, and those that heads are judged by, the last ones.
+        """Sequences for training and, from the end of the data, held-out ones for evaluation.
 
-        Raises TrainError when there are too few, or no token is to be learnt from.
+        Raises TrainError if there are too few sequences, or none with a token to train on.
         """
-        first = held_out_from(self._states, held_out)
-        some = [i for i in range(len(self._states.ends)) if self.learnt(i).any()]
-        learnt = [i for i in some if self._states.ends[i] <= first]
-        if not learnt:
-            raise TrainError("no token of the data can be learnt from; give longer texts")
-        return learnt, some[len(learnt) :]
+        first = held_out_start(self._states, held_out)
+        usable = [i for i in range(len(self._states.ends)) if self.loss_mask(i).any()]
+        train = [i for i in usable if self._states.ends[i] <= first]
+        if not train:
+            raise TrainError("the data has no token to train on; give longer texts")
+        return train, usable[len(train) :]
 
-    def batch(self, pieces: Sequence[int]) -> Batch:
+    def batch(self, sequences: Sequence[int]) -> Batch:
         import torch
 
-        time = max(int(self._states.ends[p] - self._starts[p]) for p in pieces) - 1
+        time = max(int(self._states.ends[i] - self._starts[i]) for i in sequences) - 1
         n_embd = self._states.hidden.shape[1]
-        wide = np.zeros((2, len(pieces), time, n_embd), np.float32)
-        before = np.zeros((len(pieces), time, self._read.shape[1]), np.float32)
-        learnt = np.zeros((len(pieces), time), bool)
-        choices = np.zeros((len(pieces), time), np.int64)
-        for i, piece in enumerate(pieces):
-            start, end = int(self._starts[piece]), int(self._states.ends[piece])
+        embeddings, after = np.zeros((2, len(sequences), time, n_embd), np.float32)
+        before = np.zeros((len(sequences), time, self._read.shape[1]), np.float32)
+        mask = np.zeros((len(sequences), time), bool)
+        choices = np.zeros((len(sequences), time), np.int64)
+        for i, sequence in enumerate(sequences):
+            start, end = int(self._starts[sequence]), int(self._states.ends[sequence])
             n = end - start - 1
-            wide[0, i, :n] = self._embeddings[self._states.tokens[start + 1 : end]]
-            wide[1, i, :n] = self._states.hidden[start + 1 : end]
+            embeddings[i, :n] = self._embeddings[self._states.tokens[start + 1 : end]]
+            after[i, :n] = self._states.hidden[start + 1 : end]
             before[i, :n] = self._read[start : end - 1]
-            learnt[i, :n] = self.learnt(piece)
+            mask[i, :n] = self.loss_mask(sequence)
             choices[i, :n] = self._states.choices[start + 1 : end]
-        arrays = (wide[0], before, wide[1], choices, learnt)
+        arrays = (embeddings, before, after, choices, mask)
         return Batch(*[torch.from_numpy(array).to(self._device) for array in arrays])
 
 
 def batches(
-    pieces: Sequence[int], lengths: Sequence[int], size: int, n: int, seed: int
+    sequences: Sequence[int], lengths: Sequence[int], size: int, n: int, seed: int
 ) -> Iterator[list[int]]:
-    """``n`` batches of ``size`` pieces, each piece once in a while and with others as long.
+    """``n`` shuffled batches of ``size`` sequences of similar length, epoch after epoch.
 
-    A batch is padded to its longest, so a few dozen batches' worth at a time is sorted by length.
+    Similar lengths save padding, so ``_SORTED`` batches at a time are sorted by length.
     """
     rng = np.random.default_rng(seed)
     ready: list[list[int]] = []
     for _ in range(n):
         if not ready:
-            order = rng.permutation(pieces).tolist()
+            order = rng.permutation(sequences).tolist()
             for first in range(0, len(order), size * _SORTED):
-                some = sorted(order[first : first + size * _SORTED], key=lambda i: lengths[i])
-                ready += [some[i : i + size] for i in range(0, len(some), size)]
+                chunk = sorted(order[first : first + size * _SORTED], key=lambda i: lengths[i])
+                ready += [chunk[i : i + size] for i in range(0, len(chunk), size)]
             rng.shuffle(ready)
         yield ready.pop()

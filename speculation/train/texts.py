@@ -1,12 +1,12 @@
-"""What the target reads to learn from: texts, chats, or its own replies to prompts.
+"""Training data: reads texts, chats and prompts, and has the target reply to prompts.
 
-Files are plain text (UTF-8), or JSON Lines, perhaps gzipped, each line one of
+A file is plain UTF-8 text, or JSON Lines, optionally gzipped, with one of these on each line:
 
     {"text": "..."}                                           plain text
     {"messages": [{"role": "user", "content": "..."}, ...]}   a chat with its replies
-    {"prompt": "..."} or {"turns": ["...", ...]}              prompts, for the target to reply to
-    {"ids": [1, 17, ...], "spans": [[5, 40], ...]}            tokens of this very target, and which
-                                                              of them it wrote itself, if told
+    {"prompt": "..."} or {"turns": ["...", ...]}              prompts, for the target to answer
+    {"ids": [1, 17, ...], "spans": [[5, 40], ...]}            token ids of this target; the optional
+                                                              spans are those it generated itself
 """
 
 from __future__ import annotations
@@ -24,102 +24,103 @@ from speculation.engine import Engine
 from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
-_BEGINNING = 32  # tokens of a plain text that the target goes on from
+_PREFIX_TOKENS = 32  # how much of a plain text the target is given to continue
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Tokens that are read in one go.
+class Sample:
+    """Token ids that the target reads as one sequence.
 
-    spans  (start, end) of each part that the target wrote; None where it wrote nothing, and all of
-           the text is learnt from
+    spans  (start, end) of each part that the target generated, the only parts used for training;
+           None = the whole sequence is used
     """
 
     ids: list[int]
     spans: list[tuple[int, int]] | None = None
 
-    def cut(self, start: int, end: int) -> Piece:
-        """The tokens from ``start`` to ``end``."""
+    def cut(self, start: int, end: int) -> Sample:
+        """The tokens from ``start`` up to ``end``."""
         if self.spans is None:
-            return Piece(self.ids[start:end])
+            return Sample(self.ids[start:end])
         inside = [(max(a, start) - start, min(b, end) - start) for a, b in self.spans]
-        return Piece(self.ids[start:end], [(a, b) for a, b in inside if a < b])
+        return Sample(self.ids[start:end], [(a, b) for a, b in inside if a < b])
 
 
-# What a line, or a whole file of plain text, holds: text, prompts, a chat, or tokens.
-Sample = str | tuple[str, ...] | list[Message] | Piece
+# The content of a JSON line or of a plain text file: text, prompts, a chat, or tokens.
+Record = str | tuple[str, ...] | list[Message] | Sample
 
 
-def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Piece]:
-    """The tokens of every text, cut to pieces of ``length``; without the first ``skip`` pieces.
+def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Sample]:
+    """Tokenize every text and split it into samples of ``length``; drop the first ``skip`` samples.
 
-    Raises TrainError for a line in another form, prompts without replies among them.
+    Raises TrainError for a malformed line and for prompts without replies.
     """
-    for sample in _samples(files):
-        if isinstance(sample, str):
-            sample = Piece(model.tokenize(sample))
-        elif isinstance(sample, tuple):
-            raise TrainError("the data are prompts without replies; give --generate N as well")
-        elif isinstance(sample, list):
-            sample = Piece(chat_prompt(model, sample).tokens)
-        elif sample.ids and max(sample.ids) >= model.n_vocab:
+    for record in _records(files):
+        if isinstance(record, str):
+            record = Sample(model.tokenize(record))
+        elif isinstance(record, tuple):
+            raise TrainError("the data has prompts without replies; add --generate N")
+        elif isinstance(record, list):
+            record = Sample(chat_prompt(model, record).tokens)
+        elif record.ids and max(record.ids) >= model.n_vocab:
             raise TrainError(
-                f"the data have token {max(sample.ids)}; this model has 0 to {model.n_vocab - 1}: "
-                f"give tokens of this very model"
+                f"the data has token {max(record.ids)}, but this model's tokens are 0 to "
+                f"{model.n_vocab - 1}; give token ids of this model"
             )
-        for start in range(0, len(sample.ids), length):
+        for start in range(0, len(record.ids), length):
             if skip > 0:
                 skip -= 1
             else:
-                yield sample.cut(start, start + length)
+                yield record.cut(start, start + length)
 
 
-def own_replies(
+def generate_replies(
     engine: Engine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
-) -> Iterator[Piece]:
-    """The target's own greedy continuations, ``n_tokens`` long at most, with what they continue.
+) -> Iterator[Sample]:
+    """Prompts with the target's own greedy continuations of at most ``n_tokens`` tokens.
 
-    Of a chat every user turn is replied to anew; a plain text, or tokens, are continued from their
-    beginning. The first ``skip`` samples are passed over, since they were continued before.
+    In a chat, the target replies to every user turn; the replies in the data are dropped. For plain
+    text and tokens it continues the first ``_PREFIX_TOKENS`` tokens. The first ``skip`` records are
+    skipped: an earlier run continued them.
 
-    Raises TrainError after the last sample when there was room for none.
+    Raises TrainError at the end if no prompt fitted into ``length``.
     """
-    any_had_room = skip > 0
-    too_long: list[int] = []  # tokens of prompts
-    for number, sample in enumerate(_samples(files)):
+    any_fits = skip > 0
+    too_long: list[int] = []  # lengths of the prompts that did not fit
+    for number, record in enumerate(_records(files)):
         if number < skip:
             continue
-        if isinstance(sample, str):
-            prompt = engine.model.tokenize(sample)[:_BEGINNING]
-            piece = _continued(engine, prompt, length, n_tokens, too_long)
-        elif isinstance(sample, Piece):
-            prompt = sample.ids[:_BEGINNING]
-            piece = _continued(engine, prompt, length, n_tokens, too_long)
+        if isinstance(record, str):
+            prompt = engine.model.tokenize(record)[:_PREFIX_TOKENS]
+            sample = _continue_text(engine, prompt, length, n_tokens, too_long)
+        elif isinstance(record, Sample):
+            prompt = record.ids[:_PREFIX_TOKENS]
+            sample = _continue_text(engine, prompt, length, n_tokens, too_long)
         else:
             chat = (
-                [{"role": "user", "content": turn} for turn in sample]
-                if isinstance(sample, tuple)
-                else sample
+                [{"role": "user", "content": turn} for turn in record]
+                if isinstance(record, tuple)
+                else record
             )
-            piece = _replied(engine, chat, length, n_tokens, too_long)
-        any_had_room = any_had_room or bool(piece.ids)
-        yield piece
-    if too_long and not any_had_room:
+            sample = _reply_to_chat(engine, chat, length, n_tokens, too_long)
+        any_fits = any_fits or bool(sample.ids)
+        yield sample
+    if too_long and not any_fits:
         raise TrainError(
-            f"none of {len(too_long)} prompts has room for --generate {n_tokens} in a context of "
-            f"{length}: the shortest has {min(too_long)} tokens; give --ctx "
-            f"{min(too_long) + n_tokens} or more, or a lower --generate"
+            f"none of the {len(too_long)} prompts leaves room for --generate {n_tokens} in a "
+            f"context of {length}: the shortest has {min(too_long)} tokens; raise --ctx to at "
+            f"least {min(too_long) + n_tokens} or lower --generate"
         )
 
 
-def _replied(
+def _reply_to_chat(
     engine: Engine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
-) -> Piece:
-    """A chat's user turns with replies by the target, as far as ``length`` allows.
+) -> Sample:
+    """A chat's user turns with the target's replies, as many as fit into ``length``.
 
-    The chat is written anew for each turn: what of an earlier reply is not the same tokens then
-    (templates drop a reply's reasoning, and text may be cut into other tokens) is not learnt from.
-    Where even the first turn has no room, its tokens are counted into ``too_long``.
+    The chat is rendered again for each turn, which can change the tokens of earlier replies:
+    templates drop reasoning, and text may be tokenized differently. Changed replies are excluded
+    from training. If even the first turn does not fit, its length is added to ``too_long``.
     """
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -139,35 +140,35 @@ def _replied(
             ids = [*prompt, *text.token_ids]
             spans.append((len(prompt), len(ids)))
             conversation.append({"role": "assistant", "content": text.text})
-    return Piece(ids, spans)
+    return Sample(ids, spans)
 
 
-def _continued(
+def _continue_text(
     engine: Engine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
-) -> Piece:
-    most = min(n_tokens, length - len(prompt))
-    if most < 1:
+) -> Sample:
+    max_tokens = min(n_tokens, length - len(prompt))
+    if max_tokens < 1:
         too_long.append(len(prompt))
-    if not prompt or most < 1:
-        return Piece([], [])
-    ids = [*prompt, *engine.generate(prompt, max_tokens=most).run().token_ids]
-    return Piece(ids, [(len(prompt), len(ids))])
+    if not prompt or max_tokens < 1:
+        return Sample([], [])
+    ids = [*prompt, *engine.generate(prompt, max_tokens=max_tokens).run().token_ids]
+    return Sample(ids, [(len(prompt), len(ids))])
 
 
-def _samples(files: Sequence[Path]) -> Iterator[Sample]:
+def _records(files: Sequence[Path]) -> Iterator[Record]:
     for file in files:
         if not {".jsonl", ".json"} & set(file.suffixes):
             yield read_text(file)
             continue
         for number, line in _lines(file):
             if line.strip():
-                yield _sample(line, f"{file}, line {number}")
+                yield _parse_line(line, f"{file}, line {number}")
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers, from 1.
+    """The file's lines, numbered from 1.
 
-    Raises InvalidParameter where it is no UTF-8, TrainError where it is cut or damaged.
+    Raises InvalidParameter if it is not UTF-8, TrainError if a gzip file is damaged.
     """
     open_text = gzip.open if file.suffix == ".gz" else open
     try:
@@ -177,11 +178,11 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
         raise not_utf8(file, error) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TrainError(
-            f"{file} is no whole gzip file ({error}); fetch it, or make it, again"
+            f"{file} is not a complete gzip file ({error}); download or create it again"
         ) from None
 
 
-def _sample(line: str, where: str) -> Sample:
+def _parse_line(line: str, where: str) -> Record:
     try:
         found = json.loads(line)
         if isinstance(found.get("text"), str):
@@ -189,45 +190,45 @@ def _sample(line: str, where: str) -> Sample:
         if isinstance(found.get("prompt"), str):
             return (found["prompt"],)
         if "ids" in found:
-            return _tokens(found["ids"], found.get("spans"), where)
+            return _parse_ids(found["ids"], found.get("spans"), where)
         for key, kind in (("turns", str), ("messages", dict)):
             items = found.get(key)
             if isinstance(items, list) and all(isinstance(item, kind) for item in items):
-                return tuple(items) if key == "turns" else _chat(items, where)
+                return tuple(items) if key == "turns" else _check_chat(items, where)
     except (ValueError, TypeError, AttributeError):
         pass
     raise TrainError(
-        f"{where} is {line.strip()[:60]!r}; give an object with text, messages, prompt, turns or "
-        f"ids on each line"
+        f"{where} is {line.strip()[:60]!r}; each line must be an object with text, messages, "
+        f"prompt, turns or ids"
     )
 
 
-def _tokens(ids: object, spans: object, where: str) -> Piece:
-    """Raises TrainError for what is no token, ValueError or TypeError for another form."""
+def _parse_ids(ids: object, spans: object, where: str) -> Sample:
+    """Raises TrainError for invalid ids or spans, ValueError or TypeError for malformed ones."""
     if not isinstance(ids, list):
         raise TypeError
     for token in ids:
         if type(token) is not int or not 0 <= token < 2**31:
-            raise TrainError(f"{where}: {token!r} is no token; give whole numbers from 0")
+            raise TrainError(f"{where}: {token!r} is not a token id; give integers from 0")
     if spans is None:
-        return Piece(ids)
+        return Sample(ids)
     if not isinstance(spans, list):
         raise TypeError
     parts = [(start, end) for start, end in spans]
     for start, end in parts:
         if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(ids):
             raise TrainError(
-                f"{where}: the span [{start!r}, {end!r}] is no part of {len(ids)} tokens; give its "
-                f"first token, from 0, and the one after its last"
+                f"{where}: the span [{start!r}, {end!r}] is not within the {len(ids)} tokens; give "
+                f"its first position, counted from 0, and the one after its last"
             )
-    return Piece(ids, parts)
+    return Sample(ids, parts)
 
 
-def _chat(messages: list[Message], where: str) -> list[Message]:
+def _check_chat(messages: list[Message], where: str) -> list[Message]:
     for number, message in enumerate(messages, 1):
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise TrainError(
-                f"{where}: message {number} is {dict(message)!r:.60}; give a role of "
-                f"{', '.join(ROLES)} and its content as text"
+                f"{where}: message {number} is {dict(message)!r:.60}; each message needs a role "
+                f"({', '.join(ROLES)}) and a content string"
             )
     return messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -53,9 +54,9 @@ def test_sibling_branches_share_only_their_ancestors() -> None:
 
 
 def attention_mask(rows: Rows) -> list[str]:
-    """Which rows of the batch each row attends to, as llama.cpp has it: those that share one of its
-    sequences and do not come after it. Whichever of its sequences is asked must say the same."""
-    mask = []
+    """Which rows of the batch each row attends to, by llama.cpp's rule: those that share one of its
+    sequences and do not come after it. All sequences of a row must agree."""
+    mask: list[str] = []
     for row in rows:
         lines = {
             "".join(
@@ -64,7 +65,7 @@ def attention_mask(rows: Rows) -> list[str]:
             )
             for seq in row.seq_ids
         }
-        assert len(lines) == 1, f"{row} sees something else in each of its sequences"
+        assert len(lines) == 1, f"{row} attends to different rows in its sequences"
         mask += lines
     return mask
 
@@ -90,7 +91,7 @@ def test_the_attention_mask_of_medusas_example_tree() -> None:
     ]
 
 
-def test_the_attention_mask_of_two_beams_that_begin_alike() -> None:
+def test_the_attention_mask_of_two_beams_with_a_common_prefix() -> None:
     tree = TokenTree(1)
     for beam in ([5, 6, 7], [5, 8, 9]):
         tree.add_chain(0, beam)
@@ -117,7 +118,7 @@ def test_named_branches_come_first_in_seq_id_order() -> None:
     ]
 
 
-def test_the_batch_memory_holds_what_the_rows_say() -> None:
+def test_the_batch_memory_holds_the_rows() -> None:
     memory = BatchMemory(n_batch=8, n_seq_max=5)
     chain = TokenTree(7)
     chain.add_chain(0, [8, 9])
@@ -140,12 +141,12 @@ def test_the_batch_memory_holds_what_the_rows_say() -> None:
         ]
 
 
-def test_more_rows_than_the_batch_holds_is_an_error_that_counts_both() -> None:
+def test_too_many_rows_for_a_batch_is_an_error_with_both_counts() -> None:
     with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
         BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
 
 
-def test_more_branches_than_sequences_is_an_error_that_counts_both() -> None:
+def test_too_many_branches_for_the_sequences_is_an_error_with_both_counts() -> None:
     with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
         tree_rows(branching_tree(), 0, 3)
 
@@ -165,14 +166,14 @@ def test_unmerged_children_are_all_found() -> None:
     assert tree.children(0, 2) == [1, 2]
 
 
-def test_a_node_that_is_no_draft_is_never_found_nor_counted() -> None:
+def test_a_node_that_is_not_a_draft_is_neither_found_nor_counted() -> None:
     tree = TokenTree(1)
     tree.add(0, 2, draft=False)
     assert tree.children(0, 2) == []
     assert tree.n_drafted == 0
 
 
-def test_a_chain_stops_where_the_room_ends() -> None:
+def test_a_chain_is_cut_to_the_room_left() -> None:
     tree = TokenTree(1)
     assert tree.add_chain(0, [2, 3, 4, 5], max_new=2) == 2
     assert tree.tokens == [1, 2, 3]
@@ -180,7 +181,7 @@ def test_a_chain_stops_where_the_room_ends() -> None:
     assert tree.tokens == [1, 2, 3]
 
 
-def test_a_chain_runs_along_nodes_that_are_there() -> None:
+def test_a_chain_reuses_existing_nodes() -> None:
     tree = TokenTree(1)
     tree.add_chain(0, [2, 3])
     tree.add_chain(0, [2, 4], max_new=1)
@@ -188,7 +189,7 @@ def test_a_chain_runs_along_nodes_that_are_there() -> None:
     assert tree.parents == [-1, 0, 1, 1]
 
 
-def test_tokens_are_followed_as_far_as_drafts_hold_them() -> None:
+def test_tokens_are_followed_through_the_drafts_that_match() -> None:
     tree = TokenTree(1)
     tree.add_chain(0, [2, 3, 4])  # nodes 1, 2, 3
     tree.add_chain(0, [2, 5, 6])  # nodes 4, 5
@@ -200,7 +201,7 @@ def test_tokens_are_followed_as_far_as_drafts_hold_them() -> None:
     assert tree.follow(0, []) == []
 
 
-def test_what_is_kept_of_a_tree_is_the_tree_that_it_would_have_been() -> None:
+def test_a_pruned_tree_equals_one_built_from_the_kept_nodes() -> None:
     rng, q = random.Random(2), np.ones(1, np.float32)
     for _ in range(200):
         tree = TokenTree(0)
@@ -227,14 +228,14 @@ def test_a_path_goes_from_the_root_to_a_node() -> None:
     assert branching_tree().path_to(3) == [0, 1, 3]
 
 
-def test_branches_that_are_named_come_before_the_other_leaves() -> None:
+def test_named_branches_come_before_the_other_leaves() -> None:
     parents = branching_tree().parents
     assert branch_ends(parents, [0]) == [2, 3, 4]
     assert branch_ends(parents, [0, 4, 1]) == [4, 1, 2, 3]
     assert branch_ends([-1], [0]) == []
 
 
-def test_drafts_come_before_the_nodes_that_are_none() -> None:
+def test_drafts_must_come_before_the_other_nodes() -> None:
     tree = branching_tree()
     tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
     with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
@@ -257,7 +258,7 @@ def test_commit_keeps_the_accepted_branch_in_every_sequence() -> None:
     target.decode(rows)
     cache.commit(rows, [0, 1, 3])
     assert cache.tokens == [1, 2, 10, 11, 13]
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
 
 
 def test_commit_of_the_root_alone_copies_nothing() -> None:
@@ -266,7 +267,7 @@ def test_commit_of_the_root_alone_copies_nothing() -> None:
     target.decode(rows)
     cache.commit(rows, [0])
     assert target.copies == 0
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10]] * 4
 
 
 def test_commit_of_a_chain_copies_nothing() -> None:
@@ -277,14 +278,14 @@ def test_commit_of_a_chain_copies_nothing() -> None:
     target.decode(rows)
     cache.commit(rows, [0, 1, 2])
     assert target.copies == 0
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
 
 
 def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
     target, cache = prefilled([1, 2, 3, 4], n_seq=2)
     assert cache.prefill([1, 2, 9, 9, 9]) == 2
     assert [row.token for row in target.decoded[-1]] == [9, 9, 9]
-    assert target.held(1) == [1, 2, 9, 9, 9]
+    assert target.tokens_of(1) == [1, 2, 9, 9, 9]
 
 
 def test_prefill_goes_in_chunks_and_reports_them() -> None:
@@ -297,7 +298,7 @@ def test_prefill_goes_in_chunks_and_reports_them() -> None:
     assert not any(row.output for rows in target.decoded for row in rows)
 
 
-def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
+def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     target = FakeTarget(n_batch=16)
     cache = SequenceCache(target)
     cache.reserve(4)
@@ -314,10 +315,10 @@ def test_the_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert (cache.tokens, cache.n_deferred) == ([1, 2, 10, 11, 13], 0)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
 
 
-def test_what_is_held_leaves_room_for_a_row() -> None:
+def test_deferred_tokens_leave_room_for_a_row() -> None:
     for n_tokens, n_decoded in ((3, 0), (4, 4), (7, 4), (8, 8), (11, 8)):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
@@ -326,17 +327,18 @@ def test_what_is_held_leaves_room_for_a_row() -> None:
         assert (cache.n_past, cache.n_deferred) == (n_tokens, n_tokens - n_decoded)
 
 
-def test_tokens_that_were_held_and_never_decoded_are_not_taken_for_cached() -> None:
-    for forget in (
+def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> None:
+    ways: tuple[Callable[[SequenceCache], object], ...] = (
         lambda cache: cache.truncate(5),
         lambda cache: cache.prefill([0, 1, 2, 3]),
-    ):
+    )
+    for forget in ways:
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
         cache.prefill([0, 1, 2, 3, 4, 5], defer=True)
         forget(cache)
         assert (cache.tokens, cache.n_deferred) == ([0, 1, 2, 3], 0)
-        assert target.held(0) == [0, 1, 2, 3]
+        assert target.tokens_of(0) == [0, 1, 2, 3]
 
 
 def test_a_cancelled_prefill_keeps_its_finished_chunks() -> None:
@@ -352,19 +354,19 @@ def test_a_slow_prefill_can_be_cancelled_in_the_middle_of_a_chunk() -> None:
     target = FakeTarget(n_batch=4)
     target.is_slow = True
     cache = SequenceCache(target)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with pytest.raises(Cancelled):
         cache.prefill(
             list(range(10)),
-            progress=lambda *parts: told.append(parts),
-            cancelled=lambda: len(told) == 4,
+            progress=lambda *parts: reported.append(parts),
+            cancelled=lambda: len(reported) == 4,
         )
-    assert told == [(0, 10), (2, 10), (4, 10), (6, 10)]
+    assert reported == [(0, 10), (2, 10), (4, 10), (6, 10)]
     assert cache.tokens == [0, 1, 2, 3]
     assert target.n_cells() == 4
 
 
-def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
+def test_a_prompt_that_fills_the_context_is_refused_and_both_lengths_reported() -> None:
     cache = SequenceCache(FakeTarget(n_ctx=8))
     with pytest.raises(PromptTooLong, match=r"9 tokens but the context holds 8.*at least 10"):
         cache.prefill(list(range(8)))
@@ -373,12 +375,12 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths() -> None:
 def test_reserving_more_sequences_gives_them_the_committed_tokens() -> None:
     target, cache = prefilled([1, 2, 3], n_seq=1)
     cache.reserve(3)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [1, 2, 3], [1, 2, 3], []]
     cache.reserve(1)
-    assert [target.held(s) for s in range(4)] == [[1, 2, 3], [], [], []]
+    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3], [], [], []]
 
 
-def test_a_first_tree_with_branches_takes_the_prompt_along_also_what_is_held_of_it() -> None:
+def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> None:
     target = FakeTarget(n_batch=16)
     cache = SequenceCache(target)
     cache.prefill([1, 2])
@@ -390,10 +392,10 @@ def test_a_first_tree_with_branches_takes_the_prompt_along_also_what_is_held_of_
     output = cache.decode(rows)
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
-    assert [target.held(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
+    assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]
 
 
-def test_a_chain_needs_no_sequence_of_its_own() -> None:
+def test_a_chain_needs_only_one_sequence() -> None:
     tree = TokenTree(3)
     assert n_sequences(tree) == 1
     tree.add_chain(0, [4, 5, 6])
@@ -417,27 +419,27 @@ def test_truncate_drops_uncommitted_rows_too() -> None:
     target.decode(tree_rows(TokenTree(9), 3, 2))
     cache.truncate(2)
     assert cache.tokens == [1, 2]
-    assert [target.held(s) for s in range(2)] == [[1, 2]] * 2
+    assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
 
 
-def test_common_prefix_ends_with_the_shorter_one() -> None:
+def test_a_common_prefix_is_at_most_as_long_as_the_shorter_text() -> None:
     assert common_prefix([1, 2, 3], [1, 2]) == 2
     assert common_prefix([1, 2], [3]) == 0
 
 
-def test_a_model_is_called_by_the_parameters_that_it_has() -> None:
+def test_a_model_size_is_named_by_its_parameter_count() -> None:
     sizes = (980, 260_032, 950_912, 13_902_080, 494_032_768, 6_738_415_616, 46_702_792_704)
     named = [size_name(n) for n in sizes]
     assert named == ["980", "260K", "951K", "14M", "494M", "6.7B", "47B"]
 
 
-def test_a_target_that_cannot_take_back_a_text_goes_back_to_where_its_state_was_saved() -> None:
+def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     target = FakeTarget(n_rewind=2)
     cache = SequenceCache(target)
     cache.prefill(list(range(1, 12)))  # saved after 3 tokens
     assert cache.prefill([*range(1, 7), 9, 9, 9]) == 3
     assert cache.prefill([1, 2, 9, 9]) == 0  # nothing was saved before these
-    assert target.held(0) == cache.tokens == [1, 2, 9, 9]
+    assert target.tokens_of(0) == cache.tokens == [1, 2, 9, 9]
     long = [token % 12 for token in range(100)]
     for end in (40, 60, 80, 100):
         assert cache.prefill(long[:end]) == (0 if end == 40 else end - 20)

@@ -1,4 +1,4 @@
-"""The bundled model decoded by every method: exact in F32, and near-ties alone as it is shipped."""
+"""The bundled model decoded by every method: exact in F32, and as shipped except at near-ties."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT
 
+pytestmark = pytest.mark.long
+
 
 def methods(*texts: str) -> list[Method]:
     return with_baseline([parse_method(text) for text in texts])
 
 
-WITHOUT_HEADS = (
+METHODS = methods(
     "prompt-lookup",
     "prompt-lookup:branches=4",
     "jacobi:guesses=4",
+    "lookahead",
     "lookahead:window=5,guesses=5",
 )
-METHODS = methods(*WITHOUT_HEADS)
-ALL_METHODS = methods(
-    *WITHOUT_HEADS,
-    "lookahead",
+DRAFTING = methods(
     "draft",
     "draft:width=3,nodes=12",
     "recycling",
@@ -50,11 +50,16 @@ ALL_METHODS = methods(
     "eagle-3",
     "auto",
 )
+GREEDY_AND_SEEDED = pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(), SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1)],
+    ids=["greedy", "seeded"],
+)
 
 
 @pytest.fixture(scope="module")
 def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model with its weights written out as F32."""
+    """The bundled model with its weights converted to F32."""
     path = tmp_path_factory.mktemp("models") / "bundled-f32.gguf"
     params = native.llama_model_quantize_default_params()
     params.ftype = native.LLAMA_FTYPE_ALL_F32
@@ -66,8 +71,7 @@ def f32_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def f32_heads(tmp_path_factory: pytest.TempPathFactory, f32_model: Path) -> list[Path]:
-    """The bundled heads, as if they had been trained on the F32 model: other weights would refuse
-    them, and whether they guess well does not matter here."""
+    """The bundled heads, marked as trained on the F32 model, which would otherwise refuse them."""
     folder = tmp_path_factory.mktemp("heads")
     made = []
     for name in paired_heads("bundled"):
@@ -82,86 +86,70 @@ def runs(
     model: Path,
     params: ContextParams,
     methods: Sequence[Method],
-    *,
     sampling: SamplingParams | None = None,
+    *,
     categories: list[str] | None = None,
     **paired: Any,
 ) -> list[Run]:
-    """Every method on a built-in prompt of each kind, all of its turns, 24 tokens."""
+    """Every method on one built-in prompt of each category: all turns, 48 tokens each."""
     done: list[Run] = []
     with Engine.load(model, params, **paired) as engine:
         prompts = select_prompts(read_prompts("builtin"), categories=categories, limit=1)
-        plan = Plan(methods, sampling or SamplingParams(), n_predict=24)
+        plan = Plan(methods, sampling or SamplingParams(), n_predict=48)
         for finished in measure(engine, prompts, plan, lambda *_: None):
             assert isinstance(finished, list), f"left out: {finished}"
             done += finished
     return done
 
 
-def test_with_f32_weights_and_cache_methods_without_heads_change_no_kind_of_text(
-    f32_model: Path,
+@GREEDY_AND_SEEDED
+def test_in_f32_methods_without_heads_change_no_text_of_any_category(
+    f32_model: Path, sampling: SamplingParams
 ) -> None:
-    kinds = {prompt.category for prompt in read_prompts("builtin")} - {"chat"}  # is the next test's
-    done = runs(f32_model, EXACT, METHODS, categories=sorted(kinds))
-    assert len(done) >= len(METHODS) * len(kinds) >= 35
+    done = runs(f32_model, EXACT, METHODS, sampling)
+    assert len(done) > 50
     assert [run for run in done if run.first_difference is not None] == []
-    assert sum(run.n_accepted for run in done) > 70
+    assert sum(run.n_accepted for run in done) > 200
 
 
-@pytest.mark.parametrize(
-    ("sampling", "kind", "least_accepted"),
-    [
-        (SamplingParams(), "chat", 1),
-        (SamplingParams(temperature=0.8, seed=1, top_p=0.95, repeat_penalty=1.1), "extraction", 0),
-    ],
-    ids=["greedy", "seeded"],
-)
-def test_with_f32_weights_and_cache_no_method_changes_a_text(
+@GREEDY_AND_SEEDED
+def test_in_f32_no_draft_model_and_no_head_changes_a_text(
     f32_model: Path,
     f32_heads: list[Path],
     sampling: SamplingParams,
-    kind: str,
-    least_accepted: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # With rows as cheap as these auto drafts whatever this machine's are.
+    # Rows this cheap make auto draft on any machine.
     cheap = CostModel({0: CostCurve((1, 64), (5e-3, 7.5e-3))})
     monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.engine.save_cost", lambda *kept: None)
-    done = runs(
-        f32_model,
-        EXACT,
-        ALL_METHODS,
-        sampling=sampling,
-        categories=[kind],
-        draft_model="bundled-draft",
-        heads=f32_heads,
-    )
+    paired = {"draft_model": "bundled-draft", "heads": f32_heads}
+    kinds = ["chat", "extraction"]
+    done = runs(f32_model, EXACT, DRAFTING, sampling, categories=kinds, **paired)
     assert [run for run in done if run.first_difference is not None] == []
     accepted = {run.method: 0 for run in done if run.method != "ar"}
     for run in done:
         if run.method in accepted:
             accepted[run.method] += run.n_accepted
-    assert len(accepted) == len(ALL_METHODS) - 1
-    assert min(accepted.values()) >= least_accepted, accepted
-    assert sum(accepted.values()) > 40
+    assert len(accepted) == len(DRAFTING) - 1
+    assert min(accepted.values()) > 0, accepted
 
 
-def test_as_shipped_texts_differ_only_where_two_tokens_are_almost_equally_likely() -> None:
+def test_as_shipped_texts_differ_only_at_near_ties() -> None:
     done = runs(resolve("bundled"), ContextParams(n_threads=1), METHODS)
     gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]
     assert all(gap is not None and abs(gap) < 0.2 for gap in gaps), gaps
     assert len(gaps) < 0.1 * len(done)
 
 
-def test_a_reply_that_was_cut_short_goes_on_as_it_would_have(f32_model: Path) -> None:
-    said = [{"role": "user", "content": "Tell me a story about a ship."}]
+def test_a_cut_reply_continues_as_if_it_had_not_been_cut(f32_model: Path) -> None:
+    messages = [{"role": "user", "content": "Tell me a story about a ship."}]
     with Engine.load(f32_model, EXACT) as engine:
-        whole = engine.chat(said, method="ar", max_tokens=40).run()
+        whole = engine.chat(messages, method="ar", max_tokens=40).run()
         for n in (1, 7, 20):
-            begun = engine.chat(said, method="ar", max_tokens=n).run().text
-            more = [*said, {"role": "assistant", "content": begun}]
-            rest = engine.chat(more, method="prompt-lookup", max_tokens=40 - n).run()
-            assert begun + rest.text == whole.text
+            start = engine.chat(messages, method="ar", max_tokens=n).run().text
+            continued = [*messages, {"role": "assistant", "content": start}]
+            rest = engine.chat(continued, method="prompt-lookup", max_tokens=40 - n).run()
+            assert start + rest.text == whole.text
             assert rest.stats.n_reused >= whole.stats.n_prompt

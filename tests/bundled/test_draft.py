@@ -1,4 +1,4 @@
-"""The bundled model's draft: the same vocabulary, a small file, and mostly the target's words."""
+"""The bundled draft model: the same vocabulary, a small file, and mostly the target's tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speculation.chat.template import chat_prompt
 from speculation.engine import Engine
 from speculation.registry import read_registry, resolve
 
-# Of what the model is asked in its card: small talk, copying, facts from the context, a list.
+# From the tasks in the model card: small talk, copying, facts from the context, a list.
 QUESTIONS = (
     "Hello!",
     "What can you do?",
@@ -41,11 +41,11 @@ def draft() -> Iterator[Model]:
         yield model
 
 
-def test_models_txt_pairs_it_with_the_bundled_model() -> None:
+def test_models_txt_pairs_the_draft_with_the_bundled_model() -> None:
     assert read_registry()["bundled"].draft == "bundled-draft"
 
 
-def test_every_token_is_the_targets(target: Engine, draft: Model) -> None:
+def test_the_vocabulary_is_the_targets(target: Engine, draft: Model) -> None:
     assert draft.n_vocab == target.model.n_vocab == 4096
     for token in range(4096):
         assert facts(draft, token) == facts(target.model, token), token
@@ -58,13 +58,15 @@ def test_the_chat_template_is_the_targets(target: Engine, draft: Model) -> None:
     assert draft.chat_template == target.model.chat_template
 
 
-def test_it_has_a_million_parameters_at_most_in_two_megabytes_at_most(draft: Model) -> None:
+def test_the_draft_has_at_most_a_million_parameters_and_two_megabytes(draft: Model) -> None:
     assert draft.n_params <= 1_000_000
     assert draft.description == "llama 951K Q8_0"
     assert draft.path.stat().st_size <= 2_000_000
 
 
-def test_its_first_choice_is_mostly_what_the_target_says(target: Engine, draft: Model) -> None:
+def test_the_draft_models_first_choice_mostly_matches_the_target(
+    target: Engine, draft: Model
+) -> None:
     agreed = total = 0
     with Context(draft, ContextParams(n_threads=1, n_seq_max=1)) as context:
         for question in QUESTIONS:
@@ -90,7 +92,7 @@ def facts(model: Model, token: int) -> tuple[bytes, float, int]:
     )
 
 
-def test_with_width_it_drafts_trees_by_default() -> None:
+def test_with_a_width_the_draft_model_drafts_trees() -> None:
     with Engine.load("bundled", ContextParams(n_threads=1), draft_model="paired") as engine:
         chains, trees = (
             [engine.chat(q, method=m, max_tokens=40).run().stats for q in QUESTIONS[:5]]

@@ -1,4 +1,4 @@
-"""The bundled heads: all kinds, for the bundled model, small, and right often enough to draft."""
+"""The bundled heads: all kinds, for the bundled model, small, and accepted often enough."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_there_is_a_head_of_each_kind_in_eight_megabytes(engine: Engine) -> None:
+def test_the_heads_of_all_kinds_fit_in_eight_megabytes(engine: Engine) -> None:
     assert set(engine.resources.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
     assert sum(resolve(name).stat().st_size for name in paired_heads("bundled")) <= 8_000_000
 
 
 @pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
-def test_heads_in_the_place_of_a_model_are_told_where_they_belong(heads: str) -> None:
-    told = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
-    with pytest.raises(HeadsError, match=told):
+def test_heads_given_as_a_model_are_refused_with_the_right_flag(heads: str) -> None:
+    reason = f"{resolve(heads)} is no model: .*; give it with --heads, and that model with --model"
+    with pytest.raises(HeadsError, match=reason):
         Engine.load(heads)
-    with pytest.raises(HeadsError, match=told):
+    with pytest.raises(HeadsError, match=reason):
         Engine.load("bundled", ContextParams(n_threads=1), draft_model=heads)
 
 
-def test_each_head_has_a_card() -> None:
+def test_each_head_has_a_model_card() -> None:
     for name in paired_heads("bundled"):
         card = Path(resolve(name)).with_suffix(".md").read_text(encoding="utf-8")
         assert resolve(name).name in card
         assert f"{resolve(name).stat().st_size:,} bytes" in card
 
 
-def test_the_bench_takes_them_by_themselves(
+def test_the_benchmark_finds_the_heads_paired_with_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
@@ -65,12 +65,12 @@ def test_the_bench_takes_them_by_themselves(
     ]
 
 
-# Half of what each gave when it was made, beyond the one token that every step gives.
+# Half of the extra tokens per step that each head gave when it was trained.
 @pytest.mark.parametrize(
     ("method", "least"),
     [("medusa", 1.3), ("redrafter", 1.4), ("eagle-1", 1.8), ("eagle-2", 1.9), ("eagle-3", 1.5)],
 )
-def test_heads_draft_much_of_what_the_model_says(engine: Engine, method: str, least: float) -> None:
+def test_heads_draft_many_of_the_models_tokens(engine: Engine, method: str, least: float) -> None:
     n_tokens = n_steps = 0
     for question in QUESTIONS:
         prompt = chat_prompt(engine.model, [{"role": "user", "content": question}]).tokens

@@ -1,4 +1,4 @@
-"""The bundled model's file: its vocabulary, its template, its size. What it says is not tested."""
+"""The bundled model's file: vocabulary, chat template, size. Its answers are not tested."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ x=1;y=2;;z=!=3??!!...,,,:::---___===
 
 
 def held_out_lines() -> Iterator[str]:
-    """The lines above, all of them as one text, and random mixtures of their words and letters."""
+    """The lines above, their concatenation, and random mixtures of their words and letters."""
     yield from LINES
     yield "spaces at the end   "
     yield "\n".join(LINES)
@@ -91,7 +91,7 @@ def tokenize(vocab: llama_cpp.llama_vocab_p, text: str, *, special: bool = False
     return list(tokens[:n])
 
 
-def test_sentencepiece_and_llama_cpp_tokenize_a_held_out_text_alike(
+def test_sentencepiece_and_llama_cpp_tokenize_held_out_text_alike(
     vocab: llama_cpp.llama_vocab_p,
 ) -> None:
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(TOKENIZER))
@@ -107,11 +107,11 @@ def test_every_byte_has_a_token_so_that_no_text_aborts_the_process(
     assert tokenize(vocab, "\U0010fffd") == [6 + byte for byte in b"\xf4\x8f\xbf\xbd"]
 
 
-def test_the_file_is_small_enough_to_be_carried_along() -> None:
+def test_the_file_is_small_enough_to_bundle() -> None:
     assert GGUF.stat().st_size <= 16_000_000
 
 
-def test_it_is_a_llama_with_a_context_of_2048(model: llama_cpp.llama_model_p) -> None:
+def test_the_model_is_a_llama_with_a_context_of_2048(model: llama_cpp.llama_model_p) -> None:
     assert metadata(model, "general.architecture") == "llama"
     assert llama_cpp.llama_model_n_ctx_train(model) == 2048
 
@@ -132,7 +132,7 @@ def test_the_template_puts_a_control_token_before_each_message_and_one_after(
     assert rendered == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
 
 
-def test_template_markers_are_single_tokens_and_cannot_come_out_of_plain_text(
+def test_template_markers_are_single_tokens_that_plain_text_cannot_produce(
     vocab: llama_cpp.llama_vocab_p,
 ) -> None:
     markers = "<s><|end|><|system|><|user|><|assistant|>"
@@ -140,7 +140,7 @@ def test_template_markers_are_single_tokens_and_cannot_come_out_of_plain_text(
     assert min(tokenize(vocab, markers)) > 5
 
 
-def test_end_is_the_end_of_generation_and_a_role_is_not(vocab: llama_cpp.llama_vocab_p) -> None:
+def test_only_the_end_token_and_no_role_ends_generation(vocab: llama_cpp.llama_vocab_p) -> None:
     ends = [t for t in range(4096) if llama_cpp.llama_vocab_is_eog(vocab, t)]
     assert ends == [2]
     assert llama_cpp.llama_vocab_get_text(vocab, 2) == b"<|end|>"

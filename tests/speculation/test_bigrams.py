@@ -1,4 +1,4 @@
-"""Tables of likely successors: which one counts, what spoils one, and how one is made."""
+"""Bigram tables: which one is used, damaged files, and how one is made."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def table_that_says(successor: int, n_vocab: int) -> BigramTable:
-    """After token 5 comes ``successor``."""
+def table_with(successor: int, n_vocab: int) -> BigramTable:
+    """A table in which ``successor`` follows token 5."""
     return BigramTable.of_sums({5: {successor: 1.0}}, {5: 1}, n_vocab)
 
 
@@ -47,16 +47,18 @@ def put(path: Path, table: BigramTable, n_vocab: int) -> None:
     table.save(path, n_vocab)
 
 
-def test_the_users_own_table_counts_before_the_one_beside_the_model(model_file: Path) -> None:
+def test_the_users_own_table_takes_precedence_over_the_one_beside_the_model(
+    model_file: Path,
+) -> None:
     beside = model_file.with_suffix(".bigrams.npz")
     with Model(model_file) as model:
-        put(beside, table_that_says(7, model.n_vocab), model.n_vocab)
+        put(beside, table_with(7, model.n_vocab), model.n_vocab)
         assert load_bigrams(model).of(5) == [(7, 1.0)]
-        put(cached_file(model), table_that_says(9, model.n_vocab), model.n_vocab)
+        put(cached_file(model), table_with(9, model.n_vocab), model.n_vocab)
         assert load_bigrams(model).of(5) == [(9, 1.0)]
 
 
-def test_a_table_made_without_out_is_the_one_that_is_used(
+def test_a_table_made_without_out_is_found_and_used(
     model_file: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Model(model_file) as model:
@@ -74,19 +76,19 @@ def npy() -> bytes:
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.95])
-def test_a_cut_table_counts_as_none_and_the_method_goes_on(
+def test_a_truncated_table_is_ignored_with_a_warning(
     model_file: Path, share: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Model(model_file) as model:
         own, n_vocab = cached_file(model), model.n_vocab
-        put(own, table_that_says(9, n_vocab), n_vocab)
+        put(own, table_with(9, n_vocab), n_vocab)
         content = own.read_bytes()
         own.write_bytes(content[: int(share * len(content))])
-        put(model_file.with_suffix(".bigrams.npz"), table_that_says(7, n_vocab), n_vocab)
+        put(model_file.with_suffix(".bigrams.npz"), table_with(7, n_vocab), n_vocab)
         with caplog.at_level(logging.WARNING):
             assert load_bigrams(model).of(5) == [(7, 1.0)]
-        assert f"{own} is no bigram table" in caplog.text
-        assert "going on without it" in caplog.text
+        assert f"{own} is not a bigram table" in caplog.text
+        assert "ignoring the file" in caplog.text
     with Engine.load(model_file, EXACT) as engine:
         ours = engine.generate("the cat", method="recycling", max_tokens=8).run()
         plain = engine.generate("the cat", method="ar", max_tokens=8).run()
@@ -94,28 +96,28 @@ def test_a_cut_table_counts_as_none_and_the_method_goes_on(
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", npy()], ids=["empty", "zip", "array"])
-def test_a_file_of_something_else_is_no_table(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "table.npz"
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match=r"table\.npz is no bigram table: .*make it anew"):
+    with pytest.raises(InvalidParameter, match=r"table\.npz is not a bigram table: .*rebuild it"):
         BigramTable.load(file, 20)
 
 
-def test_damage_in_the_middle_of_a_table_is_found(tmp_path: Path) -> None:
+def test_damage_in_the_middle_of_a_table_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "table.npz"
-    table_that_says(7, 20).save(file, 20)
+    table_with(7, 20).save(file, 20)
     content = bytearray(file.read_bytes())
     content[90:110] = bytes(20)
     file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match="is no bigram table"):
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
         BigramTable.load(file, 20)
 
 
-def test_a_table_that_fails_while_it_is_written_leaves_the_old_one(
+def test_a_failed_write_leaves_the_old_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "table.npz"
-    table_that_says(7, 20).save(file, 20)
+    table_with(7, 20).save(file, 20)
 
     def full(file: io.BufferedWriter, **arrays: object) -> None:
         file.write(b"PK")
@@ -123,12 +125,12 @@ def test_a_table_that_fails_while_it_is_written_leaves_the_old_one(
 
     monkeypatch.setattr("numpy.savez_compressed", full)
     with pytest.raises(OSError, match="No space left"):
-        table_that_says(9, 20).save(file, 20)
+        table_with(9, 20).save(file, 20)
     assert BigramTable.load(file, 20).of(5) == [(7, 1.0)]
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_out_is_the_very_name_of_the_file(
+def test_out_is_the_exact_file_name(
     model_file: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "foo.txt"
@@ -142,14 +144,14 @@ def test_out_is_the_very_name_of_the_file(
     [
         (["--text", "TEXT", "--out", "FOLDER"], "FOLDER: it is a folder; give a file"),
         (["--text", "TEXT", "--out", "FOLDER/none/x.npz"], "x.npz: no such folder; give a file"),
-        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the files that are read"),
-        (["--text", "EMPTY"], "there is no text in EMPTY; give files that have some"),
+        (["--text", "TEXT", "--out", "TEXT"], "TEXT: it is one of the input files"),
+        (["--text", "EMPTY"], "there is no text in EMPTY; give files that contain text"),
         (["--text", "TEXT", "--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
         (["--text", "TEXT", "--max-tokens", "-5"], "--max-tokens is -5; give 1 or more"),
-        (["--text", "BINARY"], "BINARY is no UTF-8 text (invalid start byte at byte 1)"),
+        (["--text", "BINARY"], "BINARY is not UTF-8 text (invalid start byte at byte 1)"),
     ],
 )
-def test_what_makes_no_table_is_refused_before_the_model_is_loaded(
+def test_options_that_give_no_table_are_refused_before_the_model_is_loaded(
     text: Path,
     tmp_path: Path,
     flags: list[str],
@@ -190,11 +192,11 @@ def test_ctrl_c_ends_with_its_exit_code_and_writes_nothing(
     assert not out.exists()
 
 
-def test_tokens_are_counted_over_all_texts(model_file: Path) -> None:
+def test_the_token_limit_counts_all_texts_together(model_file: Path) -> None:
     with Model(model_file) as model:
         texts = ["the cat saw a dog"] * 3
         one = model.tokenize(texts[0], parse_special=True)
         assert len(one) > 4
-        assert list(tool._pieces(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
+        assert list(tool._sequences(model, texts, len(one) - 2, 2 * len(one) - 1)) == [
             one[:-2], one[-2:], one[:-2], one[-2:-1]
         ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
     assert stats.tokens_per_step > 1.15
 
 
-def test_no_draft_goes_beyond_the_tokens_asked_for(engine: Engine) -> None:
+def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
     for method in ("prompt-lookup:adaptive=off", "draft:p_min=0,p_path=0"):
         for most in (1, 2, 3):
             stats = engine.generate(PROMPT, method=method, max_tokens=most).run().stats
@@ -89,7 +90,7 @@ def test_json_schema_constrains_the_text(engine: Engine) -> None:
     assert set(json.loads(generation.text)) == {"a"}
 
 
-def test_characters_that_span_tokens_arrive_whole(engine: Engine) -> None:
+def test_characters_that_span_tokens_arrive_complete(engine: Engine) -> None:
     grammar = SamplingParams(grammar='root ::= "日本é😀"')
     generation = engine.generate("a", sampling=grammar, max_tokens=40)
     texts = [token.text for token in generation]
@@ -113,13 +114,13 @@ def test_a_stop_string_ends_the_text_and_is_never_shown(engine: Engine) -> None:
         assert generation.finish_reason == "stop"
 
 
-def test_what_may_become_a_stop_string_is_kept_back_until_it_does_not(engine: Engine) -> None:
+def test_text_that_may_become_a_stop_string_is_held_back_until_it_cannot(engine: Engine) -> None:
     grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
     generation = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
     assert "".join(token.text for token in generation) == "the cat saw a dog"
 
 
-def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engine) -> None:
+def test_an_end_of_generation_token_ends_the_text_and_adds_no_characters(engine: Engine) -> None:
     end = engine.model.special_token("eot")
     assert end is not None
     generation = engine.generate(
@@ -129,7 +130,7 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_nothing(engine: Engin
     assert generation.token_ids == [end]
 
 
-def test_a_full_context_is_a_normal_end(tiny_model: Path, tiny_draft: Path) -> None:
+def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Path) -> None:
     params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
     with Engine.load(tiny_model, params, draft_model=tiny_draft) as engine:
         ends = sorted(engine.model.ends)
@@ -154,7 +155,7 @@ def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
         assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
 
 
-def test_a_new_text_ends_the_one_before(engine: Engine) -> None:
+def test_a_new_text_ends_the_previous_one(engine: Engine) -> None:
     first = engine.generate(PROMPT)
     next(iter(first))
     engine.generate(PROMPT, max_tokens=3).run()
@@ -172,13 +173,13 @@ def test_cancelling_takes_effect_within_a_step(engine: Engine) -> None:
     assert (generation.finish_reason, len(generation.token_ids)) == ("cancelled", 1)
 
 
-def test_a_conversation_is_counted_as_it_is_read(engine: Engine) -> None:
+def test_count_tokens_counts_the_prompt_that_is_decoded(engine: Engine) -> None:
     messages = [{"role": "user", "content": "the cat saw"}]
     assert engine.count_tokens(messages) == 14
     assert engine.chat(messages, max_tokens=1).stats.n_prompt == 14
 
 
-def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> None:
+def test_the_next_turn_of_a_chat_decodes_only_new_tokens(engine: Engine) -> None:
     messages = [{"role": "user", "content": "the cat"}]
     first = engine.chat(messages, max_tokens=8).run()
     messages += [
@@ -190,8 +191,8 @@ def test_the_next_turn_of_a_chat_decodes_only_what_is_new(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize("sizes", [{"n_ctx": 32}, {"n_ctx": 512, "n_batch": 16}])
-def test_a_context_smaller_than_the_batches_that_are_measured_works(
-    tiny_model: Path, sizes: dict[str, int]
+def test_a_context_smaller_than_the_measured_batches_works(
+    tiny_model: Path, sizes: dict[str, Any]
 ) -> None:
     with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
         plain = engine.generate("a cat", method="ar", max_tokens=8).run()
@@ -199,7 +200,7 @@ def test_a_context_smaller_than_the_batches_that_are_measured_works(
 
 
 @pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
-def test_measuring_costs_does_not_forget_the_prompt(tiny_model: Path, method: str) -> None:
+def test_measuring_costs_keeps_the_cached_prompt(tiny_model: Path, method: str) -> None:
     with Engine.load(tiny_model, EXACT) as engine:
         for _ in range(3):
             generation = engine.generate(PROMPT, method=method, max_tokens=3).run()
@@ -214,7 +215,7 @@ def test_a_system_message_reaches_the_template(engine: Engine) -> None:
     )
 
 
-def test_a_control_token_written_in_a_message_stays_text(engine: Engine) -> None:
+def test_a_control_token_in_a_message_is_treated_as_text(engine: Engine) -> None:
     chat = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -226,7 +227,8 @@ def test_a_control_token_written_in_a_message_stays_text(engine: Engine) -> None
         b"<|user|>the<|end|><|assistant|>c<|end|><|assistant|>"
     )
     end = engine.model.special_token("eot")
-    assert tokens.count(end) == 3  # one a message, none from its text
+    assert end is not None
+    assert tokens.count(end) == 3  # one per message, none from its text
 
 
 def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) ->
             engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_a_method_that_needs_more_sequences_than_the_context_has_gets_them(
+def test_the_context_grows_for_a_method_that_needs_more_sequences(
     tiny_model: Path,
 ) -> None:
     with Engine.load(tiny_model, replace(EXACT, n_seq_max=2)) as engine:
@@ -264,13 +266,13 @@ def test_a_method_that_needs_more_sequences_than_the_context_has_gets_them(
         assert wide.token_ids == plain.token_ids
 
 
-def test_braces_in_texts_and_classes_of_a_grammar_are_no_repetitions(engine: Engine) -> None:
+def test_braces_in_literals_and_classes_of_a_grammar_are_not_repetitions(engine: Engine) -> None:
     gbnf = 'root ::= "{5,2}(" [{5,2}(] "(" # {5,2}'
     reply = engine.generate("hi", sampling=SamplingParams(grammar=gbnf), max_tokens=20).run()
     assert reply.text.startswith("{5,2}(")
 
 
-def test_no_sampler_looks_back_further_than_the_context(engine: Engine) -> None:
+def test_penalties_look_back_at_most_over_the_context(engine: Engine) -> None:
     def text(last_n: int) -> str:
         sampling = SamplingParams(
             logit_bias={270: 20.0},
@@ -285,7 +287,7 @@ def test_no_sampler_looks_back_further_than_the_context(engine: Engine) -> None:
     assert text(0) != text(-1)
 
 
-def test_one_stop_string_may_be_given_as_it_is(engine: Engine) -> None:
+def test_a_single_stop_string_needs_no_list(engine: Engine) -> None:
     text = engine.generate("the", method="ar", max_tokens=20).run().text
     assert len(text) > 6
     stop = text[3:6]
@@ -293,16 +295,18 @@ def test_one_stop_string_may_be_given_as_it_is(engine: Engine) -> None:
     assert ours == text[: text.index(stop)]
 
 
-def test_a_batch_holds_what_the_context_was_rounded_up_to(tiny_model: Path) -> None:
+def test_n_batch_covers_the_rounded_up_context(tiny_model: Path) -> None:
     with Engine.load(tiny_model, ContextParams(n_ctx=100)) as engine:
         assert (engine.context.n_ctx, engine.context.n_batch) == (256, 256)
 
 
-def test_a_last_message_of_the_assistant_is_gone_on_with(engine: Engine) -> None:
-    said = [{"role": "user", "content": "the cat saw a dog"}]
-    prompt = engine.chat(said, max_tokens=1).prompt
+def test_a_last_message_from_the_assistant_is_continued(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "the cat saw a dog"}]
+    prompt = engine.chat(messages, max_tokens=1).prompt
     for text in ("a cat", "</s> a cat"):
-        tokens = engine.chat([*said, {"role": "assistant", "content": text}], max_tokens=1).prompt
+        tokens = engine.chat(
+            [*messages, {"role": "assistant", "content": text}], max_tokens=1
+        ).prompt
         assert tokens[: len(prompt)] == prompt
         assert engine.model.detokenize(tokens[len(prompt) :]).decode() == text
         assert engine.model.special_token("eos") not in tokens[len(prompt) :]

@@ -1,4 +1,4 @@
-"""What is refused, with its reason, and that the engine outlives it; Ctrl-C."""
+"""Errors: their messages, and that the engine stays usable after them; Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.support.exact import EXACT, PROMPT
 from tests.support.tiny_gguf import write_learned_positions_gguf, write_tiny_gguf
 
 
-def test_there_is_no_such_file() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(ModelFileMissing, match=r"file not found: /nowhere/x\.gguf; check the path"):
         Model("/nowhere/x.gguf")
 
 
-def test_a_file_that_is_no_gguf_is_named_with_its_first_bytes(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_gguf_is_named_with_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 something else")
     with pytest.raises(NotGGUF, match=r"starts with b'PK\\x03\\x04', not b'GGUF'"):
@@ -52,7 +52,7 @@ def test_a_file_that_is_no_gguf_is_named_with_its_first_bytes(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
-def test_a_truncated_gguf_is_told_to_be_downloaded_again(
+def test_the_error_for_a_truncated_gguf_says_to_download_it_again(
     tiny_model: Path, tmp_path: Path, share: float
 ) -> None:
     path = tmp_path / "half.gguf"
@@ -74,7 +74,7 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
     assert engine.generate(PROMPT, max_tokens=3).run().finish_reason == "length"
 
 
-def test_tokens_of_a_prompt_are_those_of_the_model(engine: Engine) -> None:
+def test_an_invalid_prompt_token_or_character_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidParameter, match="the prompt has token 999999; this model has 0 to"):
         engine.generate([1, 999999])
     with pytest.raises(InvalidParameter, match="at position 1 is a lone surrogate"):
@@ -82,13 +82,13 @@ def test_tokens_of_a_prompt_are_those_of_the_model(engine: Engine) -> None:
 
 
 def test_an_unknown_role_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match="give a role of system, user, assistant"):
+    with pytest.raises(InvalidParameter, match=r"needs a role \(system, user, assistant\)"):
         engine.chat([{"role": "robot", "content": "beep"}])
 
 
 @pytest.mark.parametrize("given", [{"role": "user", "content": "Hi"}, ["Hi"]])
-def test_what_is_no_list_of_messages_is_refused(engine: Engine, given: Any) -> None:
-    with pytest.raises(InvalidParameter, match="a message is '(role|Hi)'; give a role of system"):
+def test_a_chat_that_is_not_a_list_of_messages_is_refused(engine: Engine, given: Any) -> None:
+    with pytest.raises(InvalidParameter, match="invalid message '(role|Hi)'; each needs a role"):
         engine.chat(given)
 
 
@@ -100,7 +100,7 @@ def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Pat
         Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
 
 
-def test_a_context_ends_where_learned_positions_do(tmp_path: Path) -> None:
+def test_a_context_is_limited_to_the_learned_positions(tmp_path: Path) -> None:
     path = write_learned_positions_gguf(tmp_path / "gpt2.gguf", n_ctx=100)
     with pytest.raises(ContextError, match="context of 512 tokens exceeds the 100 positions"):
         Engine.load(path, replace(EXACT, n_ctx=512))
@@ -112,7 +112,7 @@ def test_a_context_ends_where_learned_positions_do(tmp_path: Path) -> None:
             assert (generation.finish_reason, len(generation.token_ids)) == ("context", 99)
 
 
-def test_a_cache_that_cannot_be_quantised_is_to_be_f16(tiny_model: Path) -> None:
+def test_the_error_for_a_cache_that_cannot_be_quantised_suggests_f16(tiny_model: Path) -> None:
     with (
         Model(tiny_model) as model,
         pytest.raises(ContextError, match=r"KV cache q8_0.*n_embd_head_k=8; use kv_type f16"),
@@ -120,7 +120,7 @@ def test_a_cache_that_cannot_be_quantised_is_to_be_f16(tiny_model: Path) -> None
         Context(model, ContextParams(kv_type="q8_0"))
 
 
-def test_an_engine_outlives_a_wider_context_that_there_is_no_memory_for(
+def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limited(model: Model, params: ContextParams, **more: Any) -> Context:
@@ -140,7 +140,7 @@ def test_an_engine_outlives_a_wider_context_that_there_is_no_memory_for(
     ("n_ctx", "way_out"),
     [(256, "holds 256 .* or raise n_ctx"), (1024, "holds 512 .* or raise n_ba")],
 )
-def test_a_window_that_no_batch_holds_is_refused(
+def test_a_window_too_large_for_a_batch_is_refused(
     tiny_model: Path, n_ctx: int, way_out: str
 ) -> None:
     with (
@@ -152,7 +152,7 @@ def test_a_window_that_no_batch_holds_is_refused(
         engine.generate(PROMPT, method="lookahead:window=60,ngram=15", max_tokens=9).run()
 
 
-def test_a_source_that_auto_is_told_to_use_has_to_be_there(engine: Engine) -> None:
+def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
     with pytest.raises(
         InvalidParameter, match="method medusa needs heads .*none were loaded; give them with heads"
     ):
@@ -171,7 +171,7 @@ def test_a_source_that_auto_is_told_to_use_has_to_be_there(engine: Engine) -> No
         (" # nothing\n", "it is empty"),
     ],
 )
-def test_a_grammar_is_refused_with_its_own_reason(
+def test_an_invalid_grammar_is_refused_with_the_reason(
     engine: Engine, gbnf: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(GrammarError, match=f"does not parse: .*{re.escape(reason)}") as error:
@@ -184,18 +184,16 @@ def test_a_grammar_is_refused_with_its_own_reason(
     ("schema", "reason"),
     [("{nonsense", "Expecting property name"), ("[]", "it is not a JSON object")],
 )
-def test_a_json_schema_that_does_not_parse_is_refused(
-    engine: Engine, schema: str, reason: str
-) -> None:
+def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=f"cannot be read: {reason}"):
         engine.generate("a", sampling=SamplingParams(json_schema=schema)).run()
 
 
-def test_a_grammar_is_refused_for_a_reply_that_has_begun(engine: Engine) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+def test_a_grammar_is_refused_for_a_continued_reply(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for sampling in (SamplingParams(grammar='root ::= "a"'), SamplingParams(json_schema="{}")):
         with pytest.raises(InvalidParameter, match="is for a whole reply, and this one has begun"):
-            engine.chat(said, sampling=sampling)
+            engine.chat(messages, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_sampling_out_of_range_is_refused(params: dict[str, object], message: st
         SamplingParams(**params)  # type: ignore[arg-type]
 
 
-def test_a_bias_is_of_a_token_that_is_there_and_a_number(engine: Engine) -> None:
+def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) -> None:
     for token in (-1, engine.model.n_vocab):
         with pytest.raises(InvalidParameter, match=f"names token {token}, and the model has 0 to"):
             engine.generate("hi", sampling=SamplingParams(logit_bias={token: 1.0})).run()
@@ -228,9 +226,9 @@ def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Pat
         Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
 
 
-def test_an_engine_that_is_closed_says_so(tiny_model: Path) -> None:
+def test_a_closed_engine_refuses_every_call(tiny_model: Path) -> None:
     engine = Engine.load(tiny_model)
-    engine.prepare()  # what was measured is kept at the first close
+    engine.prepare()  # the first close saves the measured costs
     engine.close()
     engine.close()
     for use in (
@@ -243,13 +241,13 @@ def test_an_engine_that_is_closed_says_so(tiny_model: Path) -> None:
             use()
 
 
-def test_a_text_that_another_thread_writes_cannot_be_ended_from_outside(tiny_model: Path) -> None:
+def test_a_text_generated_in_one_thread_cannot_be_ended_by_another(tiny_model: Path) -> None:
     with Engine.load(tiny_model) as engine:
-        inside, go_on = threading.Event(), threading.Event()
+        inside, proceed = threading.Event(), threading.Event()
 
         def cancelled() -> bool:
             inside.set()
-            return go_on.wait()
+            return proceed.wait()
 
         generation = engine.generate("hi", max_tokens=50, cancelled=cancelled)
         thread = threading.Thread(target=generation.run)
@@ -257,27 +255,27 @@ def test_a_text_that_another_thread_writes_cannot_be_ended_from_outside(tiny_mod
         inside.wait()
         with pytest.raises(EngineInUse, match="another thread is generating"):
             engine.generate("ho")
-        go_on.set()
+        proceed.set()
         thread.join()
         assert generation.finish_reason == "cancelled"
 
 
-def test_ctrl_c_is_not_lost_in_what_llama_cpp_calls(tiny_model: Path) -> None:
+def test_ctrl_c_is_not_lost_in_a_callback_from_llama_cpp(tiny_model: Path) -> None:
     @ctypes.CFUNCTYPE(None)
     def callback() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert sum(range(1000)) == 499_500  # the signal is handled in here
 
     before = signal.getsignal(signal.SIGINT)
-    gone_on = False
+    continued = False
     with pytest.raises(KeyboardInterrupt), deferred_interrupts():
         callback()
-        gone_on = True
-    assert gone_on
+        continued = True
+    assert continued
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_ctrl_c_ends_a_load(tiny_model: Path) -> None:
+def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
     shares: list[float] = []
 
     def progress(share: float) -> None:
@@ -290,28 +288,28 @@ def test_ctrl_c_ends_a_load(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "kind", "message"),
     [
         (-2, OutOfMemory, "(?s)not enough memory to compute .* rows .*; lower n_ctx"),
         (-3, DecodeFailed, "llama_decode returned -3"),
     ],
 )
-def test_a_decode_that_there_is_no_memory_for_says_so(
+def test_a_failed_decode_reports_its_reason(
     code: int,
     kind: type[Exception],
-    says: str,
+    message: str,
     engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("batching.llama.context._llama_decode", lambda *_: code)
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             engine.generate(PROMPT, max_tokens=2).run()
     assert engine.generate(PROMPT, max_tokens=2).run().stats.n_tokens == 2
 
 
 @pytest.mark.parametrize("past_the_end", [False, True])
-def test_a_number_that_is_no_token_has_no_piece(engine: Engine, past_the_end: bool) -> None:
+def test_a_token_id_outside_the_vocabulary_is_refused(engine: Engine, past_the_end: bool) -> None:
     token = engine.model.n_vocab if past_the_end else -1
     for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
         with pytest.raises(InvalidParameter, match=f"token {token} is not in the vocabulary"):

@@ -1,4 +1,4 @@
-"""One engine and several threads: all but one are refused, and the process lives."""
+"""One engine and several threads: all but one are refused, and the process survives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives in another thread, or raises there."""
+    """Run ``work`` in another thread, and return or raise its result."""
     found: list[Any] = []
 
     def call() -> None:
@@ -48,7 +48,7 @@ USES: dict[str, Callable[[Engine], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_another_thread_is_refused_within_a_step_and_between_steps(
+def test_another_thread_is_refused_during_and_between_steps(
     engine: Engine, use: Callable[[Engine], object]
 ) -> None:
     plain = engine.generate(PROMPT, method="ar", max_tokens=8).run().token_ids
@@ -70,7 +70,7 @@ def test_another_thread_is_refused_within_a_step_and_between_steps(
 
 
 @pytest.mark.parametrize("use", [USES["generate"], USES["reserve"], USES["close"]])
-def test_what_is_called_from_within_a_step_is_refused(
+def test_calls_from_a_callback_during_a_step_are_refused(
     engine: Engine, use: Callable[[Engine], object]
 ) -> None:
     def progress(done: int, total: int) -> None:
@@ -91,22 +91,22 @@ def test_the_thread_that_iterates_may_start_another_text_reserve_or_close(engine
         assert text.finish_reason == "cancelled"
 
 
-def test_a_text_that_is_left_unfinished_is_in_nobodys_way(engine: Engine) -> None:
+def test_an_unfinished_text_does_not_block_another_thread(engine: Engine) -> None:
     for _ in engine.generate(PROMPT, max_tokens=20):
         break
     done = in_thread(lambda: engine.generate(PROMPT, method="ar", max_tokens=4).run())
     assert done.stats.n_tokens == 4
 
 
-def test_a_text_that_another_thread_took_the_place_of_says_so(engine: Engine) -> None:
+def test_a_text_replaced_by_another_thread_raises_an_error(engine: Engine) -> None:
     text = engine.generate(PROMPT, max_tokens=4)
     in_thread(lambda: engine.generate(PROMPT, max_tokens=4))
     with pytest.raises(EngineInUse):
         text.run()
 
 
-def test_threads_at_one_engine_get_their_text_or_are_refused(engine: Engine) -> None:
-    """Without a lock this ends the process within a few texts."""
+def test_threads_that_share_an_engine_get_their_text_or_are_refused(engine: Engine) -> None:
+    """Without a lock this crashes the process within a few texts."""
     expected = engine.generate(PROMPT, method="ar", max_tokens=6).run().token_ids
     start, results = threading.Barrier(4), []
 

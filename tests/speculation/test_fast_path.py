@@ -1,4 +1,4 @@
-"""Plain steps that nobody has drafts for are done in runs; text and drafts stay the same."""
+"""The fast path: steps without drafts are decoded in runs; text and drafts stay the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from batching.cache import SequenceCache
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost_curve import CostCurve, CostModel
 from speculation.auto.drafter import Auto, AutoParams
@@ -56,11 +57,11 @@ def emitted(
     return list(decode(text, cancelled))
 
 
-class Quiet(Drafter):
-    """Never drafts, and says so for as long and until such tokens as it is told."""
+class Idle(Drafter):
+    """Never drafts, and gives the idle hint it was made with."""
 
     def __init__(self, until: Sequence[int] | None, n_steps: int = NO_LIMIT) -> None:
-        self._silence = IdleHint(until, n_steps)
+        self._hint = IdleHint(until, n_steps)
         self.n_asked = 0
         self.runs: list[list[int]] = []
 
@@ -68,7 +69,7 @@ class Quiet(Drafter):
         pass
 
     def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        return self._silence
+        return self._hint
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self.n_asked += 1
@@ -81,7 +82,7 @@ class Quiet(Drafter):
         self.runs.append(list(steps.tokens))
 
 
-def test_without_drafters_what_follows_the_first_step_is_one_run() -> None:
+def test_without_drafters_all_steps_after_the_first_form_one_run() -> None:
     stats = Stats()
     steps = emitted(prompt_of(26), [], 10, stats)
     assert [len(step.tokens) for step in steps] == [1, 9]
@@ -92,40 +93,40 @@ def test_without_drafters_what_follows_the_first_step_is_one_run() -> None:
     assert stats.decode_seconds >= sum(stats.phase_seconds.values()) > 0
 
 
-def test_a_run_ends_after_a_token_that_is_waited_for() -> None:
+def test_a_run_ends_after_a_token_named_in_the_idle_hint() -> None:
     assert plain_text(26, n_tokens=8) == [8, 1, 2, 7, 2, 9, 6, 5]
-    steps = emitted(prompt_of(26), [Quiet([7, 6])], 8)
+    steps = emitted(prompt_of(26), [Idle([7, 6])], 8)
     assert [step.tokens for step in steps] == [[8], [1, 2, 7], [2, 9, 6], [5]]
 
 
-def test_a_run_ends_after_a_token_that_came_since_it_began() -> None:
-    steps = emitted(prompt_of(26), [Quiet([])], 8)
+def test_a_run_ends_after_a_token_already_seen_in_this_run() -> None:
+    steps = emitted(prompt_of(26), [Idle([])], 8)
     assert [step.tokens for step in steps] == [[8], [1, 2, 7, 2], [9, 6, 5]]
-    steps = emitted(prompt_of(22), [Quiet([])], 8)
+    steps = emitted(prompt_of(22), [Idle([])], 8)
     assert [step.tokens for step in steps] == [[3], [2, 1, 1], [6, 4, 1], [7]]
 
 
 def test_a_run_is_no_longer_than_the_idle_hint() -> None:
-    quiet = Quiet(None, n_steps=3)
-    emitted(prompt_of(26), [quiet], 8)
-    assert quiet.runs == [[1, 2, 7], [2, 9, 6], [5]]
-    assert quiet.n_asked == 1  # in the first step, which has the end of the prompt in it
+    idle = Idle(None, n_steps=3)
+    emitted(prompt_of(26), [idle], 8)
+    assert idle.runs == [[1, 2, 7], [2, 9, 6], [5]]
+    assert idle.n_asked == 1  # in the first step, which decodes the end of the prompt
 
 
-def test_a_run_ends_with_the_step_after_which_it_is_cancelled() -> None:
+def test_a_cancelled_run_ends_with_the_current_step() -> None:
     answers = iter([False, False, True])
     steps = emitted(prompt_of(26), [], 8, cancelled=lambda: next(answers, False))
     assert [len(step.tokens) for step in steps] == [1, 3, 4]
 
 
-def test_after_its_time_a_run_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_exceeds_its_time_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation.fast_path, "RUN_SECONDS", -1.0)
     assert [len(step.tokens) for step in emitted(prompt_of(26), [], 5)] == [1, 1, 1, 1, 1]
 
 
-def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
+def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
     class Failing(FakeSampler):
-        def sample(self, output: object, row: int) -> int:
+        def sample(self, output: Output, row: int) -> int:
             if len(self.seen) == 4:
                 raise ValueError("no token is allowed here")
             return super().sample(output, row)
@@ -142,8 +143,8 @@ def test_an_error_in_a_run_loses_no_token_that_was_made_before_it() -> None:
     assert text.tokens == [8, 1, 2, 7]
 
 
-class NotListening(Drafter):
-    """A drafter that is asked in every step, though it knows when that is for nothing."""
+class WithoutIdleHints(Drafter):
+    """A drafter that is asked in every step because it gives no idle hints."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -168,18 +169,18 @@ class NotListening(Drafter):
         PromptLookupParams(min_ngram=2),
     ],
 )
-def test_prompt_lookup_drafts_the_same_whether_it_listens_or_is_always_asked(
+def test_prompt_lookup_drafts_the_same_with_and_without_idle_hints(
     params: PromptLookupParams,
 ) -> None:
     n_runs = 0
     for seed in range(60):
         prompt = prompt_of(seed)[:4]
-        listening, asked = Stats(), Stats()
-        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, listening)]
-        emitted(prompt, [NotListening(PromptLookup(params))], 40, asked)
-        assert (listening.n_steps, listening.n_drafted) == (asked.n_steps, asked.n_drafted)
-        assert listening.rows_histogram == asked.rows_histogram
-        n_runs += len(runs) < listening.n_steps
+        hinted, asked = Stats(), Stats()
+        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, hinted)]
+        emitted(prompt, [WithoutIdleHints(PromptLookup(params))], 40, asked)
+        assert (hinted.n_steps, hinted.n_drafted) == (asked.n_steps, asked.n_drafted)
+        assert hinted.rows_histogram == asked.rows_histogram
+        n_runs += len(runs) < hinted.n_steps
     assert n_runs > 20 or params.min_ngram == 2
 
 
@@ -188,19 +189,19 @@ def lone_auto(drafter: Drafter) -> Auto:
     return Auto(AutoParams(), [Source("prompt-lookup", drafter)], CostModel({0: curve}))
 
 
-def test_auto_is_silent_where_its_only_source_is() -> None:
-    quiet = Quiet([5])
-    auto = lone_auto(quiet)
+def test_auto_is_idle_when_its_only_source_is() -> None:
+    idle = Idle([5])
+    auto = lone_auto(idle)
     auto.begin([1, 2, 3])
-    assert auto.idle([1, 2, 3]) is None  # it has to see what the source takes
+    assert auto.idle([1, 2, 3]) is None  # the cost of the source is not known yet
     emitted(prompt_of(26), [auto], 30)
     assert auto.idle([1, 2, 3]) == IdleHint([5], NO_LIMIT)
-    assert 0 < quiet.n_asked < 5
-    assert sum(map(len, quiet.runs)) > 25
+    assert 0 < idle.n_asked < 5
+    assert sum(map(len, idle.runs)) > 25
 
 
-def test_auto_is_silent_while_all_its_sources_rest_and_no_longer() -> None:
-    auto = lone_auto(Quiet([5]))
+def test_auto_is_idle_until_a_source_is_enabled_again() -> None:
+    auto = lone_auto(Idle([5]))
     emitted(prompt_of(26), [auto], 10)
     (source,) = auto.sources
     source.enabled_at = auto._now + 6.5
@@ -210,8 +211,8 @@ def test_auto_is_silent_while_all_its_sources_rest_and_no_longer() -> None:
     assert auto.idle([1, 2, 3]) is None
 
 
-def test_steps_of_a_run_are_no_debt_of_a_source() -> None:
-    auto = lone_auto(Quiet([5]))
+def test_plain_steps_do_not_change_the_credit_of_a_source() -> None:
+    auto = lone_auto(Idle([5]))
     emitted(prompt_of(26), [auto], 10)
     (source,) = auto.sources
     before = source.credit
@@ -220,7 +221,7 @@ def test_steps_of_a_run_are_no_debt_of_a_source() -> None:
     assert source.credit == before
 
 
-def test_a_row_of_a_run_is_decoded_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_row_of_a_run_is_decoded_like_any_other(tiny_model: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     with Model(tiny_model) as model:
         params = ContextParams(n_ctx=64, n_seq_max=4, n_threads=1)

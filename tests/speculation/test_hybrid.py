@@ -1,4 +1,4 @@
-"""Models with a recurrent state: what they can take back, and texts that are the same for it."""
+"""Models with a recurrent state: rewinding them, and that drafts do not change their texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chain(tokens: list[int], position: int) -> Rows:
     return Rows(tokens, range(position, position + n), [range(1)] * n, [True] * n)
 
 
-def test_the_last_rows_of_a_decode_can_be_taken_back_and_the_state_is_as_before(
+def test_rewinding_the_last_rows_restores_the_earlier_state(
     context: Context,
 ) -> None:
     assert (context.n_rewind, context.n_seq_max) == (8, 1)
@@ -59,27 +59,29 @@ def test_the_last_rows_of_a_decode_can_be_taken_back_and_the_state_is_as_before(
     assert abs(found - expected).max() < 1e-4
 
 
-def test_no_more_is_taken_back_than_there_are_copies_of(context: Context) -> None:
+def test_a_decode_can_be_rewound_only_once_and_only_as_far_as_copies_exist(
+    context: Context,
+) -> None:
     context.decode(chain(list(range(5, 25)), 0))
     with pytest.raises(CannotRewind, match="cannot roll back 9 tokens"):
         context.seq_rm(-1, 11, -1)
     context.seq_rm(-1, 12, -1)
-    with pytest.raises(CannotRewind):  # once
+    with pytest.raises(CannotRewind):  # only once
         context.seq_rm(-1, 11, -1)
     context.decode(chain([9], 12))
-    with pytest.raises(CannotRewind):  # the copies are of the decode before
+    with pytest.raises(CannotRewind):  # the copies belong to the previous decode
         context.seq_rm(-1, 12, -1)
-    context.seq_rm(-1, 13, -1)  # nothing
-    context.seq_rm(-1, 0, -1)  # all
+    context.seq_rm(-1, 13, -1)  # drops nothing
+    context.seq_rm(-1, 0, -1)  # drops everything
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) -> None:
+def test_drafts_do_not_change_the_text(engine: Engine, method: str, temperature: float) -> None:
     endless = dict.fromkeys(engine.model.ends, -math.inf)
     sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
     plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
-    for _ in range(2):  # the second time it has seen the text
+    for _ in range(2):  # the second time the method knows the text
         drafted = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
         assert drafted.token_ids == plain.token_ids
     assert len(plain.token_ids) == 60
@@ -87,42 +89,44 @@ def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) 
         assert drafted.stats.n_accepted > 0
 
 
-def test_prompts_that_go_on_or_differ_find_a_clean_state(hybrid: Path, engine: Engine) -> None:
+def test_continued_and_different_prompts_start_from_a_clean_state(
+    hybrid: Path, engine: Engine
+) -> None:
     rng = random.Random(1)
     base = [rng.randrange(260, 290) for _ in range(200)]
     n_reused = []
     with Engine.load(hybrid, EXACT) as fresh:
         for _ in range(12):
-            held = engine.cache.tokens
-            goes_on = rng.random() < 0.5 and 0 < len(held) < 250
-            prompt = [*held, 270] if goes_on else [*base[: rng.randrange(5, 200)], 271]
+            cached = engine.cache.tokens
+            is_continued = rng.random() < 0.5 and 0 < len(cached) < 250
+            prompt = [*cached, 270] if is_continued else [*base[: rng.randrange(5, 200)], 271]
             given = engine.generate(prompt, max_tokens=20).run()
             fresh.cache.truncate(0)
             expected = fresh.generate(prompt, method="ar", max_tokens=20).run()
             assert given.token_ids == expected.token_ids
-            assert not goes_on or given.stats.n_reused == len(prompt) - 1
-            n_reused.append(given.stats.n_reused if not goes_on else 0)
-    assert max(n_reused) > 0  # from states that were saved
+            assert not is_continued or given.stats.n_reused == len(prompt) - 1
+            n_reused.append(given.stats.n_reused if not is_continued else 0)
+    assert max(n_reused) > 0  # from saved states
 
 
-def test_another_reply_and_the_next_turn_begin_shortly_before_the_end_of_the_prompt(
+def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
     engine: Engine,
 ) -> None:
     chat = [{"role": "user", "content": "the cat saw a dog " * 6}]
     first = engine.chat(chat, max_tokens=20).run()
     again = engine.chat(chat, max_tokens=20).run()
     assert again.token_ids == first.token_ids
-    begun = first.stats.n_prompt - 1 - TAIL
-    assert again.stats.n_reused == begun
-    # The template has the reply otherwise, as without its reasoning.
+    n_kept = first.stats.n_prompt - 1 - TAIL
+    assert again.stats.n_reused == n_kept
+    # The next prompt renders the reply differently, as a template does that drops reasoning.
     chat += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "a cat"}]
     third = engine.chat(chat, max_tokens=20).run()
-    assert third.stats.n_reused == begun
+    assert third.stats.n_reused == n_kept
     engine.cache.truncate(0)
     assert engine.chat(chat, max_tokens=20).run().token_ids == third.token_ids
 
 
-def test_what_needs_branches_beside_each_other_is_refused(engine: Engine) -> None:
+def test_a_method_that_needs_branches_is_refused(engine: Engine) -> None:
     for method in ("lookahead", "lookahead:window=2,ngram=3,guesses=1"):
         with pytest.raises(CannotRewind, match="one path of 8 drafts at most.*use auto"):
             engine.generate(PROMPT, method=method).run()
@@ -144,7 +148,9 @@ def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path
                 engine.generate(PROMPT, method="draft:width=3").run()
 
 
-def test_where_no_state_is_kept_only_plain_decoding_runs(hybrid: Path, tmp_path: Path) -> None:
+def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(
+    hybrid: Path, tmp_path: Path
+) -> None:
     recurrent = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     for path, n_rewind in ((hybrid, 0), (recurrent, 8)):  # llama.cpp keeps none for Mamba
         params = ContextParams(n_ctx=256, flash_attn="off", n_rewind=n_rewind)
@@ -155,7 +161,7 @@ def test_where_no_state_is_kept_only_plain_decoding_runs(hybrid: Path, tmp_path:
                 engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_a_batch_has_room_for_more_than_the_copies(hybrid: Path) -> None:
+def test_n_batch_is_raised_above_the_number_of_copies(hybrid: Path) -> None:
     with Engine.load(hybrid, replace(EXACT, n_batch=4)) as engine:
         assert engine.context.n_batch == 10
         assert engine.generate(PROMPT, max_tokens=5).run().stats.n_tokens > 0

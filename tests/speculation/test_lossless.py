@@ -1,12 +1,13 @@
 """Every method gives plain decoding's text: greedy and seeded, on a fake target that checks its KV.
 
-Random trees are among the methods: if any tree may be grown, no method can grow a wrong one.
+Random trees are among the methods: if every tree is lossless, so is that of every method.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -111,8 +112,8 @@ METHODS = (
 
 
 def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resources:
-    """Rows that are nearly free, so that auto tries everything; a draft model that is right more
-    often than not."""
+    """Nearly free rows, so that auto tries everything, and a draft model whose drafts are mostly
+    accepted."""
     curve = CostCurve((1, 64), (1.0, 1.2))
     return Resources(
         lambda: CostModel({0: curve}),
@@ -122,6 +123,7 @@ def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resourc
     )
 
 
+@cache
 def draft_logits(prefix: tuple[int, ...]) -> Floats:
     return fake_logits(prefix) + 0.5 * fake_logits((*prefix, 0))
 
@@ -179,10 +181,10 @@ def run(
     text = ending.tokens
     assert [token for step in steps for token in step.tokens] == text
     assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
-    # Whatever was drafted, each sequence now holds exactly the text but for its last token.
+    # Whatever was drafted, each sequence now holds exactly the text without its last token.
     assert cache.tokens == (prompt + text)[: cache.n_past]
     assert cache.n_past == len(prompt) + len(text) - 1
-    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
     if defer and n_rewind == NO_LIMIT:
         assert len(target.decoded) == stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
@@ -214,7 +216,7 @@ CHAINS = [method for method in METHODS if not method.startswith("lookahead")]
 
 @pytest.mark.parametrize("method", [*CHAINS, "unnamed-trees"])
 @pytest.mark.parametrize("n_rewind", [1, 5])
-def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
+def test_text_of_a_target_with_limited_rewind_equals_plain_decoding(
     method: str, n_rewind: int
 ) -> None:
     for seed in range(10):
@@ -225,30 +227,30 @@ def test_text_of_a_target_that_takes_back_few_drafts_equals_plain_decoding(
 
 @pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=4", "auto:sources=draft"])
 @pytest.mark.parametrize("n_rewind", [3, NO_LIMIT])
-def test_a_draft_model_that_takes_nothing_back_drafts_as_another_does(
+def test_a_draft_model_that_cannot_rewind_drafts_the_same_tokens(
     method: str, n_rewind: int
 ) -> None:
     for seed in range(20):
         text, stats, _ = run(f"{method} by a recurrent model", seed, n_rewind=n_rewind)
         assert text == plain_text(seed), f"seed {seed}"
         other = run(method, seed, n_rewind=n_rewind)[1]
-        if method.startswith("draft"):  # auto goes by the clock
+        if method.startswith("draft"):  # auto depends on the clock
             assert (stats.n_steps, stats.n_accepted) == (other.n_steps, other.n_accepted)
 
 
-def test_a_target_that_takes_back_few_drafts_still_gains_from_them() -> None:
+def test_a_target_with_limited_rewind_still_gains_from_drafts() -> None:
     for method in ("auto", "draft", "medusa", "eagle-2"):
         steps = [run(method, seed, n_rewind=4)[1] for seed in range(50)]
         assert sum(s.n_tokens for s in steps) > 1.2 * sum(s.n_steps for s in steps), method
 
 
-def test_random_trees_are_often_right() -> None:
-    """Else the tests above would show nothing about accepted paths."""
+def test_random_trees_are_often_accepted() -> None:
+    """Otherwise the tests above would show nothing about accepted paths."""
     steps = [run("random-trees", seed)[1] for seed in range(50)]
     assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps)
 
 
-def test_heads_that_read_the_state_are_often_right() -> None:
+def test_drafts_of_the_fake_heads_are_often_accepted() -> None:
     for method in ("medusa", "auto:sources=medusa", "eagle-1", "eagle-2", "auto:sources=eagle"):
         steps = [run(method, seed)[1] for seed in range(50)]
         assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
@@ -280,10 +282,10 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     steps.close()  # type: ignore[attr-defined]
     assert cache.tokens == [1, 2, 3, *text[:-1]]
     assert cache.n_seq > 1
-    assert all(target.held(s) == cache.tokens for s in range(cache.n_seq))
+    assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
 
 
-def test_a_text_that_ends_inside_an_accepted_path_shows_and_keeps_nothing_beyond() -> None:
+def test_a_text_that_ends_inside_an_accepted_path_commits_nothing_beyond_its_end() -> None:
     for seed in range(40):
         text, _, cache = run("random-trees", seed, n_tokens=7)
         assert len(text) <= 7

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from batching.target import Output
+from batching.target import Sampler as TargetSampler
 from batching.tree import Floats, TokenTree
 from speculation.verify import Rejection, draw
+from tests.support.scripted import ScriptedOutput
 
 N_VOCAB = 5
 N_DRAWS = 100_000
@@ -36,7 +39,7 @@ class Sampler:
         self.settings = temperature, top_k, top_p
         self.known: dict[bytes, Floats] = {}
 
-    def sample(self, output: object, row: int) -> int:
+    def sample(self, output: Output, row: int) -> int:
         raise AssertionError("rejection draws itself")
 
     def probabilities(self, logits: Floats) -> Floats:
@@ -49,8 +52,11 @@ class Sampler:
         pass
 
 
-class Output:
+class PrefixOutput(ScriptedOutput):
+    """Logits follow from the path to each node."""
+
     def __init__(self, tree: TokenTree, cache: dict[tuple[int, ...], Floats]) -> None:
+        super().__init__()
         self.tree, self.cache = tree, cache
 
     def logits(self, row: int) -> Floats:
@@ -59,15 +65,12 @@ class Output:
             self.cache[prefix] = logits_after(prefix, salt=1)
         return self.cache[prefix]
 
-    def argmax(self, row: int) -> int:
-        return int(self.logits(row).argmax())
-
 
 def sampled_tree(
     shape: Sequence[int], draft: Sampler, cache: dict[tuple[int, ...], Floats],
     rng: np.random.Generator,
 ) -> TokenTree:  # fmt: skip
-    """``shape[d]`` children below every node of depth d, each a sample of q of its own."""
+    """``shape[d]`` children below every node of depth d, each an independent sample of q."""
     tree = TokenTree(0)
     level: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     for n_children in shape:
@@ -127,9 +130,9 @@ def excess_of(
     counts: dict[tuple[int, ...], int] = {}
     for _ in range(n_draws):
         tree = sampled_tree(shape, draft, draft_cache, rng)
-        path, bonus = verifier.verify(tree, Output(tree, target_cache), target)
+        path, bonus = verifier.verify(tree, PrefixOutput(tree, target_cache), target)
         text = (*(tree.tokens[node] for node in path[1:]), bonus)
-        while len(text) < n_tokens:  # what lies beyond the step is drawn directly
+        while len(text) < n_tokens:  # tokens beyond the step are drawn directly
             if text not in target_cache:
                 target_cache[text] = logits_after(text, salt=1)
             text = (*text, draw(target.probabilities(target_cache[text]), rng))
@@ -150,7 +153,7 @@ WIDE, SHARP, CUT = (1.0, N_VOCAB, 1.0), (0.6, N_VOCAB, 1.0), (1.3, 3, 0.9)
         ((2, 2), CUT, WIDE, 2),
     ],
 )
-def test_rejection_draws_from_the_target_whatever_the_draft(
+def test_rejection_samples_from_the_target_whatever_the_draft(
     shape: tuple[int, ...], p: tuple[float, int, float], q: tuple[float, int, float], n_tokens: int
 ) -> None:
     # The full 100,000 draws of each are run by `python -m tests.speculation.test_verify`.
@@ -158,9 +161,11 @@ def test_rejection_draws_from_the_target_whatever_the_draft(
 
 
 class NoResidual(Rejection):
-    """A wrong rule: after a rejection it draws from p as it was."""
+    """A wrong rule: after a rejection it draws from the unchanged p."""
 
-    def verify(self, tree, output, sampler):  # type: ignore[no-untyped-def]
+    def verify(
+        self, tree: TokenTree, output: Output, sampler: TargetSampler
+    ) -> tuple[list[int], int]:
         for child in tree.drafts().get(0, ()):
             q = tree.draft_probs[child]
             p = sampler.probabilities(output.logits(0))
@@ -169,27 +174,28 @@ class NoResidual(Rejection):
         return [0], draw(sampler.probabilities(output.logits(0)), self._random)
 
 
-def test_the_comparison_notices_a_wrong_rule() -> None:
+def test_the_chi_square_test_detects_a_wrong_rule() -> None:
     assert excess_of((1,), WIDE, SHARP, 1, 8_000, NoResidual(seed=5)) > 10.0
 
 
 def test_a_draft_without_probabilities_counts_as_certain() -> None:
-    sampler, counts = Sampler(*WIDE), {}
+    sampler = Sampler(*WIDE)
+    counts: dict[tuple[int, ...], int] = {}
     tree = TokenTree(0)
     tree.add(0, 2)
     cache: dict[tuple[int, ...], Floats] = {}
     verifier = Rejection(seed=1)
     for _ in range(8_000):
-        path, bonus = verifier.verify(tree, Output(tree, cache), sampler)
+        path, bonus = verifier.verify(tree, PrefixOutput(tree, cache), sampler)
         first = (2,) if len(path) > 1 else (bonus,)
         counts[first] = counts.get(first, 0) + 1
     assert chi_square_excess(counts, expected(1, sampler), 8_000) < 4.0
 
 
-def test_nodes_that_are_only_looked_at_are_never_accepted() -> None:
+def test_nodes_that_are_not_drafts_are_never_accepted() -> None:
     tree = TokenTree(0)
     tree.add_nodes([0], [1], [3], [True], draft=False)
-    path, _ = Rejection(seed=1).verify(tree, Output(tree, {}), Sampler(*WIDE))
+    path, _ = Rejection(seed=1).verify(tree, PrefixOutput(tree, {}), Sampler(*WIDE))
     assert path == [0]
 
 

@@ -1,4 +1,4 @@
-"""What tests of texts that must be equal share: a context in which they are, and a prompt."""
+"""A context in which equal texts stay equal, and a prompt, for tests that compare texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend that says what a script says, and conversations held with it."""
+"""A backend that replays scripted events, and conversations with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DONE = Done(
 
 
 class FakeBackend:
-    """Says what the script says, one list of events a reply."""
+    """Replays the script, one list of events per reply."""
 
     def __init__(self, *script: Iterable[Event]) -> None:
         self.script = list(script)

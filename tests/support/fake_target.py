@@ -1,6 +1,6 @@
 """A target without llama.cpp: logits follow from the token prefix a row can see.
 
-Its KV cache keeps llama.cpp's rules and fails where llama.cpp would fail, or silently compute
+Its KV cache enforces llama.cpp's rules and fails where llama.cpp would fail or silently compute
 nonsense: sequences without gaps, rows shared only by sequences that hold the same tokens, parents
 before children, no more cells than the context has.
 """
@@ -8,46 +8,53 @@ before children, no more cells than the context has.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Container, Sequence
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.cache import common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows
-from batching.target import Cancelled, Watch
+from batching.target import Cancelled, Output, Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
 
 N_VOCAB = 12
-N_AHEAD = 5  # tokens that a hidden state tells: the next one, and what four heads look for
+N_AHEAD = 5  # tokens a hidden state predicts: the next one, and one for each of four heads
 
 
-@cache  # methods that are compared ask for the same prefixes, and a generator is slow to make
+@cache  # compared methods ask for the same prefixes, and making a generator is slow
 def fake_logits(prefix: tuple[int, ...]) -> Floats:
-    """Logits after ``prefix``: mostly a matter of its last two tokens, so that texts repeat, with
-    a part that every token of the prefix has a say in, so that no error goes unnoticed."""
-    local = np.random.default_rng(hash(prefix[-2:]) & 0xFFFFFFFF).standard_normal(N_VOCAB)
-    whole = np.random.default_rng(hash(prefix) & 0xFFFFFFFF).standard_normal(N_VOCAB)
-    logits: Floats = (2.0 * local + 0.7 * whole).astype(np.float32)
+    """Logits after ``prefix``. Mostly they depend on the last two tokens, so that texts repeat; a
+    smaller part depends on the whole prefix, so that any error shows."""
+    logits: Floats = (2.0 * _noise(prefix[-2:]) + 0.7 * _noise(prefix)).astype(np.float32)
     logits.flags.writeable = False
     return logits
 
 
+@lru_cache(maxsize=1024)  # of two tokens there are few
+def _noise(tokens: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(hash(tokens) & 0xFFFFFFFF).standard_normal(N_VOCAB)
+
+
+@cache
 def fake_hidden(
     prefix: tuple[int, ...], logits: Callable[[tuple[int, ...]], Floats] = fake_logits
 ) -> Floats:
-    """A state that tells what a head wants to know: the next N_AHEAD tokens, greedily."""
+    """A state that contains what a head has to predict: the next N_AHEAD tokens, greedily."""
     text = prefix
     for _ in range(N_AHEAD):
         text = (*text, int(logits(text).argmax()))
-    return np.array(text[len(prefix) :], np.float32)
+    hidden = np.array(text[len(prefix) :], np.float32)
+    hidden.flags.writeable = False
+    return hidden
 
 
 class FakeHeads:
-    """Medusa heads that read the next tokens out of a fake state; their first choice is often
-    right, else the second or third."""
+    """Medusa heads that read the next tokens from a fake state. The correct token is often the
+    first choice, otherwise the second or third."""
 
     n_heads = N_AHEAD - 1
     accuracy: Floats = np.array([[0.5, 0.3, 0.2]] * n_heads, np.float32)
@@ -56,15 +63,15 @@ class FakeHeads:
     def top(self, hidden: Floats, n: int) -> tuple[npt.NDArray[np.int64], Floats]:
         tokens = []
         for head in range(self.n_heads):
-            right, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
-            others = [token for token in range(N_VOCAB) if token != right]
-            tokens.append([*others[:rank], right, *others[rank:]][:n])
+            correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
+            others = [token for token in range(N_VOCAB) if token != correct]
+            tokens.append([*others[:rank], correct, *others[rank:]][:n])
         probs = np.array([0.5, 0.3, 0.15, *[0.05 / 9] * 9], np.float32)
         return np.array(tokens), np.tile(probs[:n], (self.n_heads, 1))
 
 
 class FakeEagleHead:
-    """A head whose context guesses like ``logits``; its rows carry token and state, (n, 1 + 5)."""
+    """A head whose context predicts by ``logits``; its rows hold token and state, (n, 1 + 5)."""
 
     drafts_blocks = False
     attends_to_target = False
@@ -76,7 +83,7 @@ class FakeEagleHead:
         self.context = FakeTarget(logits=logits)
         self.context.want_hidden(True)
 
-    def states_of(self, output: FakeOutput, row: int) -> Floats:
+    def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
 
     def encode(self, states: Floats) -> Floats:
@@ -119,6 +126,9 @@ class FakeOutput:
         assert self._has_hidden, "hidden states were not requested"
         return fake_hidden(self._prefixes[self._n_before + row], self._logits)
 
+    def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
+        raise RuntimeError("the fake target exposes no layers")
+
 
 class FakeTarget:
     def __init__(
@@ -132,15 +142,15 @@ class FakeTarget:
         if n_rewind < NO_LIMIT:
             n_seq_max = 1
         self.n_rewind = n_rewind
-        self._n_back = NO_LIMIT  # that can be taken back now
+        self._n_back = NO_LIMIT  # rows that can be taken back now
         self._logits = logits
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max = n_seq_max
-        self.is_slow = False  # enough to be asked in the middle of a decode
+        self.is_slow = False  # whether a decode asks the watch half-way
         self.decoded: list[Rows] = []
         self.copies = 0
-        self._held: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
+        self._tokens: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
         self._has_hidden = False
         self._output = FakeOutput([], [], logits)
 
@@ -152,14 +162,14 @@ class FakeTarget:
         self.decoded.append(rows)
         prefixes = []
         for row in rows:
-            held = {self._held[seq_id] for seq_id in row.seq_ids}
-            assert len(held) == 1, f"sequences {row.seq_ids} share a row but hold {held}"
-            (prefix,) = held
-            assert len(prefix) == row.position, f"a gap before {row}: {len(prefix)} tokens held"
+            prefixes_of_row = {self._tokens[seq_id] for seq_id in row.seq_ids}
+            assert len(prefixes_of_row) == 1, f"sequences {row.seq_ids} share a row but differ"
+            (prefix,) = prefixes_of_row
+            assert len(prefix) == row.position, f"a gap before {row}: {len(prefix)} tokens"
             prefix = (*prefix, row.token)
             prefixes.append(prefix)
             for seq_id in row.seq_ids:
-                self._held[seq_id] = prefix
+                self._tokens[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
         self._n_back = min(self.n_rewind, len(rows) - 1)
         outputs = [output or self._has_hidden for output in rows.outputs]
@@ -176,39 +186,46 @@ class FakeTarget:
         self._layers = tuple(layers)
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._held[0]) - p0) > 0:
+        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._tokens[0]) - p0) > 0:
             if n > self._n_back:
                 raise CannotRewind(f"{n} rows to take back, {self._n_back} can be")
             self._n_back = 0
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
-            held = self._held[s]
-            assert p1 == -1 or p1 >= len(held), "a hole in the middle of a sequence"
-            self._held[s] = held[:p0]
+            tokens = self._tokens[s]
+            assert p1 == -1 or p1 >= len(tokens), "a hole in the middle of a sequence"
+            self._tokens[s] = tokens[:p0]
 
     def save(self) -> object:
-        return self._held[0]
+        return self._tokens[0]
 
     def restore(self, state: object, n_tokens: int) -> None:
         assert isinstance(state, tuple)
-        assert state == self._held[0][:n_tokens] and len(state) == n_tokens, "of another text"
-        self._held[0] = state
+        assert state == self._tokens[0][:n_tokens] and len(state) == n_tokens, (
+            "a state of another text"
+        )
+        self._tokens[0] = state
         self._n_back = 0
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         self.copies += 1
-        assert len(self._held[dest]) == p0, "a copy leaves a gap or overlaps"
-        self._held[dest] = self._held[dest] + self._held[source][p0:p1]
+        assert len(self._tokens[dest]) == p0, "a copy leaves a gap or overlaps"
+        self._tokens[dest] = self._tokens[dest] + self._tokens[source][p0:p1]
 
     def n_cells(self) -> int:
         """Cells in use: sequences share the cells of a common prefix."""
-        return len({held[: i + 1] for held in self._held for i in range(len(held))})
+        n_cells = 0
+        before: tuple[int, ...] = ()
+        for tokens in sorted(set(self._tokens)):
+            n_cells += len(tokens) - common_prefix(before, tokens)
+            before = tokens
+        return n_cells
 
-    def held(self, seq_id: int) -> list[int]:
-        return list(self._held[seq_id])
+    def tokens_of(self, seq_id: int) -> list[int]:
+        return list(self._tokens[seq_id])
 
 
 class FakeSampler:
-    """Greedy, or seeded with one draw a token; a repetition penalty shows what it was told."""
+    """Greedy, or seeded with one draw per token. The repetition penalty needs every token."""
 
     def __init__(self, temperature: float, seed: int, penalty: float = 0.0) -> None:
         self.temperature = temperature
@@ -216,8 +233,8 @@ class FakeSampler:
         self.seen: list[int] = []
         self._random = random.Random(seed)
 
-    def sample(self, output: object, row: int) -> int:
-        logits = output.logits(row).astype(np.float64)  # type: ignore[attr-defined]
+    def sample(self, output: Output, row: int) -> int:
+        logits = output.logits(row).astype(np.float64)
         for token in self.seen[-8:]:
             logits[token] -= self.penalty
         if self.temperature == 0:
@@ -227,14 +244,20 @@ class FakeSampler:
             edges = np.cumsum(weights) / weights.sum()
             token = int(np.searchsorted(edges, self._random.random(), side="right"))
             token = min(token, N_VOCAB - 1)
-        self.seen.append(token)
+        self.accept(token)
         return token
+
+    def probabilities(self, logits: Floats) -> Floats:
+        raise NotImplementedError("only match is tested with the fake sampler")
+
+    def accept(self, token: int) -> None:
+        self.seen.append(token)
 
 
 class FakeText:
-    """Ends with token 0, or where it is as long as it may be."""
+    """Ends with token 0, or after ``n_tokens``."""
 
-    ends = (0,)
+    ends: Container[int] = (0,)
 
     def __init__(self, n_tokens: int = NO_LIMIT) -> None:
         self.tokens: list[int] = []
@@ -262,7 +285,7 @@ def plain_text(
     n_ctx: int = 400,
     n_tokens: int = 32,
 ) -> list[int]:
-    """What the same prompt and sampler give without a cache, a tree or a loop of ours."""
+    """The text of the same prompt and sampler, without our cache, trees or decode loop."""
     prompt, text = prompt_of(seed), FakeText(n_tokens)
     sampler = FakeSampler(temperature, seed, penalty)
     reason = None

@@ -1,7 +1,7 @@
-"""What the tests of heads over states share: random weights, a started head, and two checks.
+"""Shared by tests of heads over hidden states: random weights, started heads, and checks.
 
-A head must compute what its reference in NumPy computes on every path of a tree, and whatever it
-drafts, the text must be that of plain decoding.
+A head must match its NumPy reference on every path of a tree, and whatever it drafts, the text must
+be that of plain decoding.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import numpy as np
 from batching.draft_context import DraftContext
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.tree import Floats
+from batching.tree import Floats, TokenTree
+from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
+from speculation.generation import Generation
 from speculation.heads.load import load_heads
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import FakeOutput, fake_logits
 
 TEXT = (5, 270, 271, 272, 280)
 SAMPLINGS = {
@@ -32,8 +35,19 @@ SAMPLINGS = {
 }
 
 
+def normal_weights(
+    rng: np.random.Generator, n_embd: int, scale: float = 1.0
+) -> Callable[..., Floats]:
+    """A function that makes normal weights of a shape, with deviation ``scale`` / √``n_embd``."""
+
+    def normal(*shape: int) -> Floats:
+        return (scale * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
+
+    return normal
+
+
 def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
-    """Matrices that keep the size of what goes in, and vectors near 1."""
+    """Matrices that preserve the norm of their input, and vectors near 1."""
     rng = np.random.default_rng(seed)
     return {
         name: (
@@ -64,9 +78,9 @@ def check_a_tree(
     after: Callable[[Sequence[int], Floats], Floats],
     atol: float = 1e-4,
 ) -> tuple[Floats, Floats]:
-    """Decode TEXT and a tree of two levels below it; each row must hold what ``after`` says.
+    """Decode TEXT and a tree of two levels below it; each row must match ``after``.
 
-    ``features``, (len(TEXT), width), is what the target gave. ``after(tokens, states)`` is the
+    ``features``, (len(TEXT), width), are the target's states. ``after(tokens, states)`` is the
     state after the last of the tokens, (n_embd,), by the reference. Returns the state after TEXT,
     and the logits there.
     """
@@ -80,7 +94,7 @@ def check_a_tree(
 
     output = levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root])))
     first = np.stack([output.hidden(row).copy() for row in range(2)])
-    # An encoder runs between two levels without harm: states come while a tree is known.
+    # Encoding between two levels must not disturb the tree.
     head.encode(features[:2])
     output = levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]]))
     for row, path in enumerate([(8, 9), (7, 10), (8, 11)]):
@@ -90,9 +104,13 @@ def check_a_tree(
     return root, logits
 
 
-def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
-    """Every method must write what plain decoding writes; the counters of the greedy runs."""
-    found: dict[str, Stats] = {}
+def compared_texts(
+    engine: Engine, methods: Sequence[str], max_tokens: int = 40
+) -> Iterator[tuple[str, Generation, Generation]]:
+    """Check that every method gives the text of plain decoding under each of SAMPLINGS.
+
+    Yields the method, plain decoding's text and the method's.
+    """
     for name, sampling in SAMPLINGS.items():
         plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=max_tokens).run()
         for method in methods:
@@ -100,5 +118,39 @@ def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) ->
                 PROMPT, method=method, sampling=sampling, max_tokens=max_tokens
             ).run()
             assert ours.token_ids == plain.token_ids, (name, method)
-            found.setdefault(method, ours.stats)
+            yield method, plain, ours
+
+
+def check_texts(engine: Engine, methods: Sequence[str], max_tokens: int = 40) -> dict[str, Stats]:
+    """The same; returns the stats of the greedy runs by method."""
+    found: dict[str, Stats] = {}
+    for method, _, ours in compared_texts(engine, methods, max_tokens):
+        found.setdefault(method, ours.stats)
     return found
+
+
+def second_tree(drafter: Drafter, bonus: int, min_path_prob: float = 0.0) -> TokenTree:
+    """What ``drafter`` drafts in the second step of a text, on the fake target's states.
+
+    In the first step no state is known, so nothing is drafted; ``bonus`` follows.
+    """
+    text = [1, 2, 3]
+    drafter.begin(text)
+    tree = TokenTree(3)
+    drafter.draft(text, tree, DraftBudget())
+    assert len(tree) == 1
+    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
+    drafter.observe(Step(tree, output, [0], bonus))
+    tree = TokenTree(bonus)
+    drafter.draft([*text, bonus], tree, DraftBudget(min_path_prob=min_path_prob))
+    return tree
+
+
+def check_that_a_gap_is_noticed(drafter: Drafter) -> None:
+    """After a step that it did not observe, ``drafter`` must not draft from the older state."""
+    drafter.begin([1, 2])
+    drafter.draft([1, 2], TokenTree(2), DraftBudget())
+    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
+    tree = TokenTree(9)
+    drafter.draft([1, 2, 5, 9], tree, DraftBudget())
+    assert len(tree) == 1

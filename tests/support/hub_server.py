@@ -1,8 +1,8 @@
-"""A Hugging Face Hub on 127.0.0.1, as much of it as a download of one file needs.
+"""A minimal Hugging Face Hub on 127.0.0.1 that can serve a file download.
 
 Two servers on two ports, as the real one has two hosts: the hub answers ``/resolve/`` with the
-headers that name commit, size and SHA-256 and sends the reader on to a store, which has the bytes
-and understands Range. A test sets what goes wrong (``drop_after``, ``wrong_bytes``, ``status``,
+headers that name commit, size and SHA-256 and redirects to a store, which has the bytes and
+understands Range. A test sets what goes wrong (``drop_after``, ``wrong_bytes``, ``status``,
 ``gated``) and reads ``requests`` afterwards.
 
     with HubServer() as hub:
@@ -45,11 +45,11 @@ class Request:
 class HubServer:
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}
-        self.gated: set[str] = set()  # repositories that want a token
+        self.gated: set[str] = set()  # repositories that need a token
         self.revisions = {"main", COMMIT}
-        self.drop_after: list[int] = []  # one entry a GET of bytes, used up in order
-        self.wrong_bytes = 0  # GETs of bytes that get the first byte altered
-        self.status: list[int] = []  # one entry a GET of bytes, answered in place of bytes
+        self.drop_after: list[int] = []  # one entry per GET of bytes, used in order
+        self.wrong_bytes = 0  # GETs of bytes whose first byte is altered
+        self.status: list[int] = []  # one entry per GET of bytes, sent instead of bytes
         self.ranges = True  # False: a Range is ignored and the whole file sent
         self.checksums = True  # False: the ETag is no SHA-256
         self.requests: list[Request] = []
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         authorization = self.headers.get("Authorization")
         path = unquote(urlsplit(self.path).path)
         request = Request(self.host, self.command, path, self.headers.get("Range"), authorization)
-        if not path.startswith("/api/"):  # what else a client asks the hub about is its own affair
+        if not path.startswith("/api/"):  # other requests of the client are not recorded
             self.owner.requests.append(request)
         if self.host == "store" and (found := _STORED.fullmatch(path)):
             self._store(found["sha256"])
@@ -123,7 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self, repo: str) -> bool:
         if repo not in self.owner.repos:
-            self._error(401, "RepoNotFound")  # what the hub says of unknown and private alike
+            self._error(
+                401, "RepoNotFound"
+            )  # the hub's answer for unknown and private repositories alike
             return True
         if repo in self.owner.gated and self.headers.get("Authorization") is None:
             self._error(401, "GatedRepo")
@@ -194,5 +196,5 @@ class _Handler(BaseHTTPRequestHandler):
             self._write(body)
 
     def _write(self, body: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # the client may hang up too
+        with contextlib.suppress(ConnectionError):  # the client may disconnect too
             self.wfile.write(body)

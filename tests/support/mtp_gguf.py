@@ -1,4 +1,4 @@
-"""Random GGUFs with a layer for multi-token prediction that is sometimes right."""
+"""Random GGUFs with an MTP layer whose drafts are sometimes accepted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from batching.gguf.reader import GGUFFile
-from tests.support.tiny_gguf import CHAT_TEMPLATE, begun, finished, vocabulary
+from tests.support.tiny_gguf import CHAT_TEMPLATE, finish_writer, started_writer, vocabulary
 
 N_EMBD, N_LAYER, N_HEAD, HEAD = 32, 3, 2, 16
 
@@ -50,7 +50,7 @@ class _Tensors:
         self.add(f"{blk}.ffn_down{part}.weight", *n, N_EMBD, 2 * N_EMBD, scale=scale)
 
     def add_mtp(self, blk: str, of_state: float) -> None:
-        """What mixes the token, as it is, with ``of_state`` of a random function of the state."""
+        """The tensors that add ``of_state`` of a random function of the state to the token."""
         state = of_state / np.sqrt(N_EMBD) * self._rng.standard_normal((N_EMBD, N_EMBD))
         both = np.hstack([np.eye(N_EMBD), state]).astype(np.float32)
         self._writer.add_tensor(f"{blk}.nextn.eh_proj.weight", both)
@@ -69,9 +69,9 @@ def write_mtp_gguf(
 ) -> Path:
     """Write a Qwen 3.5 model, recurrent but for its third layer, and a fourth layer that predicts.
 
-    Layers add ``influence`` of what random weights would, and the fourth nothing to its token and
-    ``of_state`` of a random function of the state: it drafts what mostly follows the token, and is
-    right the more often the less these add. ``alone`` leaves out all other layers; ``n_mtp`` layers
+    Layers add ``influence`` of what random weights would. The fourth adds only ``of_state`` of a
+    random function of the state to its token: it drafts what mostly follows the token. The less
+    these add, the more drafts are accepted. ``alone`` leaves out all other layers; ``n_mtp`` layers
     predict.
     """
     d_state, n_keys, n_values = 8, 2, 4
@@ -109,14 +109,14 @@ def write_mtp_gguf(
         tensors.add_ffn(blk, 0.0)
         tensors.add_attention(blk, 0.0, gate=True)
         tensors.add_mtp(blk, of_state)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_mtp_gguf_with_kv(
     path: Path, *, influence: float = 0.02, of_state: float = 0.0, without: bool = False
 ) -> Path:
-    """The same as a GLM 4.5 model, whose memory is a KV cache alone. ``without`` leaves out the
-    layer that predicts, of which the metadata speak nevertheless."""
+    """The same as a GLM 4.5 model, which has only a KV cache. ``without`` leaves out the layer that
+    predicts but keeps its metadata."""
     writer = _begun(path, "glm4moe")
     writer.add_leading_dense_block_count(N_LAYER)
     writer.add_expert_count(2)
@@ -137,12 +137,12 @@ def write_mtp_gguf_with_kv(
         tensors.add_ffn(blk, 0.0, "_exps", (2,))
         tensors.add_ffn(blk, 0.0, "_shexp")
         tensors.add_mtp(blk, of_state)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
-    """Write a Gemma 4 model, whose layers add ``influence`` each: a sliding window of 8 tokens but
-    in the last. What predicts for it is a model of its own, ``write_assistant_gguf``."""
+    """Write a Gemma 4 model whose layers add ``influence`` each, with a sliding window of 8 tokens
+    in all but the last. Its drafts come from a separate model, ``write_assistant_gguf``."""
     writer = _begun_gemma(path, "gemma4", N_EMBD, [True, True, False])
     writer.add_uint32("gemma4.embedding_length_per_layer_input", 0)
     tensors = _Tensors(writer)
@@ -154,12 +154,12 @@ def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
         tensors.add_norm(f"{blk}.post_ffw_norm.weight", value=influence)
         tensors.add_ffn(blk, 1.6)
     tensors.add_norm("rope_freqs.weight", HEAD // 2)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: int = 2) -> Path:
-    """Write what predicts for ``target``, ``n`` times as wide: it reads the token through the
-    target's own matrices, so that it knows what mostly follows."""
+    """Write the assistant of ``target``, ``n`` times as wide: it embeds the token with the target's
+    own matrices, so it predicts what mostly follows."""
     file, width = GGUFFile(target), n * N_EMBD
     writer = _begun_gemma(path, "gemma4-assistant", width, [True, False])
     writer.add_uint32("gemma4-assistant.embedding_length_out", N_EMBD)
@@ -189,11 +189,11 @@ def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: 
         tensors.add(f"{blk}.ffn_up.weight", N_EMBD, width)
         tensors.add(f"{blk}.ffn_down.weight", width, N_EMBD)
     tensors.add_norm("rope_freqs.weight", HEAD // 2)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool]) -> GGUFWriter:
-    writer = begun(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
+    writer = started_writer(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD if architecture == "gemma4" else N_EMBD)
     writer.add_head_count(N_HEAD)
@@ -210,17 +210,19 @@ def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool])
 
 
 def write_mtp_header(path: Path, architecture: str) -> Path:
-    """Write no model, but what is looked at of one with a layer for multi-token prediction."""
+    """Write only the header of a model with an MTP layer."""
     writer = _begun(path, architecture)
     tensors = _Tensors(writer)
     tensors.add_norm("blk.0.attn_norm.weight")
     tensors.add_mtp(f"blk.{N_LAYER}", 0.0)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def _begun(path: Path, architecture: str, tensors_per_file: int = 0, n_mtp: int = 1) -> GGUFWriter:
     n_layer = N_LAYER + n_mtp
-    writer = begun(path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file)
+    writer = started_writer(
+        path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file
+    )
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD)
     writer.add_head_count(N_HEAD)

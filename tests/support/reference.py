@@ -1,4 +1,4 @@
-"""A Llama layer in plain NumPy, to hold against what llama.cpp and PyTorch compute."""
+"""A Llama layer in plain NumPy: the reference for llama.cpp and PyTorch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def rms_norm(x: Floats, weight: Floats) -> Floats:
 
 
 def rotated(x: Floats, slower: Floats | None = None) -> Floats:
-    """Pairs (x[2i], x[2i + 1]) of each head turned by their place; x is (time, heads, size).
+    """Pairs (x[2i], x[2i + 1]) of each head rotated by their position; x is (time, heads, size).
 
-    ``slower`` divides the speed at which each pair turns, (size / 2,).
+    ``slower`` divides the rotation frequency of each pair, (size / 2,).
     """
     out = x.copy()
     size = x.shape[2]
@@ -32,8 +32,7 @@ def rotated(x: Floats, slower: Floats | None = None) -> Floats:
 
 
 def layer(w: Mapping[str, Floats], inner: Floats, residual: Floats, block: int = 0) -> Floats:
-    """What attention over ``inner`` and the feed-forward block make of ``residual``; both
-    (time, width)."""
+    """``residual``, (time, width), after attention over ``inner`` and the feed-forward block."""
 
     def weight(name: str) -> Floats:
         return w[f"blk.{block}.{name}.weight"].T
@@ -45,7 +44,7 @@ def layer(w: Mapping[str, Floats], inner: Floats, residual: Floats, block: int =
     k = rotated((inner @ weight("attn_k")).reshape(n, -1, size), slower)
     v = (inner @ weight("attn_v")).reshape(n, -1, size)
     shared = N_HEAD // k.shape[1]
-    mixed = np.zeros((n, N_HEAD, size), np.float32)
+    mixed: Floats = np.zeros((n, N_HEAD, size), np.float32)
     for head in range(N_HEAD):
         scores = q[:, head] @ k[:, head // shared].T / np.sqrt(size)
         scores[np.triu_indices(n, 1)] = -np.inf

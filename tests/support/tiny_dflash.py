@@ -1,4 +1,4 @@
-"""A random head of the architecture ``dflash``, as llama.cpp's converter writes them."""
+"""A random head of the architecture ``dflash``, in the layout of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, TokenType
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
 from tests.support.tiny_gguf import (
-    begun,
-    finished,
+    finish_writer,
+    started_writer,
     vocabulary,
     write_hybrid_gguf,
     write_tiny_gguf,
@@ -22,15 +22,15 @@ from tests.support.tiny_gguf import (
 
 N_HEAD, N_HEAD_KV, HEAD, N_FF = 4, 2, 8, 64
 N_TINY = len(vocabulary()[0])
-MASK = 0  # the unknown token, which no text has
-ROPE_BASE = 10.0  # of the head that counts: a place more is well told from a place less
+MASK = 0  # the unknown token, which occurs in no text
+ROPE_BASE = 10.0  # of the counting head: large enough to tell neighbouring positions apart
 
 
 def dflash_tensors(
     n_embd: int = 32, n_layers: int = 3, n_blocks: int = 2, seed: int = 0, influence: float = 1.0
 ) -> dict[str, Floats]:
-    """Those of a head without embeddings and output matrix of its own; its layers add ``influence``
-    of what random weights would."""
+    """The tensors of a head without its own embeddings and output matrix; its layers add
+    ``influence`` of what random weights would."""
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (n_embd, n_layers * n_embd),
         "enc.output_norm.weight": (n_embd,),
@@ -60,7 +60,7 @@ def dflash_tensors(
 def dflash2(
     top_k: int = 4, rank: int = 8, n_embd: int = 32, n_blocks: int = 2
 ) -> dict[str, Floats]:
-    """What DFlash 2 has besides: convolutions along the block, and what scores candidates."""
+    """The tensors that DFlash 2 adds: convolutions along the block and a selector."""
     n_groups, kernel = n_embd // 8, 2
     shapes: dict[str, tuple[int, ...]] = {
         "selector_predecessor.weight": (N_TINY, rank),
@@ -88,7 +88,7 @@ DFLASH2 = {
 
 
 def dspark(rank: int = 8, n_embd: int = 32, *, confidence: bool = True) -> dict[str, Floats]:
-    """What DSpark has besides: what leans on the token before, and says how likely drafts are."""
+    """The tensors that DSpark adds: for the previous token, and for the confidence."""
     weights = random_weights(
         {"markov_w1.weight": (N_TINY, rank), "markov_w2.weight": (N_TINY, rank)}, 7
     )
@@ -109,9 +109,9 @@ def write_tiny_dflash(
     tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write the head. ``tensors`` and ``metadata``, by their names in the file, are added or take
-    the place of what would be there; what is None is left out."""
-    writer = begun(path, "dflash", 512, n_embd, n_blocks, None)
+    """Write the head. ``tensors`` and ``metadata``, by their names in the file, are added or
+    replace existing ones; None leaves one out."""
+    writer = started_writer(path, "dflash", 512, n_embd, n_blocks, None)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEAD)
     writer.add_head_count_kv(N_HEAD_KV)
@@ -138,25 +138,25 @@ def write_tiny_dflash(
         if values is not None:
             i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
             writer.add_tensor(name, values, raw_dtype=i64)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
-# A target that counts: what comes after a token is the next one on a circle, and a head that knows.
+# A target that counts, each token followed by the next on a circle, and a head that predicts it.
 
-_TURNS = (1, 7, 29, 101)  # of the whole circle, in each of the planes in which a token lies
-_CONSTANT = 8  # a component that every token has, beside the eight of these planes
-_OWN = slice(16, 24)  # where the head has what it was told of a token of the text
-N_COUNTED = 4  # tokens that a block foretells
+_TURNS = (1, 7, 29, 101)  # over the whole circle, in each of the planes that a token lies in
+_CONSTANT = 8  # a component that every token has, besides the eight of these planes
+_OWN = slice(16, 24)  # where the head keeps the features of a token of the text
+N_COUNTED = 4  # tokens that a block predicts
 
 
 def counted() -> list[int]:
-    """The tokens in their order; the special ones are not among them."""
+    """The tokens in counting order, without the special ones."""
     types = vocabulary()[2]
     return [token for token in range(3, N_TINY) if types[token] != TokenType.CONTROL]
 
 
 def _on_circle() -> Floats:
-    """Where each token lies, (N_TINY, 8)."""
+    """The position of each token on the circle, (N_TINY, 8)."""
     places = np.zeros((N_TINY, 8), np.float32)
     order = counted()
     angles = 2 * np.pi * np.outer(np.arange(len(order)), _TURNS) / len(order)
@@ -165,7 +165,7 @@ def _on_circle() -> Floats:
 
 
 def _turn(n: int) -> Floats:
-    """What turns a token into the one ``n`` places on, (8, 8)."""
+    """The rotation that maps a token to the one ``n`` positions later, (8, 8)."""
     turn = np.zeros((8, 8), np.float32)
     for plane, turns in enumerate(_TURNS):
         angle = 2 * np.pi * n * turns / len(counted())
@@ -176,8 +176,8 @@ def _turn(n: int) -> Floats:
 
 
 def write_counting_gguf(path: Path, *, influence: float = 0.0, hybrid: bool = False) -> Path:
-    """Write a model of four layers that counts, and now and then does not, the more often the more
-    its random layers add; ``hybrid`` writes one of those that can take back a few tokens."""
+    """Write a model of four layers that counts, with more errors the larger the ``influence`` of
+    its random layers; ``hybrid`` writes one that can rewind only a few tokens."""
     embeddings = np.zeros((N_TINY, 32), np.float32)
     embeddings[:, :8] = _on_circle()
     embeddings[:, _CONSTANT] = 1
@@ -193,14 +193,14 @@ def write_counting_gguf(path: Path, *, influence: float = 0.0, hybrid: bool = Fa
 
 
 def counting_tensors() -> dict[str, Floats]:
-    """Those of a head of one layer, whose masks look back at the token before the last: the first
-    mask from two places further, the second from three, each with a head of attention of its own.
+    """The tensors of a head of one layer whose masks look back at the second-last token: the first
+    mask from two positions later, the second from three, each with its own attention head.
     """
     weights = {name: 0 * values for name, values in dflash_tensors(n_blocks=1).items()}
     for name in weights:
         if name.endswith("norm.weight"):
             weights[name] += 6 if "_q_" in name or "_k_" in name else 1
-    for i in range(8):  # each component from another layer's input
+    for i in range(8):  # each component from the input of a different layer
         weights["fc.weight"][_OWN.start + i, 32 * (i // 3) + i] = 1
     weights["fc.weight"][_CONSTANT, _CONSTANT] = 1
     weights["blk.0.attn_k.weight"][:, _CONSTANT] = 1
@@ -212,13 +212,13 @@ def counting_tensors() -> dict[str, Floats]:
         angles = -(head + 2) * speeds  # keys are (1, 1) in each plane, and so is what they meet
         query = [np.cos(angles) - np.sin(angles), np.sin(angles) + np.cos(angles)]
         weights["blk.0.attn_q.weight"][rows, _CONSTANT] = np.concatenate(query)
-        # Heads that look further back than to the last token but one say little.
+        # Heads that look further back than the second-last token add little.
         weights["blk.0.attn_output.weight"][:8, rows] = 9 * 0.2**head * _turn(head + 1)
     return weights
 
 
 def write_counting_head(path: Path, **more: Any) -> Path:
-    """Write it, for the layers 0, 2 and 3 of the model that counts."""
+    """Write the head for layers 0, 2 and 3 of the counting model."""
     more["metadata"] = {"dflash.rope.freq_base": ROPE_BASE, **more.get("metadata", {})}
     more["tensors"] = {**counting_tensors(), **more.get("tensors", {})}
     return write_tiny_dflash(path, layers=(0, 2, 3), n_blocks=1, block_size=1 + N_COUNTED, **more)

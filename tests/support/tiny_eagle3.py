@@ -1,4 +1,4 @@
-"""A random head of the architecture ``eagle3``, as llama.cpp's converter writes them."""
+"""A random head of the architecture ``eagle3``, in the layout of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, GGUFValueType
 
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
-from tests.support.tiny_gguf import begun, finished, vocabulary
+from tests.support.tiny_gguf import finish_writer, started_writer, vocabulary
 
 N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
 N_TINY = len(vocabulary()[0])
@@ -51,12 +51,12 @@ def write_tiny_eagle3(
     tensors: Mapping[str, npt.NDArray[np.generic] | None] | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write the head; ``tokens`` are those that it drafts, with an output matrix of its own.
+    """Write the head; ``tokens`` are those that it drafts, with its own output matrix.
 
-    ``tensors`` and ``metadata``, by their names in the file, are added or take the place of what
-    would be there; a tensor that is None is left out.
+    ``tensors`` and ``metadata``, by their names in the file, are added or replace existing ones;
+    None leaves a tensor out.
     """
-    writer = begun(path, "eagle3", 512, n_embd, 1, None)
+    writer = started_writer(path, "eagle3", 512, n_embd, 1, None)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEAD)
     writer.add_head_count_kv(N_HEAD_KV)
@@ -77,4 +77,4 @@ def write_tiny_eagle3(
         if values is not None:
             i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
             writer.add_tensor(name, values, raw_dtype=i64)
-    return finished(writer, path)
+    return finish_writer(writer, path)

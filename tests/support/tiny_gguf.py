@@ -1,4 +1,4 @@
-"""A random GGUF, made in the test: small enough to load in milliseconds, real enough to decode."""
+"""Random GGUFs made in tests: small enough to load in milliseconds, real enough to decode."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def write_tiny_gguf(
     influence: float = 1.0,
     tensors: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Path:
-    """Write an F32 model of random weights and return its path; with ``tensors_per_file`` that is
-    the path whose name the files, ``name-00001-of-00003.gguf``, are made from. ``more`` adds to its
-    metadata, ``last`` may change what is there. Layers add ``influence`` of what random weights
-    would; ``tensors`` take the place of random ones."""
+    """Write an F32 model of random weights and return its path; with ``tensors_per_file`` the path
+    from which the names of the files, ``name-00001-of-00003.gguf``, are made. ``more`` adds
+    metadata, ``last`` may change any. Layers add ``influence`` of what random weights would;
+    ``tensors`` replace random ones."""
     rng = np.random.default_rng(seed)
     n_vocab = len(vocabulary(n_bytes=n_bytes)[0])
-    writer = begun(
+    writer = started_writer(
         path,
         architecture,
         n_ctx,
@@ -99,14 +99,14 @@ def write_tiny_gguf(
     add("output.weight", n_vocab, n_embd)
     if last is not None:
         last(writer)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> Path:
-    """Write a Mamba model of random weights: its memory cannot drop part of a sequence."""
+    """Write a Mamba model of random weights: its state cannot drop part of a sequence."""
     rng = np.random.default_rng(0)
     d_inner, d_conv, d_state, dt_rank = 2 * n_embd, 4, 8, 4
-    writer = begun(path, "mamba", 512, n_embd, n_layer, None)
+    writer = started_writer(path, "mamba", 512, n_embd, n_layer, None)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
@@ -132,7 +132,7 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
         add(f"blk.{i}.ssm_a", d_inner, d_state)
         add(f"blk.{i}.ssm_d", d_inner)
         add(f"blk.{i}.ssm_out.weight", n_embd, d_inner)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_hybrid_gguf(
@@ -145,13 +145,13 @@ def write_hybrid_gguf(
     tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
     """Write an LFM2 model of random weights, every third layer attention and the others short
-    convolutions: its memory can take back what it keeps copies for. Layers add ``influence`` of
-    what random weights would; ``tensors`` are added or take the place of random ones."""
+    convolutions: its state can be rewound as far as it keeps copies. Layers add ``influence`` of
+    what random weights would; ``tensors`` are added or replace random ones."""
     own = dict(tensors or {})
     rng = np.random.default_rng(0)
     head, width = n_embd // n_head, 3
     is_attention = [i % 3 == 2 for i in range(n_layer)]
-    writer = begun(path, "lfm2", 512, n_embd, n_layer, CHAT_TEMPLATE)
+    writer = started_writer(path, "lfm2", 512, n_embd, n_layer, CHAT_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * n_embd)
     writer.add_head_count(n_head)
@@ -188,13 +188,13 @@ def write_hybrid_gguf(
             add(f"blk.{i}.shortconv.out_proj.weight", n_embd, n_embd)
     for name, values in own.items():
         writer.add_tensor(name, values)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
 def write_learned_positions_gguf(path: Path, *, n_ctx: int, n_embd: int = 32) -> Path:
     """Write a GPT-2 model of random weights, which has learned ``n_ctx`` positions."""
     rng = np.random.default_rng(0)
-    writer = begun(path, "gpt2", n_ctx, n_embd, 1, None)
+    writer = started_writer(path, "gpt2", n_ctx, n_embd, 1, None)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * n_embd)
     writer.add_head_count(4)
@@ -220,10 +220,10 @@ def write_learned_positions_gguf(path: Path, *, n_ctx: int, n_embd: int = 32) ->
     add_with_bias("blk.0.ffn_norm", n_embd)
     add_with_bias("blk.0.ffn_up", 2 * n_embd, n_embd)
     add_with_bias("blk.0.ffn_down", n_embd, 2 * n_embd)
-    return finished(writer, path)
+    return finish_writer(writer, path)
 
 
-def begun(
+def started_writer(
     path: Path,
     architecture: str,
     n_ctx: int,
@@ -254,7 +254,7 @@ def begun(
     return writer
 
 
-def finished(writer: GGUFWriter, path: Path) -> Path:
+def finish_writer(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

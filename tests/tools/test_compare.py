@@ -1,4 +1,4 @@
-"""--compare-llama-cpp: reading llama.cpp's programs, taking turns with them, naming failures."""
+"""--compare-llama-cpp: reading llama.cpp's programs, taking turns with them, listing failures."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ BENCH = b"""[
 SETTINGS = Settings(Path("m.gguf"), 512, 2, "f16", flash_attn=True)
 
 
-# Reading what a program printed
+# Reading a program's output
 
 
-def test_llama_lookups_first_token_is_free_and_not_counted() -> None:
+def test_the_first_token_of_llama_lookup_is_not_counted() -> None:
     figures = read(PROGRAMS["prompt-lookup"], b"\n\n<s>Once upon\n\n", LOOKUP, 5)
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens) == (5, 32)
@@ -70,7 +70,7 @@ def test_llama_lookups_first_token_is_free_and_not_counted() -> None:
     assert figures.window == {}
 
 
-def test_llama_lookahead_says_its_window() -> None:
+def test_the_window_is_read_from_llama_lookaheads_output() -> None:
     printed = b"Once \x1b[0;96mupon\x1b[0m a"
     figures = read(PROGRAMS["lookahead"], printed, LOOKAHEAD, 5)
     assert figures is not None
@@ -80,7 +80,7 @@ def test_llama_lookahead_says_its_window() -> None:
     assert figures.text == b"Once upon a"
 
 
-def test_llama_benchs_first_run_counts_and_the_second_is_told() -> None:
+def test_the_first_run_of_llama_bench_counts_and_the_second_is_shown() -> None:
     figures = read(PROGRAMS["ar"], BENCH, b"", 5)
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens, figures.tokens_per_second) == (5, 16, 2488.34)
@@ -91,7 +91,7 @@ def test_llama_benchs_first_run_counts_and_the_second_is_told() -> None:
 
 @pytest.mark.parametrize("method", ["ar", "prompt-lookup", "lookahead", "draft"])
 @pytest.mark.parametrize("printed", [b"", b"\n\n<s>Once upon", LOOKUP[:90], b"[]", b"{"])
-def test_a_program_that_lost_its_log_has_no_figures(method: str, printed: bytes) -> None:
+def test_a_program_without_a_complete_log_gives_no_figures(method: str, printed: bytes) -> None:
     assert read(PROGRAMS[method], printed, b"", 5) is None
 
 
@@ -111,24 +111,24 @@ def arguments(method: str, settings: Settings = SETTINGS, more: tuple[str, ...] 
     return " ".join(line[1:])
 
 
-def test_programs_get_our_settings_and_the_prompt_as_it_stands() -> None:
+def test_programs_get_our_settings_and_the_prompt_unchanged() -> None:
     assert arguments("prompt-lookup") == (
         "-m m.gguf -t 2 -ngl 999 -fa on -ctk f16 -ctv f16 -tb 2 -c 512 "
         "-bf p.txt --no-escape -n 63 --temp 0 --samplers top_k --top-k 1"
     )
 
 
-def test_lookahead_generates_two_tokens_more_than_it_is_asked_for() -> None:
+def test_llama_lookahead_is_asked_for_two_tokens_fewer() -> None:
     assert " -n 62 " in arguments("lookahead")
 
 
-def test_llama_bench_decodes_what_follows_prompt_and_first_token() -> None:
+def test_llama_bench_decodes_what_follows_the_prompt_and_first_token() -> None:
     assert arguments("ar", Settings(Path("m.gguf"), 512, 1, "f32", False, 0)) == (
         "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 63 -d 40 -r 2 -o json"
     )
 
 
-def test_both_sides_draft_alike() -> None:
+def test_both_programs_draft_with_the_same_settings() -> None:
     drafts = {"draft": Path("small.gguf"), "eagle-3": Path("head.gguf")}
     settings = Settings(Path("m.gguf"), 512, 2, "f16", True, None, drafts)
     line = arguments("draft", settings, more=("--spec-draft-n-max", "8"))
@@ -149,7 +149,7 @@ def test_both_sides_draft_alike() -> None:
     ]
 
 
-def test_programs_find_their_libraries_and_take_no_settings_from_variables() -> None:
+def test_programs_find_their_libraries_and_ignore_settings_in_the_environment() -> None:
     outer = {"LLAMA_ARG_THREADS": "7", "HOME": "h", "LD_LIBRARY_PATH": "/usr/lib"}
     inner = programs.environment(Path("dir"), outer)
     assert "LLAMA_ARG_THREADS" not in inner
@@ -173,7 +173,7 @@ def test_the_tokenizers_own_bos_is_not_doubled(tiny_model: Path) -> None:
         assert prompt_text(model, "the cat", raw=True) == "the cat"
 
 
-def test_only_first_turns_are_compared_and_long_ones_left_out(tiny_model: Path) -> None:
+def test_only_first_turns_are_compared_and_long_ones_are_skipped(tiny_model: Path) -> None:
     prompts = [Prompt("a", "cats", ("the cat", "a dog")), Prompt("b", "cats", ("cat " * 200,))]
     with Model(tiny_model) as model:
         todo, skipped = tasks(model, prompts, raw=True, n_ctx=512, n_predict=8)
@@ -185,13 +185,13 @@ def test_only_first_turns_are_compared_and_long_ones_left_out(tiny_model: Path) 
 # Comparing
 
 
-def test_texts_are_the_same_as_far_as_both_go() -> None:
+def test_texts_are_compared_up_to_the_end_of_the_shorter() -> None:
     assert same_text(b"\n\n<s>Once upon a time\n\n", b"<s>Once upon a")
     assert same_text(b"<s>Once upon", b"<s>Once upon a")
     assert not same_text(b"<s>Once upon the time", b"<s>Once upon a")
 
 
-def test_another_window_is_no_comparison() -> None:
+def test_a_different_window_is_not_compared() -> None:
     assert window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead")) is None
     assert (
         window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead:window=7"))
@@ -224,7 +224,7 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
     ]
 
 
-def test_llama_bench_has_a_row_for_the_run_that_reads_no_prompt() -> None:
+def test_llama_bench_has_a_row_for_the_run_that_skips_the_prompt() -> None:
     pairs = [
         Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 80.0, None, 120.0) for i in range(3)
     ]
@@ -247,7 +247,7 @@ def test_every_failure_is_listed() -> None:
     assert failures([comparison("lookahead", 1.0)]) == ""
 
 
-def test_libraries_are_the_same_only_byte_by_byte(tmp_path: Path) -> None:
+def test_libraries_are_the_same_only_if_their_bytes_are(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
@@ -265,14 +265,14 @@ def test_libraries_are_the_same_only_byte_by_byte(tmp_path: Path) -> None:
     assert "cannot be told" in compare_libraries(ours, tmp_path).text(tmp_path)
 
 
-def test_the_folder_of_the_loaded_library_holds_it() -> None:
+def test_the_library_folder_contains_the_loaded_library() -> None:
     assert any(path.name.startswith(("libllama", "llama")) for path in library_folder().iterdir())
 
 
 # What can be compared
 
 
-def test_what_cannot_be_compared_is_said_and_the_rest_goes_on(fake_programs: Path) -> None:
+def test_methods_that_cannot_be_compared_are_listed_and_the_rest_run(fake_programs: Path) -> None:
     methods = [parse_method(name) for name in ("jacobi", "lookahead", "prompt-lookup")]
     (fake_programs / "llama-lookahead").unlink()
     found, left_out = choose(methods, fake_programs)
@@ -293,7 +293,7 @@ def test_a_folder_without_any_program_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags", [["--temperature", "1"], ["--suite", "cost"], ["--report", "r"]], ids=lambda f: f[0]
 )
-def test_flags_without_meaning_beside_it_are_refused(
+def test_flags_that_make_no_sense_in_a_comparison_are_refused(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -301,7 +301,7 @@ def test_flags_without_meaning_beside_it_are_refused(
     assert f"measures without {flags[0]}; leave it out" in capsys.readouterr().err
 
 
-# The whole, with shell scripts in place of the programs
+# The whole comparison, with shell scripts in place of the programs
 
 FAKE = """#!/bin/sh
 flags=$*
@@ -320,7 +320,7 @@ PROMPT = "the cat saw a dog"
 
 
 def put(folder: Path, name: str, body: str) -> None:
-    """Write a program into ``folder``, in place of one of that name."""
+    """Write a program into ``folder``, replacing one of the same name."""
     (folder / name).write_text(FAKE + body, encoding="utf-8")
     (folder / name).chmod(0o755)
 
@@ -350,7 +350,7 @@ def compare(folder: Path, model: Path, out: Path, *more: str) -> dict[str, Any]:
     return document
 
 
-def test_each_method_is_timed_beside_its_program_in_turn(
+def test_each_method_and_its_program_take_turns_going_first(
     fake_programs: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = compare(fake_programs, tiny_model, tmp_path / "out.json", "--repeat", "4")
@@ -375,7 +375,7 @@ def test_each_method_is_timed_beside_its_program_in_turn(
     assert "cannot be told" in shown
 
 
-def test_a_draft_model_brings_its_method_into_the_comparison(
+def test_a_draft_model_adds_its_method_to_the_comparison(
     fake_programs: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     shows = (fake_programs / "llama-lookahead").read_text(encoding="utf-8").removeprefix(FAKE)
@@ -401,7 +401,7 @@ def test_a_draft_tree_and_a_missing_draft_model_are_not_compared(fake_programs: 
     )
 
 
-def test_heads_and_a_models_own_layers_are_compared_as_chains(fake_programs: Path) -> None:
+def test_heads_and_mtp_layers_are_compared_as_chains(fake_programs: Path) -> None:
     put(fake_programs, "llama-speculative-simple", "true\n")
     methods = [parse_method(name) for name in ("ar", "eagle-3")]
     chosen, left_out = choose(methods, fake_programs, ["mtp", "eagle-3"])
@@ -416,7 +416,7 @@ def test_heads_and_a_models_own_layers_are_compared_as_chains(fake_programs: Pat
     ]
 
 
-def test_a_program_that_never_shows_figures_is_reported_and_given_up(
+def test_a_program_that_never_shows_figures_is_reported_and_abandoned(
     fake_programs: Path,
     tiny_model: Path,
     tmp_path: Path,
@@ -442,7 +442,9 @@ def test_a_program_that_never_shows_figures_is_reported_and_given_up(
     assert "given up after three failures: prompt-lookup, lookahead" in shown
 
 
-def test_a_prompt_read_otherwise_is_no_comparison(fake_programs: Path) -> None:
+def test_a_prompt_that_the_program_tokenizes_differently_is_not_compared(
+    fake_programs: Path,
+) -> None:
     put(fake_programs, "llama-lookup", SHOW.format(n_prompt=77))
     with pytest.raises(ProgramFailed, match="read 77 prompt tokens and 5 were meant"):
         programs.run(PROGRAMS["prompt-lookup"], [str(fake_programs / "llama-lookup")], 5)

@@ -1,4 +1,4 @@
-"""What the recipe of the bundled model trains on: exercises and weights, without PyTorch."""
+"""Training data of the bundled model: exercises and token weights, without PyTorch."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_an_exercise_is_a_chat_of_questions_and_replies(name: str) -> None:
         assert roles and all(message.text for message in chat)
 
 
-def test_an_exercise_is_drawn_again_from_the_same_seed() -> None:
+def test_the_same_seed_gives_the_same_exercises() -> None:
     assert [chats(name, 5) for name in tasks.TASKS] == [chats(name, 5) for name in tasks.TASKS]
 
 
-def test_a_wish_is_a_question_or_several_without_right_answers() -> None:
+def test_a_wish_is_one_or_more_questions_without_answers() -> None:
     found = [wishes.wish(tasks.Draw(CORPUS, random.Random(i))) for i in range(300)]
     for chat in found:
         assert [message.role for message in chat] == ["user", "assistant"] * (len(chat) // 2)
@@ -57,7 +57,7 @@ def test_a_wish_is_a_question_or_several_without_right_answers() -> None:
 @pytest.mark.parametrize(
     "name", ["repeat", "quote_sentence", "quote_with_word", "lines_from_list", "capitals_in_text"]
 )
-def test_a_quotation_stands_in_the_question(name: str) -> None:
+def test_a_quotation_occurs_in_the_question(name: str) -> None:
     for question, reply in chats(name):
         assert reply.text in question.text
 
@@ -70,14 +70,14 @@ def test_a_replaced_word_is_the_only_change() -> None:
     assert changed > 80
 
 
-def test_two_facts_may_be_told_in_one_sentence_and_are_asked_for_apart() -> None:
+def test_two_facts_told_in_one_sentence_are_asked_for_separately() -> None:
     told = [chat for chat in chats("told_facts", 400) if " and I live in" in chat[0].text]
     asked = {message.text: reply.text for chat in told for message, reply in pairwise(chat)}
     assert len(told) > 10
     assert " and " not in asked["Where do I live?"] + asked["What is my name?"]
 
 
-def test_what_users_say_weighs_less_than_replies_where_that_is_asked_for() -> None:
+def test_user_messages_can_weigh_less_than_replies() -> None:
     ids = np.array([
         BOS, ROLES["system"], 300, END, ROLES["user"], 301, 302, END, ROLES["assistant"], 303, END,
         ROLES["user"], 304, END, ROLES["assistant"], 305, 306, END, BOS, ROLES["user"], 307,

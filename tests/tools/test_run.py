@@ -1,4 +1,4 @@
-"""``tools/run`` on machines made of stubs, and what ``tools/install.py`` decides and says."""
+"""``tools/run`` on stubbed machines, and the decisions and messages of ``tools/install.py``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOOLS = ("dirname", "mktemp", "grep", "tail", "rm", "env", "mkdir", "cp", "chmod
 
 pytestmark = pytest.mark.skipif(SH is None or os.name == "nt", reason="tools/run is a sh script")
 
-# A Python that has venv once apt-get has installed it. Its environments are copies of themselves.
+# A Python that has venv once apt-get has installed it. Its environments are copies of it.
 PYTHON = """\
 case "$*" in
   *"import ensurepip"*) [ -e "$STATE/venv" ] ;;
@@ -48,7 +48,7 @@ exec "$@"
 
 
 class Machine:
-    """A folder of programs that is the whole PATH, and a checkout with nothing but tools/."""
+    """A folder of programs as the whole PATH, and a checkout with only tools/."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.state, self.root = folder / "bin", folder / "state", folder / "checkout"
@@ -98,7 +98,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_root_without_sudo_installs_what_is_missing_and_a_second_run_only_starts(
+def test_root_without_sudo_installs_what_is_missing_once(
     machine: Machine,
 ) -> None:
     machine.add("apt-get", APT_GET)
@@ -118,7 +118,7 @@ def test_root_without_sudo_installs_what_is_missing_and_a_second_run_only_starts
     assert machine.run("bench", "--limit", "1")[1] == ["speculation bench --limit 1"]
 
 
-def test_a_user_installs_with_sudo_and_without_fetching_lists_that_are_there(
+def test_a_user_installs_with_sudo_and_does_not_fetch_existing_package_lists(
     machine: Machine,
 ) -> None:
     machine.add("apt-get", APT_GET)
@@ -136,7 +136,7 @@ def test_a_user_installs_with_sudo_and_without_fetching_lists_that_are_there(
 
 
 @pytest.mark.parametrize("sudo", [True, False])
-def test_a_user_who_may_not_install_gets_one_line_that_says_what_is_missing(
+def test_a_user_who_may_not_install_gets_one_line_naming_what_is_missing(
     machine: Machine, sudo: bool
 ) -> None:
     machine.add("apt-get", APT_GET)
@@ -150,7 +150,7 @@ def test_a_user_who_may_not_install_gets_one_line_that_says_what_is_missing(
     )
 
 
-def test_with_the_packages_there_nothing_is_installed_as_root(machine: Machine) -> None:
+def test_nothing_is_installed_as_root_if_the_packages_exist(machine: Machine) -> None:
     machine.add("c++", "")
     (machine.state / "venv").touch()
     assert machine.run("chat", user="1000") == (
@@ -160,13 +160,13 @@ def test_with_the_packages_there_nothing_is_installed_as_root(machine: Machine) 
     )
 
 
-def test_without_a_compiler_a_wheel_is_tried(machine: Machine) -> None:
+def test_a_wheel_is_tried_without_a_compiler(machine: Machine) -> None:
     (machine.state / "venv").touch()
     _, calls, _ = machine.run("chat")
     assert calls[1] == "install.py --model --no-compiler there is no apt-get"
 
 
-def test_an_unusable_python_and_an_unknown_command_are_one_line_each(machine: Machine) -> None:
+def test_an_unusable_python_and_an_unknown_command_each_give_one_line(machine: Machine) -> None:
     machine.add("python2", "exit 1")
     assert machine.run("chat", PYTHON="python2") == (
         1,
@@ -193,14 +193,14 @@ def test_only_what_changed_is_installed_again() -> None:
     assert missing(done, install.wanted_steps(done, [], True, None)) == []
 
 
-def test_cmake_args_are_kept_until_they_are_set_to_something_else() -> None:
+def test_cmake_args_are_kept_until_they_change() -> None:
     done = install.wanted_steps({}, [], False, "-DGGML_CUDA=on")
     assert missing(done, install.wanted_steps(done, [], False, None)) == []
     for other in ("-DGGML_VULKAN=on", ""):
         assert missing(done, install.wanted_steps(done, [], False, other)) == ["llama"]
 
 
-def test_the_users_flags_follow_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_cmake_flags_come_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKBUILD_BUILD_TARGETS", raising=False)
     environment = install.build_environment("-DGGML_CUDA=on -DLLAVA_BUILD=ON")
     ours, _, users = environment["CMAKE_ARGS"].partition(" -DGGML_CUDA=on")
@@ -210,7 +210,7 @@ def test_the_users_flags_follow_our_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert environment["SKBUILD_BUILD_TARGETS"] == "llama;ggml"
 
 
-def test_the_requirement_is_that_of_pyproject() -> None:
+def test_the_requirement_is_read_from_pyproject() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert install.requirement(project).startswith("llama-cpp-python>=")
 
@@ -234,13 +234,13 @@ def test_progress_is_read_from_pips_output(
     assert f"Installing llama.cpp: {shown}" in capsys.readouterr().err
 
 
-def test_the_rest_of_a_build_is_told_from_what_was_built() -> None:
+def test_the_time_left_is_estimated_from_the_files_built() -> None:
     assert install.compiling(26, 78, 60.0, files=True) == (
         "compiling llama.cpp, 26 of 78 files, about 2 min 00 s left"
     )
 
 
-def test_a_failed_build_shows_the_first_failure_and_not_what_pip_says_of_it() -> None:
+def test_a_failed_build_shows_the_first_failure_without_pips_comments() -> None:
     log = [
         "  [1/2] g++ a.cpp",
         "  FAILED: b.o",
@@ -251,7 +251,7 @@ def test_a_failed_build_shows_the_first_failure_and_not_what_pip_says_of_it() ->
     assert install.end_of_build(log) == ["FAILED: b.o", "b.cpp:3: error: no such type"]
 
 
-def test_an_index_that_cannot_be_reached_is_no_failed_build() -> None:
+def test_an_unreachable_index_is_not_a_failed_build() -> None:
     retry = (
         "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError("
         "'<pip._vendor>: Failed: [Errno -3] Temporary failure in name resolution')': /simple/x/"
@@ -265,9 +265,7 @@ def test_an_index_that_cannot_be_reached_is_no_failed_build() -> None:
     assert install.reason_of(log[1:]) == error.removeprefix("ERROR: ")
 
 
-def test_a_step_that_fails_ends_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_reports_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "LOG", tmp_path / "log")
     with (
         install.LOG.open("w", encoding="utf-8") as log,

@@ -1,4 +1,4 @@
-"""The upscaling tool: larger sizes, the same logits, and metadata that say what the file is."""
+"""The upscaling tool: larger sizes, the same logits, and metadata that describe the file."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def logits(path: Path, n_tokens: int) -> Any:
         return np.stack([output.logits(i).copy() for i in range(n_tokens)])
 
 
-def test_an_enlarged_model_has_the_same_logits(tiny_model: Path, doubled: Path) -> None:
+def test_an_upscaled_model_has_the_same_logits(tiny_model: Path, doubled: Path) -> None:
     before, after = logits(tiny_model, 20), logits(doubled, 20)
     assert before.std() > 0.1
-    assert np.abs(after - before).max() < 2e-5  # an eps left as it is: 9e-5
+    assert np.abs(after - before).max() < 2e-5  # with the norm's eps unchanged it would be 9e-5
 
 
-def test_an_enlarged_model_writes_the_same_text(tiny_model: Path, doubled: Path) -> None:
+def test_an_upscaled_model_generates_the_same_text(tiny_model: Path, doubled: Path) -> None:
     texts = []
     for path in (tiny_model, doubled):
         with Engine.load(path, EXACT) as engine:
@@ -60,8 +60,8 @@ def test_an_enlarged_model_writes_the_same_text(tiny_model: Path, doubled: Path)
     assert texts[0] == texts[1]
 
 
-def test_heads_that_share_keys_keep_them(tmp_path: Path, tiny_model: Path) -> None:
-    """Keys and values of one head for each two: the groups must not shift when heads are added."""
+def test_grouped_heads_keep_their_shared_keys(tmp_path: Path, tiny_model: Path) -> None:
+    """Two heads share one key and value head; adding heads must not shift the groups."""
     grouped = tmp_path / "grouped.gguf"
     share_keys(tiny_model, grouped)
     source = Source(grouped)
@@ -86,7 +86,7 @@ def share_keys(path: Path, out: Path) -> None:
     write_gguf(out, {**source.encoded_metadata(), key: 2}, tensors)
 
 
-def test_the_file_says_that_it_is_an_enlargement(tiny_model: Path, doubled: Path) -> None:
+def test_the_file_says_that_it_is_upscaled(tiny_model: Path, doubled: Path) -> None:
     with Model(doubled) as model:
         assert model.metadata("general.name") == "function-preserving upscaling of tiny"
         description = model.metadata("general.description")
@@ -109,7 +109,7 @@ def test_the_file_says_that_it_is_an_enlargement(tiny_model: Path, doubled: Path
             assert model.tokenize(PROMPT) == source.tokenize(PROMPT)
 
 
-def test_new_weights_are_random_where_the_function_permits(doubled: Path) -> None:
+def test_new_weights_are_random_where_the_logits_do_not_depend_on_them(doubled: Path) -> None:
     source = Source(doubled)
     gate = source.gguf.tensor("blk.0.ffn_gate.weight")
     assert gate.shape == (128, 64)
@@ -123,7 +123,7 @@ def test_new_weights_are_random_where_the_function_permits(doubled: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-def test_matrices_are_written_in_the_type_asked_for_and_vectors_in_f32(
+def test_matrices_are_written_in_the_requested_type_and_vectors_in_f32(
     tiny_model: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / "out.gguf"
@@ -138,7 +138,7 @@ def test_matrices_are_written_in_the_type_asked_for_and_vectors_in_f32(
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
 
 
-def test_the_bundled_models_own_weights_survive_being_quantised_again(tmp_path: Path) -> None:
+def test_requantising_keeps_the_bundled_models_weights(tmp_path: Path) -> None:
     source = Source(resolve("bundled"))
     out = tmp_path / "out.gguf"
     write_upscaled(source, out, source.shape.upscaled(width=320), "q8_0")
@@ -149,7 +149,7 @@ def test_the_bundled_models_own_weights_survive_being_quantised_again(tmp_path: 
 # Sizes
 
 
-def test_the_hidden_part_and_the_heads_grow_with_the_width() -> None:
+def test_the_feed_forward_width_and_the_heads_grow_with_the_width() -> None:
     assert GROUPED.upscaled(width=128, layers=5) == Shape(
         width=128, layers=5, hidden=320, heads=16, kv_heads=4, head_dim=8, norm_eps=5e-6
     )
@@ -176,7 +176,7 @@ def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], rea
     assert str(caught.value) == reason
 
 
-def test_quantised_types_want_whole_blocks() -> None:
+def test_quantised_types_need_whole_blocks() -> None:
     with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* hidden is 170"):
         GROUPED.upscaled(hidden=170).check_blocks("q8_0")
     GROUPED.check_blocks("q8_0")
@@ -185,7 +185,7 @@ def test_quantised_types_want_whole_blocks() -> None:
 # Tensors
 
 
-def test_old_weights_stand_in_the_first_corner() -> None:
+def test_the_old_weights_fill_the_top_left_corner() -> None:
     rng = np.random.default_rng(0)
     old = np.array([[1, 2], [3, 4]], np.float32)
     assert grown(old, Kind(("width", "hidden"), "zero"), (3, 3), 1.5, rng).tolist() == [
@@ -199,14 +199,14 @@ def test_old_weights_stand_in_the_first_corner() -> None:
     assert np.abs(filled[:, 2:]).max() <= 0.02
 
 
-def test_norms_are_divided_by_the_root_of_the_widening() -> None:
+def test_norms_are_divided_by_the_square_root_of_the_widening() -> None:
     norm = grown(
         np.array([2, 4], np.float32), Kind(("width",), "one"), (8,), 4.0, np.random.default_rng(0)
     )
     assert norm.tolist() == [1, 2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
-def test_new_layers_follow_the_old_ones_and_have_no_biases() -> None:
+def test_new_layers_come_last_and_have_no_biases() -> None:
     names = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias", "rope_freqs.weight"]
     assert [(plan.name, plan.source) for plan in plans(names, 1, 3)] == [
         ("token_embd.weight", True),
@@ -218,7 +218,7 @@ def test_new_layers_follow_the_old_ones_and_have_no_biases() -> None:
     ]
 
 
-def test_a_shape_names_rows_first() -> None:
+def test_a_shape_lists_rows_first() -> None:
     assert new_shape(Kind(("vocab", "width"), "zero"), GROUPED, 300) == (300, 64)
     assert new_shape(Kind(("kv_heads", "width"), "zero"), GROUPED, 300) == (16, 64)
 
@@ -247,7 +247,7 @@ def test_an_unknown_tensor_is_refused() -> None:
         list(plans(["blk.0.ffn_gate_exps.weight"], 1, 2))
 
 
-def test_a_file_that_is_no_gguf_is_named(
+def test_a_file_that_is_not_a_gguf_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "text.gguf"
@@ -257,7 +257,7 @@ def test_a_file_that_is_no_gguf_is_named(
     )
 
 
-def test_the_model_is_never_written_over(
+def test_the_source_model_is_never_overwritten(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tiny_model.read_bytes()
@@ -267,14 +267,14 @@ def test_the_model_is_never_written_over(
     assert tiny_model.read_bytes() == before
 
 
-def test_what_cannot_work_is_refused_before_the_model_is_read(
+def test_options_that_cannot_work_are_refused_before_the_model_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     command = ["--model", str(tmp_path / "none.gguf"), "--width", "64"]
     for out, reason in (
-        (folder, "it is a folder; give a file in a folder that exists and can be written to"),
+        (folder, "it is a folder; give a file in a folder that exists and is writable"),
         (folder / "none" / "x.gguf", "no such folder; give a file in a folder that exists"),
     ):
         shown = failing([*command, "--out", str(out)], capsys)
@@ -285,7 +285,7 @@ def test_what_cannot_work_is_refused_before_the_model_is_read(
     assert list(folder.iterdir()) == []
 
 
-def test_a_file_that_would_not_fit_the_disk_is_not_begun(
+def test_a_file_that_would_not_fit_on_the_disk_is_not_started(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]

@@ -10,7 +10,7 @@ from speculation.bench.json_file import check_writable
 from speculation.bench.options import Options, parse_options
 from speculation.bench.resume import read_earlier
 from speculation.methods import parse_method
-from speculation.system.console import print_anything, worded
+from speculation.system.console import replace_unencodable, worded
 from tools.compare.mode import Request, compare
 from tools.compare.programs import PROGRAMS
 
@@ -21,7 +21,7 @@ COMPARED = tuple(program.method for program in PROGRAMS.values() if not program.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     options = parse_options(arguments)
     if options.compare_llama_cpp is None:
         print(

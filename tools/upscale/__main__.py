@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from batching.errors import SpeculationError
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import print_anything
+from speculation.system.console import replace_unencodable
 from speculation.system.files import require_writable
 from tools.upscale.gguf_file import TYPES, Source, write_upscaled
 from tools.upscale.shape import UpscaleError
@@ -44,7 +44,7 @@ Memory: a few times the largest tensor. Exit code: 0, 2 after an error, 130 afte
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; return the exit code. Errors end with one line on stderr."""
-    print_anything()
+    replace_unencodable()
     args = _parser().parse_args(arguments)
     try:
         _upscale(args)

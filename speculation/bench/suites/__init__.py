@@ -1,7 +1,7 @@
-"""The questions that the bench has ready, one file each; ``--suite`` chooses.
+"""The benchmark suites, one file each; ``--suite`` chooses one.
 
-A suite is methods, prompts, and how what was measured becomes tables and figures. Measuring,
-keeping, going on and reporting are the same for all.
+A suite defines methods, prompts, tables and figures. Measuring, saving, resuming and reporting are
+the same for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Methods side by side on prompts: what each gains over plain decoding, and why."""
+"""The default suite: compares methods on prompts, with their speed-ups and phase times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_TOKENS = 16  # of a step that have a bar of their own
+MAX_BARS = 16  # of a histogram; the last one counts all steps with more tokens
 
 
 class Builtin(Suite):
-    """The default: tables by category, then every text that differs."""
+    """The default suite: tables by category, then the differing texts."""
 
     name = "builtin"
-    title = "methods side by side on the prompts"
+    title = "comparison of methods on the prompts"
     methods = ("ar", "auto", "prompt-lookup")
     own_methods = False
 
@@ -41,28 +41,27 @@ class Builtin(Suite):
         return [
             (
                 "speed-up",
-                "Speed-up over plain decoding of the same prompt, which is the dashed line: mean "
-                "over the prompts of a category, with their standard deviation where there are "
-                "several.",
+                "Speed-up over plain decoding (dashed line) on the same prompt: mean and standard "
+                "deviation over the prompts of a category.",
                 _speed_ups(by_category(rows)),
             ),
             (
                 "tokens-per-step",
-                "How many tokens a step yields: share of the steps, all prompts together. Plain "
-                "decoding always yields one.",
+                "Tokens per step: share of the steps, all prompts together. Plain decoding always "
+                "makes one token per step.",
                 _tokens_per_step([row for row in overall if row.method != BASELINE]),
             ),
             (
                 "phases",
-                "Where the time of a step goes, all prompts together: to the left what a generated "
-                "token costs, to the right all of a step that is not llama.cpp's decode.",
+                "Time by phase, all prompts together. Left: per generated token. Right: per step, "
+                "without llama.cpp's decode.",
                 _phases(overall),
             ),
         ]
 
 
 def _speed_ups(blocks: Sequence[Sequence[Row]]) -> Figure:
-    """Bars grouped by category, a colour for each method."""
+    """Bars grouped by category, one colour per method."""
     from speculation.bench.plots import colours, subplots
 
     methods = [row.method for row in blocks[-1] if row.method != BASELINE]
@@ -96,14 +95,14 @@ def _speed_ups(blocks: Sequence[Sequence[Row]]) -> Figure:
 
 
 def _tokens_per_step(rows: Sequence[Row]) -> Figure:
-    """A histogram for each method, one below the other, on the same axis."""
+    """One histogram per method, stacked vertically on a shared axis."""
     from speculation.bench.plots import colours, subplots
 
     if not rows:
         figure, _ = subplots(height=1.0)
         return figure
     colour = colours([BASELINE, *(row.method for row in rows)])
-    most = min(MOST_TOKENS, max(2, *(max(row.tokens_histogram, default=1) for row in rows)))
+    most = min(MAX_BARS, max(2, *(max(row.tokens_histogram, default=1) for row in rows)))
     figure, axes = subplots(n_rows=len(rows), height=0.7 + 1.15 * len(rows), sharex=True)
     for (ax,), row in zip(axes, rows, strict=True):
         shares = _shares(row, most)
@@ -124,14 +123,14 @@ def _tokens_per_step(rows: Sequence[Row]) -> Figure:
         )
     last = axes[-1][0]
     labels = [str(n) for n in range(1, most + 1)]
-    labels[-1] += "+" if most == MOST_TOKENS else ""
+    labels[-1] += "+" if most == MAX_BARS else ""
     last.set_xticks(range(1, most + 1), labels)
-    last.set_xlabel("tokens that a step yields")
+    last.set_xlabel("tokens per step")
     return figure
 
 
 def _shares(row: Row, most: int) -> list[float]:
-    """Per cent of the steps that yielded 1, 2, …, ``most`` or more tokens."""
+    """Percentage of the steps with 1, 2, …, ``most`` or more tokens."""
     counts = [0] * most
     for n, count in row.tokens_histogram.items():
         counts[min(n, most) - 1] += count
@@ -140,7 +139,7 @@ def _shares(row: Row, most: int) -> list[float]:
 
 
 def _phases(rows: Sequence[Row]) -> Figure:
-    """Time by phase: of a token with all phases, and of a step without the decode."""
+    """Time by phase: per token with all phases, and per step without the decode."""
     from speculation.bench.plots import PHASE_COLOURS, subplots
 
     lines = max(1 + row.method.count(",") for row in rows)
@@ -168,7 +167,7 @@ def _phases(rows: Sequence[Row]) -> Figure:
 
 
 def _parts(row: Row) -> list[float]:
-    """Seconds of a step by phase, and of the loop around them."""
+    """Seconds per step by phase, then those of the loop around the phases."""
     phases = [row.phase_seconds[phase] for phase in PHASES]
     rest = row.outside_decode_seconds - sum(phases) + row.phase_seconds["decode"]
     return [*phases, max(0.0, rest)]

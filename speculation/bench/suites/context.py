@@ -1,4 +1,4 @@
-"""What a long context costs: speed with and without prompt lookup, and the lookup's own time."""
+"""Speed over context length: plain decoding, prompt lookup, and the time of the lookup itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from speculation.engine import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)  # tokens, those to be generated among them
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)  # tokens, including the generated ones
 LOOKUP = "prompt-lookup"
 
 
 class ContextLength(Suite):
-    """Texts of 1k to 32k tokens, as far as the context holds them, continued as they are."""
+    """Continues texts of 1k to 32k tokens, as far as they fit the context, as plain text."""
 
     name = "context"
     title = "speed and lookup time from 1k to 32k tokens of context"
@@ -41,18 +41,18 @@ class ContextLength(Suite):
     def notes(self, engine: Engine, plan: Plan) -> list[str]:
         n_ctx, n_trained = engine.context.n_ctx, engine.model.n_ctx_train
         notes = [
-            "the texts are the built-in prompts one after the other, again and again: the times "
-            "are what this is about, the drafts are not those of a real text"
+            "the texts repeat the built-in prompts: the times are meaningful, the acceptance is "
+            "not that of real text"
         ]
         if n_ctx < LENGTHS[-1]:
             notes.append(
-                f"the context holds {n_ctx} tokens, longer ones are left out; give --ctx "
+                f"the context has {n_ctx} tokens, so longer texts are left out; give --ctx "
                 f"{LENGTHS[-1]} for all"
             )
         if n_ctx > n_trained:
             notes.append(
-                f"the model is trained for {n_trained} tokens: beyond them the text is nonsense, "
-                f"which does not matter for the time of a step, but for what is accepted"
+                f"the model was trained on {n_trained} tokens: beyond that it writes nonsense, "
+                f"which changes the acceptance but not the time per step"
             )
         return notes
 
@@ -60,7 +60,7 @@ class ContextLength(Suite):
         rows = [
             [
                 plain.category,
-                f"{results_prompt(results, plain.category)}",
+                f"{prompt_length(results, plain.category)}",
                 f"{plain.tokens_per_second:.1f}",
                 f"{lookup.tokens_per_second:.1f}",
                 f"{lookup.speed_up_overall:.2f}",
@@ -77,16 +77,16 @@ class ContextLength(Suite):
             *("ar decode ms", "lookup µs/step", "ar prefill s", "lookup prefill s"),
         ]
         note = (
-            "ar decode: one row; lookup: index, match and draft of a step; the prefill of prompt "
-            "lookup has the\nindexing of the prompt in it"
+            "ar decode: one row; lookup: indexing, matching and drafting in a step; the prefill of "
+            "prompt lookup\nincludes indexing the prompt"
         )
-        return [Table("speed over the length of the context", headings, rows, note)]
+        return [Table("speed over context length", headings, rows, note)]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
         from speculation.bench.plots import colours, subplots
 
         pairs = by_length(results)
-        tokens = [results_prompt(results, plain.category) for plain, _ in pairs]
+        tokens = [prompt_length(results, plain.category) for plain, _ in pairs]
         colour = colours([BASELINE, LOOKUP])
         figure, axes = subplots(n_columns=2, height=3.2)
         left, right = axes[0]
@@ -109,38 +109,38 @@ class ContextLength(Suite):
             ax.set_xlabel("tokens of context")
             ax.set_ylim(bottom=0)
         caption = (
-            "Left: speed over the length of the text before. Right: what prompt lookup spends on "
-            "finding and drafting in a step, all but the decode."
+            "Left: speed over context length. Right: time per step that prompt lookup spends on "
+            "matching and drafting, without the decode."
         )
         return [("context", caption, figure)]
 
 
 def by_length(results: Results) -> list[tuple[Row, Row]]:
-    """Plain decoding's and prompt lookup's figures for each length, shortest first."""
+    """Rows of plain decoding and prompt lookup for each length, shortest first."""
     rows = [row for row in summarise(results.runs) if row.category != ALL]
     plain = [row for row in rows if row.method == BASELINE]
     lookup = {row.category: row for row in rows if row.method == LOOKUP}
     return [(row, lookup[row.category]) for row in plain]
 
 
-def results_prompt(results: Results, category: str) -> int:
-    """Tokens of the prompt of that length."""
+def prompt_length(results: Results, category: str) -> int:
+    """Tokens of the category's prompt."""
     return next(run.n_prompt for run in results.runs if run.category == category)
 
 
 def length_name(n_tokens: int) -> str:
-    """``4k`` for 4096 tokens, the number itself where it is no multiple of 1024."""
+    """``4k`` for 4096 tokens; the number itself if it is not a multiple of 1024."""
     return f"{n_tokens // 1024}k" if n_tokens % 1024 == 0 else str(n_tokens)
 
 
 def _cut(engine: Engine, text: str, n_tokens: int) -> str:
-    """``text``, repeated as often as needed and cut to at most ``n_tokens`` tokens."""
+    """``text``, repeated as needed and truncated to at most ``n_tokens`` tokens."""
     model = engine.model
     once = model.tokenize(text + "\n\n")
     tokens = (once * (n_tokens // len(once) + 1))[:n_tokens]
     while True:
         cut = model.detokenize(tokens).decode("utf-8", "ignore")
-        over = len(model.tokenize(cut)) - n_tokens  # cut letters may become tokens of their own
+        over = len(model.tokenize(cut)) - n_tokens  # a cut can tokenize to more tokens
         if over <= 0:
             return cut
         tokens = tokens[:-over]

@@ -1,9 +1,9 @@
-"""The curve c(n): what a decode of n rows costs, and where further rows stop being nearly free.
+"""The cost curve c(n): the time to decode n rows, and up to which n extra rows are nearly free.
 
-Speculation lives on rows being cheaper together than one after the other. The roof fitted here has
-two lines. On a GPU the first is nearly flat, because the weights are read once for all rows, and
-beyond the bend every row costs its arithmetic. On a CPU it is often the other way round: the second
-row is the dearest, because a single one has a faster kernel of its own.
+Speculation pays because several rows in one batch cost less than one after the other. A model of
+two lines is fitted. On a GPU the first line is nearly flat, because the weights are read once for
+all rows; past the bend, each row costs its arithmetic. On a CPU the second row often adds the most,
+because a single row has a faster kernel.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 SIZES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
 N_PAST = (0, 128, 512, 1024, 2048, 4096, 8192)
-BUDGET_SECONDS = 60.0  # for one curve; a size that comes after it is left out
+BUDGET_SECONDS = 60.0  # per curve; the sizes left after it are skipped
 
 
 @dataclass(frozen=True)
-class Roof:
+class TwoLines:
     """c(n) as two lines that meet at ``bend`` rows. Seconds.
 
-    fixed       what a decode costs before its first row, where the first line begins
-    row         what each row costs up to the bend
-    row_beyond  what each row costs beyond it
-    error       root mean square of the relative error of the fit
+    fixed       constant cost of a decode
+    row         cost of each row up to the bend
+    row_beyond  cost of each row past it
+    error       root mean square of the relative error
     """
 
     fixed: float
@@ -53,10 +53,10 @@ class Roof:
 
 
 class Cost(Suite):
-    """Curves instead of runs: nothing is generated, batches of n rows are timed."""
+    """Times batches of n rows; generates nothing."""
 
     name = "cost"
-    title = "the time of decoding 1 to 64 rows at several lengths of context"
+    title = "decode time of 1 to 64 rows at several context lengths"
     own_prompts = True
     no_runs = True
 
@@ -70,10 +70,10 @@ class Cost(Suite):
         return len(_reachable(engine))
 
     def notes(self, engine: Engine, plan: Plan) -> list[str]:
-        left_out = sorted(set(N_PAST) - set(_reachable(engine)))
-        if not left_out:
+        skipped = sorted(set(N_PAST) - set(_reachable(engine)))
+        if not skipped:
             return []
-        return [f"the context or the batch is too small for n_past {', '.join(map(str, left_out))}"]
+        return [f"the context or the batch is too small for n_past {', '.join(map(str, skipped))}"]
 
     def warm_up(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
         engine.stop_running()
@@ -107,7 +107,7 @@ class Cost(Suite):
         }
         tables = [
             Table(
-                "time of a decode, ms",
+                "decode time, ms",
                 ["rows", *(f"n_past {curve.n_past}" for curve in curves)],
                 [
                     [
@@ -123,28 +123,28 @@ class Cost(Suite):
                 ],
             )
         ]
-        fits = [(curve, roof) for curve in curves if (roof := fitted_roof(curve)) is not None]
+        fits = [(curve, fit) for curve in curves if (fit := fit_two_lines(curve)) is not None]
         rows = [
             [
                 str(curve.n_past),
-                f"{1e3 * roof.fixed:.3f}",
-                f"{1e6 * roof.row:.1f}",
-                str(roof.bend) if roof.row_beyond != roof.row else "none",
-                f"{1e6 * roof.row_beyond:.1f}",
-                f"{100 * roof.error:.0f}%",
-                *(f"{_times(curve, n):.1f}" for n in (2, 8, 32)),
+                f"{1e3 * fit.fixed:.3f}",
+                f"{1e6 * fit.row:.1f}",
+                str(fit.bend) if fit.row_beyond != fit.row else "none",
+                f"{1e6 * fit.row_beyond:.1f}",
+                f"{100 * fit.error:.0f}%",
+                *(f"{_relative_cost(curve, n):.1f}" for n in (2, 8, 32)),
             ]
-            for curve, roof in fits
+            for curve, fit in fits
         ]
         note = (
-            "c(n) = fixed + row · n up to the bend, then another line; error: root mean square of "
-            "the relative error of\nthe fit; the last three: c(n) over c(1), as measured"
+            "c(n) = fixed + row · n up to the bend, then a second line; error: root mean square of "
+            "the relative error;\nlast three columns: measured c(n) / c(1)"
         )
         headings = [
             *("n_past", "fixed ms", "row µs", "bend", "beyond µs", "error"),
             *("2 rows", "8 rows", "32 rows"),
         ]
-        return [*tables, Table("the roof", headings, rows, note)]
+        return [*tables, Table("fit of two lines", headings, rows, note)]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
         from speculation.bench.plots import PALETTE, subplots
@@ -157,56 +157,56 @@ class Cost(Suite):
             label = f"n_past {curve.n_past}"
             milliseconds = [1e3 * value for value in curve.seconds]
             left.plot(curve.sizes, milliseconds, "o", markersize=3.5, color=colour)
-            roof = fitted_roof(curve)
-            if roof is not None:
-                corners = sorted({curve.sizes[0], roof.bend, curve.sizes[-1]})
-                left.plot(corners, [1e3 * roof.at(n) for n in corners], color=colour, label=label)
+            fit = fit_two_lines(curve)
+            if fit is not None:
+                corners = sorted({curve.sizes[0], fit.bend, curve.sizes[-1]})
+                left.plot(corners, [1e3 * fit.at(n) for n in corners], color=colour, label=label)
             else:
                 left.plot([], [], "o", color=colour, label=label)
             relative = [value / curve.seconds[0] for value in curve.seconds]
             right.plot(curve.sizes, relative, marker="o", markersize=3.5, color=colour)
         left.set_ylabel("ms")
-        right.set_ylabel("times a batch of one row")
+        right.set_ylabel("relative to one row")
         for ax in (left, right):
-            ax.set_xlabel("rows of a batch")
+            ax.set_xlabel("rows per batch")
             ax.set_xlim(left=0)
             ax.set_ylim(bottom=0)
         left.legend()
         caption = (
-            "Left: time of decoding n rows (points; lower quartile) and the fitted roof (lines). "
-            "Right: the same over the time of a single row: a step of n rows pays once it yields "
-            "more tokens than that."
+            "Left: time to decode n rows (points; lower quartile) and the fitted model (lines). "
+            "Right: the same relative to a single row: a step of n rows pays off if it makes more "
+            "tokens than that."
         )
         return [("cost", caption, figure)]
 
 
 def _reachable(engine: Engine) -> list[int]:
-    """The lengths that leave room for the largest batch."""
+    """The values of N_PAST that leave room for the largest batch."""
     most = engine.context.n_ctx - SIZES[-1] - 1
     return [n_past for n_past in N_PAST if n_past <= most]
 
 
-def fitted_roof(curve: Curve) -> Roof | None:
-    """The two lines that fit a curve best; a single one where a second gains little.
+def fit_two_lines(curve: Curve) -> TwoLines | None:
+    """Fit two lines to a curve, or one if the second improves the fit little.
 
-    Least squares of the relative error, for a bend at each of the sizes. None below four sizes.
+    Least squares of the relative error, trying a bend at each size. None below four sizes.
     """
     if len(curve.sizes) < 4:
         return None
-    whole = _fit(curve, curve.sizes[-1])
+    straight = _fit(curve, curve.sizes[-1])
     bent = [_fit(curve, bend) for bend in curve.sizes[1:-2]]
-    rising = [roof for roof in bent if min(roof.row, roof.row_beyond) >= 0]
-    best = min(rising, key=lambda roof: roof.error, default=whole)
-    return best if best.error < 0.8 * whole.error - 0.005 else whole
+    rising = [fit for fit in bent if min(fit.row, fit.row_beyond) >= 0]
+    best = min(rising, key=lambda fit: fit.error, default=straight)
+    return best if best.error < 0.8 * straight.error - 0.005 else straight
 
 
-def _times(curve: Curve, n: int) -> float:
-    """What ``n`` rows cost over a single one; between two sizes on the line that joins them."""
+def _relative_cost(curve: Curve, n: int) -> float:
+    """c(n) / c(1), interpolated linearly between measured sizes."""
     return float(np.interp(n, curve.sizes, curve.seconds)) / curve.seconds[0]
 
 
-def _fit(curve: Curve, bend: int) -> Roof:
-    """Least squares of the relative error with the bend given; the last size means no bend."""
+def _fit(curve: Curve, bend: int) -> TwoLines:
+    """Least squares of the relative error for a given bend; the last size means no bend."""
     sizes = np.asarray(curve.sizes, dtype=float)
     seconds = np.asarray(curve.seconds, dtype=float)
     parts = [np.ones_like(sizes), np.minimum(sizes, bend)]
@@ -216,4 +216,4 @@ def _fit(curve: Curve, bend: int) -> Roof:
     solution = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)[0]
     error = float(np.sqrt(np.mean((design @ solution - 1.0) ** 2)))
     fixed, row, *beyond = map(float, solution)
-    return Roof(fixed, row, beyond[0] if beyond else row, bend, error)
+    return TwoLines(fixed, row, beyond[0] if beyond else row, bend, error)

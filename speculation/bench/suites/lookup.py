@@ -1,8 +1,8 @@
-"""Which lookup rule wins: the question that the author of prompt lookup left open.
+"""A parameter sweep of prompt lookup: which variant drafts best.
 
-Saxena (github.com/apoorvumang/prompt-lookup-decoding, 2023) takes the first match of the longest
-n-gram and copies ten tokens, and asks for better rules. Here n-gram, draft length, order of the
-matches and an adaptive length are swept against each other.
+Saxena (github.com/apoorvumang/prompt-lookup-decoding, 2023) copies ten tokens from the first match
+of the longest n-gram, and leaves better rules as an open question. This suite combines n-gram
+length, draft length, match order, and fixed or adaptive length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NGRAMS = (1, 2, 3, 5)
-DRAFTS = (3, 7, 15, 31, 63)  # copied, or at most drafted where the length is adaptive
+DRAFTS = (3, 7, 15, 31, 63)  # draft length, or its maximum if adaptive
 SAXENA = "prompt-lookup:adaptive=off,order=first"
 
 
@@ -31,7 +31,7 @@ class Lookup(Suite):
     """A sweep of prompt lookup's parameters."""
 
     name = "lookup"
-    title = "prompt lookup's rules: n-gram, draft length, order of matches, adaptive or not"
+    title = "prompt lookup's parameters: n-gram, draft length, match order, adaptive or fixed"
     defaults = {"limit": 2}  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -41,20 +41,20 @@ class Lookup(Suite):
         rows = lookup_rows(results)
         return [
             Table(
-                "rules by overall speed-up",
+                "variants by overall speed-up",
                 HEADINGS,
                 [_cells(*pair) for pair in _ranked(rows, lambda row: row.speed_up_overall)],
             ),
             Table(
-                "rules by tokens per step",
+                "variants by tokens per step",
                 HEADINGS,
                 [_cells(*pair) for pair in _ranked(rows, lambda row: row.tokens_per_step)],
             ),
             Table(
-                "what each setting is worth",
+                "effect of each setting",
                 ["setting", "mean overall", "best overall", "mean tokens/step", "best tokens/step"],
-                list(_margins(rows)),
-                "over all rules with that setting; Saxena's rule is order first, adaptive off, "
+                list(_effects(rows)),
+                "over all variants with that setting; Saxena's rule is order first, adaptive off, "
                 "max_ngram 3, draft 10",
             ),
         ]
@@ -95,9 +95,9 @@ class Lookup(Suite):
         left.set_xlabel("tokens per step")
         left.set_ylabel("overall speed-up")
         figure.legend(loc="outside upper left", ncols=4, fontsize=8.5)
-        margins = list(_settings(rows))
-        names = [name for name, _ in margins]
-        for y, (_, chosen) in enumerate(margins):
+        settings = list(_settings(rows))
+        names = [name for name, _ in settings]
+        for y, (_, chosen) in enumerate(settings):
             values = [row.speed_up_overall for row in chosen]
             right.plot([min(values), max(values)], [y, y], color="#c3c8cf", linewidth=3)
             right.plot([mean(values)], [y], marker="o", color="#0072b2")
@@ -106,9 +106,9 @@ class Lookup(Suite):
         right.invert_yaxis()
         right.set_xlabel("overall speed-up: mean and range")
         caption = (
-            "Left: every rule, all prompts together; filled where the draft length follows what "
-            "holds, hollow where it is fixed. Right: mean and range over all rules that share a "
-            "setting. Dashed: plain decoding."
+            "Left: every variant, all prompts together; filled: adaptive draft length, hollow: "
+            "fixed. Right: mean and range over all variants that share a setting. Dashed: plain "
+            "decoding."
         )
         return [("lookup", caption, figure)]
 
@@ -121,7 +121,7 @@ SAXENA_SHOWN = str(parse_method(SAXENA))
 
 
 def sweep() -> list[str]:
-    """Every combination, as on the command line, and Saxena's rule."""
+    """Saxena's rule and every combination, as on the command line."""
     texts = [SAXENA]
     for order, adaptive, ngram, draft in product(ORDERS, (True, False), NGRAMS, DRAFTS):
         length = f"draft_max={draft}" if adaptive else f"adaptive=off,draft={draft}"
@@ -130,7 +130,7 @@ def sweep() -> list[str]:
 
 
 def lookup_rows(results: Results) -> list[tuple[PromptLookupParams, Row]]:
-    """Parameters and figures of each rule over all prompts."""
+    """Parameters and results of each variant over all prompts."""
     return [
         (parse_method(row.method).params, row)
         for row in summarise(results.runs)
@@ -169,7 +169,7 @@ def _length(params: PromptLookupParams) -> int:
 
 
 def _settings(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
-    """Each value of each parameter, and the rules that have it."""
+    """Each value of each parameter, and the variants that have it."""
     parameters: list[tuple[str, Sequence[Any], Callable[[PromptLookupParams], Any]]] = [
         ("order", ORDERS, lambda params: params.order),
         ("adaptive", ("on", "off"), _adaptive),
@@ -183,7 +183,7 @@ def _settings(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
                 yield f"{name} {value}", chosen
 
 
-def _margins(rows: Rows) -> Iterator[list[str]]:
+def _effects(rows: Rows) -> Iterator[list[str]]:
     for name, chosen in _settings(rows):
         overall = [row.speed_up_overall for row in chosen]
         tokens = [row.tokens_per_step for row in chosen]

@@ -1,9 +1,8 @@
-"""Lookahead's scaling law: how tokens per step grow with the window.
+"""Lookahead's scaling law: tokens per step over the window size.
 
-Fu et al. 2024 (arXiv 2402.02057) find that, with n-grams long enough, lookahead's step compression
-(tokens per step) grows about linearly with the logarithm of the window. This suite draws that
-figure for the model at hand: W = G doubled from 1 to 64 for several N, and, since the pool of
-guesses has a part in it, G alone.
+Fu et al. 2024 (arXiv 2402.02057) find that with long enough n-grams, lookahead's step compression
+(tokens per step) grows about linearly with the logarithm of the window. This suite measures it for
+the loaded model: W = G from 1 to 64 for several N, and G alone, since the guesses contribute too.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 NGRAMS = (3, 5, 7)
-GUESSES_AT = (16, 5)  # window and n-gram for which the guesses vary alone
-MOST_ROWS = 512  # of a batch
+GUESSES_AT = (16, 5)  # window and n-gram at which the guesses are varied alone
+MAX_BATCH = 512  # rows
 
 
 @dataclass(frozen=True)
 class Fit:
-    """tokens per step = ``base`` + ``slope`` · log2 W, by least squares; r2 is 1 where it holds."""
+    """Least-squares fit of tokens per step = ``base`` + ``slope`` · log2 W, with its R²."""
 
     base: float
     slope: float
@@ -45,7 +44,7 @@ class Scaling(Suite):
     """A grid of lookahead's parameters on the first turn of some prompts."""
 
     name = "scaling"
-    title = "lookahead's tokens per step over window, n-gram and guesses"
+    title = "lookahead's tokens per step by window, n-gram and guesses"
     defaults = {"limit": 1}  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class Scaling(Suite):
     def notes(self, engine: Engine, plan: Plan) -> list[str]:
         return [
             "tokens per step do not depend on the machine; the speed-up does, and wide windows "
-            "want a GPU"
+            "need a GPU"
         ]
 
     def tables(self, results: Results) -> list[Table]:
@@ -87,7 +86,7 @@ class Scaling(Suite):
                     for n in NGRAMS
                     if (fit := fitted(diagonal(rows, n))) is not None
                 ],
-                "b is what a doubling of the window adds; an R² near 1 says that the law holds",
+                "b: gain per doubling of the window; R² near 1: the scaling law holds",
             ),
         ]
 
@@ -132,22 +131,22 @@ class Scaling(Suite):
         left.set_ylim(low, high + 0.35 * (high - low))  # room for the legend
         caption = (
             "Tokens per step (step compression) of lookahead over the window, on a logarithmic "
-            "axis: where the points lie on a line, each doubling of the window adds the same. "
-            "Dashed: plain decoding."
+            "axis: on a straight line, each doubling of the window adds the same. Dashed: plain "
+            "decoding."
         )
         return [("scaling", caption, figure)]
 
 
 def grid() -> list[str]:
-    """The methods: W = G for every N whose batch has room for it, then G alone."""
-    wanted = [(w, n, w) for n in NGRAMS for w in WINDOWS if 2 * w * (n - 1) <= MOST_ROWS]
+    """The methods: W = G for every N, as far as a batch allows, then G alone."""
+    wanted = [(w, n, w) for n in NGRAMS for w in WINDOWS if 2 * w * (n - 1) <= MAX_BATCH]
     wanted += [(*GUESSES_AT, guesses) for guesses in WINDOWS]
     texts = [f"lookahead:window={w},ngram={n},guesses={g}" for w, n, g in wanted]
     return list(dict.fromkeys(str(parse_method(text)) for text in texts))
 
 
 def lookahead_rows(results: Results) -> list[tuple[LookaheadParams, Row]]:
-    """Parameters and figures of each method over all prompts, by N, W and G."""
+    """Parameters and results of each method over all prompts, by N, W and G."""
     rows = [row for row in summarise(results.runs) if row.category == ALL and row.method != "ar"]
     found: list[tuple[LookaheadParams, Row]] = [
         (parse_method(row.method).params, row) for row in rows
@@ -165,7 +164,7 @@ def diagonal(rows: Sequence[tuple[LookaheadParams, Row]], ngram: int) -> list[tu
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Fit | None:
-    """The line through tokens per step over log2 W; None below three points."""
+    """Fit tokens per step over log2 W; None below three points."""
     if len(points) < 3:
         return None
     x = [log2(w) for w, _ in points]
@@ -180,7 +179,7 @@ def fitted(points: Sequence[tuple[int, float]]) -> Fit | None:
 
 
 def mean_rows(row: Row) -> float:
-    """Rows of a step on average."""
+    """Mean rows per step."""
     steps = sum(row.rows_histogram.values())
     return sum(n * count for n, count in row.rows_histogram.items()) / steps
 

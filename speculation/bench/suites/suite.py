@@ -1,4 +1,4 @@
-"""What a suite has to say. Most measure prompts and differ in methods, tables and figures."""
+"""The base class of suites. Most measure prompts and differ in methods, tables and figures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from speculation.engine import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ROWS = 24  # of a table in the terminal
+MAX_ROWS = 24  # per table in the terminal
 
 
 class Suite:
-    """A question that the bench answers. Subclasses override what is theirs.
+    """A benchmark suite. Subclasses override what differs.
 
     name            as given to ``--suite``
-    title           the question, on one line
-    methods         what is measured, as on the command line; plain decoding is added
-    defaults        flags whose default is another one here, by their names in Options
+    title           what it measures, on one line
+    methods         as on the command line; plain decoding is added
+    defaults        defaults of flags that differ from the usual ones, by their names in Options
     own_methods     ``--methods`` does not apply
     own_prompts     ``--prompts``, ``--prompt``, ``--limit`` and ``--categories`` do not apply
     no_runs         nothing is generated: ``--n-predict``, ``--repeat`` and the like do not apply
@@ -40,15 +40,15 @@ class Suite:
     no_runs = False
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
-        """The prompts to measure; ``given`` are those that the flags ask for."""
+        """The prompts to measure; ``given`` are the prompts selected by the flags."""
         return list(given)
 
     def notes(self, engine: Engine, plan: Plan) -> list[str]:
-        """What the reader has to know before the figures, a line each."""
+        """Notes to print before the results, one line each."""
         return []
 
     def what(self, prompts: Sequence[Prompt], plan: Plan) -> str:
-        """What is measured, in a line."""
+        """What is measured, on one line."""
         n_turns = sum(len(prompt.turns) for prompt in prompts)
         names = ", ".join(map(str, plan.methods))
         if len(plan.methods) > 8:
@@ -59,12 +59,12 @@ class Suite:
         )
 
     def n_measurements(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> int:
-        """How many there are to make: runs, unless the suite measures something else."""
+        """The number of measurements: runs, unless the suite measures something else."""
         turns = sum(len(prompt.turns) for prompt in prompts)
         return turns * plan.repeat * len(plan.methods)
 
     def warm_up(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
-        """Make sure that all can run, and that nothing is measured cold."""
+        """Check that every method runs, and warm up."""
         warm_up(engine, prompts, plan)
 
     def measure(
@@ -75,17 +75,17 @@ class Suite:
         earlier: Results,
         on_run: Callable[..., None],
     ) -> Iterator[list[Run] | Skipped | Curve]:
-        """Measure what ``earlier`` lacks, and yield it as it comes."""
+        """Measure what is missing from ``earlier``, and yield results as they come."""
         yield from measure(engine, prompts, plan, on_run, rounds(earlier.runs))
 
     def text(self, results: Results) -> str:
-        """The tables as they are printed."""
+        """The tables as text."""
         return "\n\n".join(table.text(MAX_ROWS) for table in self.tables(results))
 
     def tables(self, results: Results) -> list[Table]:
-        """The answer in figures."""
+        """The results as tables."""
         raise NotImplementedError
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        """The answer in pictures: name of the file, caption, figure. Needs matplotlib."""
+        """The results as figures: file name, caption, figure. Needs matplotlib."""
         raise NotImplementedError

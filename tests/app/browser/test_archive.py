@@ -29,7 +29,7 @@ def import_file(chat: Chat, path: Path) -> str:
         chat.page.get_by_role("button", name="Import", exact=True).click()
     chooser.value.set_files(path)
     chat.page.wait_for_selector("#chats .told:not(:empty)")
-    return chat.page.inner_text("#chats .told")
+    return str(chat.page.inner_text("#chats .told"))
 
 
 def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_path: Path) -> None:

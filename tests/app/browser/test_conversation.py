@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.app.browser.chat import Chat
@@ -87,7 +88,12 @@ def test_what_is_being_written_outlives_retry_undo_and_an_edit_during_a_reply(ch
 
 def test_whoever_retries_an_earlier_turn_is_asked_first(chat: Chat) -> None:
     asked: list[str] = []
-    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Any) -> None:
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    chat.page.on("dialog", dismiss)
     for n, text in enumerate(("one", "two", "three"), 1):
         chat.ask(text, n)
     chat.page.hover(".turns > :first-child .reply")

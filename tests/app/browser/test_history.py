@@ -18,7 +18,12 @@ def titles(chat: Chat) -> list[str]:
 def accept_dialogs(chat: Chat) -> list[str]:
     """What the page asks from now on; the answer is yes."""
     asked: list[str] = []
-    chat.page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+
+    def accept(dialog: Any) -> None:
+        asked.append(dialog.message)
+        dialog.accept()
+
+    chat.page.on("dialog", accept)
     return asked
 
 
@@ -183,8 +188,8 @@ def test_what_is_kept_is_the_latest_of_a_chat_in_each_tab(chat: Chat) -> None:
         page.press("#box textarea", "Enter")
         page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(2) .stats")
     wait_for_titles(chat, "a cat", "a cat")
-    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
-    assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
+    kept = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
+    assert kept == [["a cat", "a dog"], ["a cat", "a fox"]]
 
 
 def test_what_is_said_instead_of_what_was_undone_takes_its_place(chat: Chat) -> None:

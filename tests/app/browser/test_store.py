@@ -291,7 +291,12 @@ def test_what_is_not_kept_is_not_discarded_unasked(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#transcript .unkept:not([hidden])")
     asked: list[str] = []
-    chat.page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Any) -> None:
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    chat.page.once("dialog", dismiss)
     with chat.page.expect_event("dialog"):
         chat.page.click("#chats [data-open]")
     chat.settle()

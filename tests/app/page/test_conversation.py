@@ -87,7 +87,7 @@ def test_half_a_character_is_not_gone_on_with() -> None:
 def test_a_reply_tells_of_waiting_and_of_the_prompt_and_then_shows_text() -> None:
     conversation, seen = Conversation(), []
     conversation.ask("hi")
-    events = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
+    events: list[Event] = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
     backend = FakeBackend([*events, Text((("yes", True),)), DONE])
     for _ in conversation.answer(backend, Settings(), "tab"):
         reply = conversation.turns[-1].reply

@@ -10,7 +10,7 @@ from app.page.conversation import Conversation, markdown
 from app.page.files import File, files_to_text, read_files, size_of, with_files
 from app.page.keep import from_text, to_text
 from app.page.render import turn_html
-from app.worker.messages import Text
+from app.worker.messages import Event, Text
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
 FOX = File("fox.txt", "The fox.\nThe hen.")
@@ -30,7 +30,8 @@ def test_the_model_reads_files_as_blocks_of_code_before_or_after_what_was_writte
 def test_files_go_with_their_message_through_retry_edit_undo_and_export() -> None:
     conversation = talk("one")
     conversation.ask("Well?", (FOX,))
-    backend = FakeBackend(*[[Text((("yes", False),)), DONE]] * 3)
+    script: list[Event] = [Text((("yes", False),)), DONE]
+    backend = FakeBackend(*[script] * 3)
     run(conversation, backend)
     conversation.retry(1)
     run(conversation, backend)

@@ -7,7 +7,9 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
+import gradio as gr
 import pytest
 
 from app.page.conversation import Reply, Settings, Turn
@@ -23,7 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from app.__main__ import main, parse_flags
     from app.page import fields as page_fields
-    from app.page import model_panel, ui
+    from app.page import model_panel
 
 
 VALUES = {
@@ -155,7 +157,7 @@ def method_fields(backend: Backend, chosen: str) -> page_fields.Fields:
 
     async def make() -> page_fields.Fields:
         fields = page_fields.Fields()
-        with ui.gr.Blocks():
+        with gr.Blocks():
             page_fields.method_fields(fields, backend.methods(), chosen)
             page_fields.sampling_fields(fields)
         return fields
@@ -248,7 +250,7 @@ def test_another_model_takes_its_own_drafts_where_the_one_before_had_some() -> N
             return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
 
     async def make() -> model_panel.ModelPanel:
-        with ui.gr.Blocks():
+        with gr.Blocks():
             return model_panel.ModelPanel(Backend(), ModelSpec("small"))
 
     panel = asyncio.run(make())
@@ -282,12 +284,13 @@ def test_quotes_around_a_path_that_was_pasted_are_no_part_of_it() -> None:
             return iter(())
 
     async def make() -> model_panel.ModelPanel:
-        with ui.gr.Blocks():
+        with gr.Blocks():
             return model_panel.ModelPanel(Backend(), ModelSpec("small"))
 
     panel = asyncio.run(make())
     quoted = r'"C:\My models\m.gguf"'
-    list(panel._run(quoted, " ", [quoted], 0, SimpleNamespace(session_hash="1")))
+    tab: Any = SimpleNamespace(session_hash="1")
+    list(panel._run(quoted, " ", [quoted], 0, tab))
     assert wanted == [(r"C:\My models\m.gguf", None, (r"C:\My models\m.gguf",))]
 
 

@@ -150,7 +150,7 @@ def test_what_cannot_run_fails_with_its_reason(backend: LocalBackend) -> None:
         ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
         ({"sampling": {"grammar": "nonsense"}}, "the grammar does not parse"),
     ):
-        (failed,) = (e for e in backend.reply(request("x", **options)) if isinstance(e, Failed))  # type: ignore[arg-type]
+        (failed,) = (e for e in backend.reply(request("x", **options)) if isinstance(e, Failed))
         assert reason in failed.message
 
 

@@ -33,7 +33,11 @@ __main__.main(["--no-browser"])
 def test_a_queue_is_closed_in_bounded_time_whatever_its_job_does() -> None:
     go = threading.Event()
     queue = JobQueue()
-    job = Job("", lambda _job: go.wait() and None, Failed("stopped"))
+
+    def wait(_: Job) -> None:
+        go.wait()
+
+    job = Job("", wait, Failed("stopped"))
     events = queue.run(job)
     threading.Thread(target=lambda: list(events), daemon=True).start()
     while queue._running is None:

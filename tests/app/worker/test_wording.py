@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 
+import gradio as gr
+
 from app.worker.messages import ModelSpec
 from app.worker.wording import FIELDS, in_page
 from batching.errors import ContextError
@@ -14,7 +16,7 @@ from tests.support.fake_backend import FakeBackend
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from app.__main__ import parse_flags
-    from app.page import model_panel, ui
+    from app.page import model_panel
 
 
 def test_a_setting_is_called_as_its_field_is() -> None:
@@ -28,7 +30,7 @@ def test_a_setting_is_called_as_its_field_is() -> None:
 
 def test_fields_and_flags_are_there() -> None:
     async def make() -> set[str]:
-        with ui.gr.Blocks() as blocks:
+        with gr.Blocks() as blocks:
             model_panel.ModelPanel(FakeBackend(), ModelSpec("m.gguf"))
         return {getattr(block, "label", None) or "" for block in blocks.blocks.values()}
 

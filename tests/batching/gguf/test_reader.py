@@ -1,4 +1,4 @@
-"""The GGUF reader: types it knows, and files that are damaged."""
+"""The GGUF reader: tensor types and damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 
 def with_type(source: Path, path: Path, name: str, kind: int) -> Path:
-    """A copy in which one tensor says that it is of another type."""
+    """A copy with the type of one tensor changed."""
     data = bytearray(source.read_bytes())
     at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
     (n_axes,) = struct.unpack_from("<I", data, at)
@@ -41,7 +41,7 @@ def with_type(source: Path, path: Path, name: str, kind: int) -> Path:
         (36, "which llama.cpp no longer supports; choose another quantisation"),
     ],
 )
-def test_a_tensor_of_an_unknown_type_is_named_with_the_type_and_the_way_out(
+def test_an_unsupported_tensor_type_is_named_and_a_fix_suggested(
     tiny_model: Path, tmp_path: Path, kind: int, reason: str
 ) -> None:
     name = "blk.1.attn_q.weight"
@@ -54,7 +54,7 @@ def test_a_tensor_of_an_unknown_type_is_named_with_the_type_and_the_way_out(
         file.tensor(name)
 
 
-def test_types_are_those_of_the_installed_ggml() -> None:
+def test_tensor_types_match_the_installed_ggml() -> None:
     name_of = exported("ggml_type_name")
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.c_int]
     for kind, known in TYPES.items():
@@ -65,7 +65,7 @@ def test_types_are_those_of_the_installed_ggml() -> None:
     assert set(TYPES).isdisjoint(REMOVED)
 
 
-def test_a_tensor_is_read_as_float32_whatever_its_type(tmp_path: Path) -> None:
+def test_a_tensor_of_any_type_is_read_as_float32(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf", "x")
     blocks = np.frombuffer(struct.pack("<e32b", 0.5, *range(-16, 16)), np.uint8)
     writer.add_tensor("q8_0", np.stack([blocks, blocks]), raw_dtype=8)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_a_tensor_is_read_as_float32_whatever_its_type(tmp_path: Path) -> None:
 
 
 def damaged(data: bytes, rng: random.Random, n_header: int) -> bytes:
-    """The file with one to four things of its header changed."""
+    """The file with one to four random changes in its header."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(4, n_header)
@@ -94,7 +94,7 @@ def damaged(data: bytes, rng: random.Random, n_header: int) -> bytes:
         elif how == 1:
             found[at] = rng.choice((0, 1, 8, 9, 13, 127, 255))
         elif how == 2:
-            values = 0, 1, 9, 31, 36, 45, 2**31, 2**32 - 1
+            values: tuple[int, ...] = 0, 1, 9, 31, 36, 45, 2**31, 2**32 - 1
             struct.pack_into("<I", found, at, rng.choice(values))
         elif how == 3:
             values = 0, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1
@@ -104,8 +104,8 @@ def damaged(data: bytes, rng: random.Random, n_header: int) -> bytes:
     return bytes(found[: rng.randrange(len(found))] if rng.randrange(20) == 0 else found)
 
 
-def test_a_damaged_header_raises_nothing_but_model_errors(tmp_path: Path) -> None:
-    """Each is read to its last tensor: nothing else is raised, and nothing ends the process."""
+def test_a_damaged_header_raises_only_model_errors(tmp_path: Path) -> None:
+    """Every file is read to its last tensor."""
     whole = write_tiny_gguf(tmp_path / "whole.gguf", n_layer=1, n_embd=32)
     data = whole.read_bytes()
     first = min(tensor.offset for tensor in GGUFFile(whole).tensors.values())
@@ -124,7 +124,7 @@ def test_a_damaged_header_raises_nothing_but_model_errors(tmp_path: Path) -> Non
     assert 100 < refused < 600
 
 
-def test_a_tensor_of_an_impossible_size_is_refused_though_it_is_empty(tmp_path: Path) -> None:
+def test_an_empty_tensor_with_an_impossible_shape_is_refused(tmp_path: Path) -> None:
     header = struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1s", 1, b"x")
     axes = struct.pack("<IQQIQ", 2, 0, 2**62, 0, 0)
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + header + axes + bytes(64))

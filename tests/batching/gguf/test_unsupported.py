@@ -1,4 +1,4 @@
-"""GGUFs that go on with no text: refused when they are loaded, and why."""
+"""GGUF files that are not text-generation models are refused with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gguf import GGUFWriter
 from batching.errors import NotGGUF, UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.gguf.unsupported import check_model_file
-from batching.llama import text_model as kinds
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.private_api import BROKEN_GRAPHS, LIMITS
@@ -48,7 +47,7 @@ def write_part(path: Path, architecture: str, kind: str | None = None) -> Path:
         ("controlvector", None, "a control vector; load the model"),
     ],
 )
-def test_a_file_that_goes_with_a_model_is_told_from_one(
+def test_a_file_that_belongs_to_a_model_is_not_loaded_as_one(
     tmp_path: Path, architecture: str, kind: str | None, reason: str
 ) -> None:
     path = write_part(tmp_path / "part.gguf", architecture, kind)
@@ -56,7 +55,7 @@ def test_a_file_that_goes_with_a_model_is_told_from_one(
         Model(path)
 
 
-def test_a_vocabulary_without_weights_is_called_that(tmp_path: Path) -> None:
+def test_a_vocabulary_without_weights_is_identified(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "vocab.gguf", "llama")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -72,22 +71,22 @@ def test_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
         Engine.load(path)
 
 
-def test_a_model_that_writes_by_diffusion_is_refused(tmp_path: Path) -> None:
+def test_a_diffusion_model_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "diffusion.gguf", architecture="llada")
     with pytest.raises(UnsupportedModel, match=r"\(llada\) generates text by diff.*choose a chat"):
         Model(path)
 
 
-def test_a_model_that_attends_both_ways_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_bidirectional_attention_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "e.gguf", more=lambda w: w.add_causal_attention(False))
     with pytest.raises(UnsupportedModel, match=r"\(llama\) is an embedding model.*choose a chat"):
         Model(path)
 
 
-def test_a_model_for_which_llama_cpp_keeps_no_memory_is_refused(
+def test_a_model_without_a_kv_cache_or_recurrent_state_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds.C, "llama_model_is_diffusion", lambda _: False)
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_is_diffusion", lambda _: False)
     path = write_tiny_gguf(tmp_path / "forgets.gguf", architecture="llada")
     with Model(path) as model, pytest.raises(UnsupportedModel, match="keeps no KV cache"):
         Context(model, ContextParams())
@@ -96,25 +95,25 @@ def test_a_model_for_which_llama_cpp_keeps_no_memory_is_refused(
 def test_a_model_with_an_encoder_is_refused(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds.C, "llama_model_has_encoder", lambda _: True)
+    monkeypatch.setattr("llama_cpp.llama_cpp.llama_model_has_encoder", lambda _: True)
     with pytest.raises(UnsupportedModel, match=r"\(llama\) has an encoder, like translation"):
         Model(tiny_model)
 
 
-def test_a_head_that_shares_a_context_is_no_model_by_itself(tmp_path: Path) -> None:
+def test_a_head_that_shares_a_context_is_not_a_model_by_itself(tmp_path: Path) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
     with Model(path) as model, pytest.raises(UnsupportedModel, match="contains drafting heads"):
         Context(model, ContextParams())
 
 
 @pytest.mark.parametrize("architecture", BROKEN_GRAPHS)
-def test_architectures_that_llama_cpp_computes_wrong_are_refused(architecture: str) -> None:
+def test_architectures_that_llama_cpp_computes_incorrectly_are_refused(architecture: str) -> None:
     found = not_a_text_model(None, {"general.architecture": architecture}.get)
     assert found == f"({architecture}) has an architecture that llama.cpp computes incorrectly"
 
 
 def rewritten(path: Path, **values: Any) -> Path:
-    """A tiny model whose metadata say something else."""
+    """A tiny model with changed metadata."""
 
     def change(writer: GGUFWriter) -> None:
         for key, value in values.items():
@@ -155,7 +154,7 @@ def rewritten(path: Path, **values: Any) -> Path:
         ),
     ],
 )
-def test_values_that_would_end_the_process_are_refused_before_the_load(
+def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(
     tmp_path: Path, values: dict[str, object], reason: str
 ) -> None:
     path = rewritten(tmp_path / "m.gguf", **values)
@@ -164,7 +163,7 @@ def test_values_that_would_end_the_process_are_refused_before_the_load(
 
 
 @pytest.mark.parametrize("alignment", [0, 24])
-def test_an_alignment_is_a_power_of_two(tmp_path: Path, alignment: int) -> None:
+def test_an_alignment_must_be_a_power_of_two(tmp_path: Path, alignment: int) -> None:
     path = tmp_path / "m.gguf"
     data = bytearray(rewritten(path, general__alignment=32).read_bytes())
     struct.pack_into("<I", data, data.index(b"general.alignment") + 21, alignment)
@@ -182,8 +181,8 @@ def test_an_alignment_is_a_power_of_two(tmp_path: Path, alignment: int) -> None:
         ("blk.1.ffn_norm.weight", np.float16, "has type F16, but norms must be F32"),
     ],
 )
-def test_weights_of_a_type_that_is_not_computed_with_are_refused(
-    tiny_model: Path, tmp_path: Path, name: str, kind: type, reason: str
+def test_weights_of_an_unsupported_type_are_refused(
+    tiny_model: Path, tmp_path: Path, name: str, kind: type[np.floating[Any]], reason: str
 ) -> None:
     weights = GGUFFile(tiny_model).tensor(name).astype(kind)
     path = write_tiny_gguf(tmp_path / "m.gguf", tensors={name: weights})
@@ -191,7 +190,7 @@ def test_weights_of_a_type_that_is_not_computed_with_are_refused(
         Model(path)
 
 
-def test_a_vocabulary_that_has_a_token_twice_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_with_a_duplicate_token_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace("▁cat".encode(), "▁dog".encode()))
     with pytest.raises(UnsupportedModel, match="its vocabulary has the token '▁dog' twice"):
@@ -208,15 +207,15 @@ def test_a_vocabulary_that_has_a_token_twice_is_refused(tmp_path: Path) -> None:
         {"llama__attention__layer_norm_epsilon": 1e-6, "llama__nextn_predict_layers": 0},
     ],
 )
-def test_unusual_values_that_llama_cpp_can_run_are_not_refused(
+def test_unusual_metadata_that_llama_cpp_can_run_is_accepted(
     tmp_path: Path, values: dict[str, object]
 ) -> None:
     with Model(rewritten(tmp_path / "m.gguf", **values)) as model:
         assert model.n_layer == 2
 
 
-def test_a_dense_model_may_say_that_it_has_one_expert(tmp_path: Path) -> None:
-    """Hunyuan's do; llama.cpp takes that for none."""
+def test_a_dense_model_may_declare_one_expert(tmp_path: Path) -> None:
+    """Hunyuan's do; llama.cpp takes it as none."""
     path = write_tiny_gguf(
         tmp_path / "m.gguf",
         architecture="hunyuan-dense",
@@ -226,5 +225,5 @@ def test_a_dense_model_may_say_that_it_has_one_expert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.gguf")), ids=lambda p: p.stem)
-def test_the_models_and_heads_that_come_along_are_not_refused(path: Path) -> None:
+def test_the_bundled_models_and_heads_are_accepted(path: Path) -> None:
     assert check_model_file(path, LIMITS)

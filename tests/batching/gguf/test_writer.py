@@ -1,4 +1,4 @@
-"""GGUF files that are written here, against those of the package gguf."""
+"""The GGUF writer, compared with the ``gguf`` package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METADATA: dict[str, Value] = {
 }
 
 
-def test_files_equal_those_of_the_package_gguf_byte_for_byte(tmp_path: Path) -> None:
+def test_files_equal_those_of_the_gguf_package_byte_for_byte(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((3, 64), np.float32)
     numbers = np.array([1, -2, 3])
@@ -71,7 +71,7 @@ def test_files_equal_those_of_the_package_gguf_byte_for_byte(tmp_path: Path) -> 
     assert again.read_bytes() == ours.read_bytes()
 
 
-def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+def test_only_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     made_so_far: list[weakref.ref[Any]] = []
     alive = []
 
@@ -97,7 +97,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
         (OSError(errno.ENOSPC, "No space left"), DiskFull),
     ],
 )
-def test_a_file_that_was_begun_is_removed_when_it_fails(
+def test_a_partial_file_is_removed_when_writing_fails(
     tmp_path: Path, raised: BaseException, seen: type[BaseException]
 ) -> None:
     def fail() -> Any:
@@ -115,7 +115,7 @@ def test_a_file_that_was_begun_is_removed_when_it_fails(
         )
 
 
-def test_what_does_not_make_whole_blocks_is_refused(tmp_path: Path) -> None:
+def test_rows_that_do_not_fill_whole_blocks_are_refused(tmp_path: Path) -> None:
     odd = encoded_tensor(np.ones((2, 33), np.float32), TensorType.Q8_0)
     with pytest.raises(ValueError, match="rows of 33 values do not divide into blocks of 32"):
         write_gguf(tmp_path / "x.gguf", {}, {"a": odd})

@@ -1,4 +1,4 @@
-"""Decodes that take seconds: how far they are, and an end to them in the middle."""
+"""Decodes that take seconds: progress within a decode, and aborting it."""
 
 from __future__ import annotations
 
@@ -29,100 +29,102 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def given_up(engine: Engine, after: int) -> tuple[Generation, list[int]]:
-    """Begin with PROMPT and give it up when progress was told ``after`` times; what it was told."""
-    told: list[int] = []
+def aborted(engine: Engine, after: int) -> tuple[Generation, list[int]]:
+    """Start PROMPT, abort it after ``after`` progress reports, and return those too."""
+    reported: list[int] = []
     text = engine.generate(
         PROMPT,
         method="ar",
         max_tokens=8,
-        progress=lambda done, total: told.append(done),
-        cancelled=lambda: len(told) >= after,
+        progress=lambda done, total: reported.append(done),
+        cancelled=lambda: len(reported) >= after,
     )
-    return text.run(), told
+    return text.run(), reported
 
 
-def test_a_prompt_is_given_up_in_the_middle_of_a_batch(engine: Engine) -> None:
+def test_a_prompt_is_aborted_in_the_middle_of_a_batch(engine: Engine) -> None:
     expected = engine.generate(PROMPT, method="ar", max_tokens=8).run().token_ids
     engine.cache.truncate(0)
-    text, told = given_up(engine, after=10)
+    text, reported = aborted(engine, after=10)
     assert (text.finish_reason, text.token_ids) == ("cancelled", [])
-    assert len(told) == 10
-    assert engine.cache.n_past < 298  # so the batch was not read to its end
+    assert len(reported) == 10
+    assert engine.cache.n_past < 298  # the batch was not finished
     again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
     assert again.token_ids == expected
     assert again.stats.n_tokens == 8
 
 
-def test_what_was_read_before_is_kept(engine: Engine) -> None:
+def test_an_aborted_prompt_keeps_what_was_decoded_before_it(engine: Engine) -> None:
     first = engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
     assert first.finish_reason == "length"
     expected = engine.generate(PROMPT, method="ar", max_tokens=8).run()
     engine.cache.truncate(0)
     engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
-    held = engine.cache.n_past
-    given_up(engine, after=10)
+    cached = engine.cache.n_past
+    aborted(engine, after=10)
     kept = engine.cache.n_past
-    assert 99 - 8 <= kept <= held  # of a recurrent state, to where it was saved
+    assert 99 - 8 <= kept <= cached  # a recurrent state goes back to where it was saved
     again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
     assert again.token_ids == expected.token_ids
     assert again.stats.n_reused == kept
 
 
-def test_few_rows_are_given_up_as_well_as_many(engine: Engine) -> None:
+def test_a_decode_of_a_few_rows_can_be_aborted(engine: Engine) -> None:
     expected = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run().token_ids
     engine.cache.truncate(0)
     engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
-    told: list[int] = []
+    reported: list[int] = []
     text = engine.generate(
         PROMPT[:104],
         method="ar",
-        progress=lambda done, total: told.append(done),
-        cancelled=lambda: len(told) >= 10,
+        progress=lambda done, total: reported.append(done),
+        cancelled=lambda: len(reported) >= 10,
     )
     assert text.run().finish_reason == "cancelled"
     again = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run()
     assert again.token_ids == expected
 
 
-def test_progress_is_told_within_a_batch_once_its_length_is_known(engine: Engine) -> None:
+def test_progress_is_reported_within_a_batch_once_its_duration_is_known(engine: Engine) -> None:
     engine.generate(PROMPT, method="ar", max_tokens=1).run()
     engine.cache.truncate(0)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     engine.generate(
-        PROMPT, method="ar", max_tokens=1, progress=lambda *parts: told.append(parts)
+        PROMPT, method="ar", max_tokens=1, progress=lambda *parts: reported.append(parts)
     ).run()
-    assert {total for _, total in told} == {299}
-    done = [part for part, _ in told]
+    assert {total for _, total in reported} == {299}
+    done = [part for part, _ in reported]
     assert done == sorted(done)
     assert len({part for part in done if 0 < part < 280}) > 20
 
 
-def test_an_error_in_the_middle_comes_out_and_leaves_the_engine_usable(engine: Engine) -> None:
-    told: list[int] = []
+def test_an_error_in_a_progress_callback_is_raised_and_leaves_the_engine_usable(
+    engine: Engine,
+) -> None:
+    reported: list[int] = []
 
     def progress(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == 5:
+        reported.append(done)
+        if len(reported) == 5:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
-    assert len(told) == 5
+    assert len(reported) == 5
     assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
 
 
-def test_ctrl_c_ends_a_long_decode_at_once(engine: Engine) -> None:
-    told: list[int] = []
+def test_ctrl_c_aborts_a_long_decode_at_once(engine: Engine) -> None:
+    reported: list[int] = []
 
     def progress(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == 5:
+        reported.append(done)
+        if len(reported) == 5:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
-    assert len(told) == 5
+    assert len(reported) == 5
     assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
 
 
@@ -136,7 +138,7 @@ def test_ctrl_c_ends_a_long_decode_at_once(engine: Engine) -> None:
         (8_000_000_000, 2, True),
     ],
 )
-def test_only_decodes_of_large_models_are_watched(
+def test_only_long_decodes_are_watched(
     n_bytes: int, n_rows: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Texts that a vocabulary cannot spell, and ends that it would put behind a text."""
+"""Characters that a vocabulary cannot spell, and the end token it would append."""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ def without_bytes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-def test_a_character_without_tokens_is_named_and_ends_nothing(without_bytes: Engine) -> None:
+def test_a_character_without_tokens_is_named_and_the_engine_stays_usable(
+    without_bytes: Engine,
+) -> None:
     with pytest.raises(InvalidParameter, match="has no token for 'Z' or its bytes; remove it"):
         without_bytes.generate("a catZ")
     assert without_bytes.generate("a cat é", method="ar", max_tokens=3).run().token_ids
 
 
-def test_control_tokens_need_no_spelling_where_they_are_read(without_bytes: Engine) -> None:
+def test_control_tokens_are_parsed_without_their_characters_in_the_vocabulary(
+    without_bytes: Engine,
+) -> None:
     model = without_bytes.model
     assert model.tokenize("<|user|>a", parse_special=True)[1] == 4
     with pytest.raises(InvalidParameter, match="has no token for '<'"):
         model.tokenize("<|user|>a")
 
 
-def test_with_byte_tokens_every_character_is_spelled(engine: Engine) -> None:
+def test_byte_tokens_can_spell_every_character(engine: Engine) -> None:
     assert engine.model.tokenize("Z", add_special=False) == [3 + ord("Z")]
 
 
-def test_costs_are_measured_with_tokens_of_a_small_vocabulary(without_bytes: Engine) -> None:
+def test_costs_can_be_measured_with_a_small_vocabulary(without_bytes: Engine) -> None:
     assert without_bytes.model.n_vocab == 49
     without_bytes.prepare()
 
 
-def test_no_eos_is_put_behind_a_text_that_is_gone_on_with(tmp_path: Path) -> None:
+def test_no_eos_is_appended_to_a_prompt(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "ends.gguf", more=lambda w: w.add_add_eos_token(True))
     with Model(path) as model:
         assert model.special_token("eos") == 2

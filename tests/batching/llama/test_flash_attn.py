@@ -1,4 +1,4 @@
-"""When flash attention is on: as asked, or as it was measured."""
+"""When flash attention is on: as requested, or as measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny_gguf import write_recurrent_gguf
 
 
 class Opened:
-    """Stands for a context that is made to measure."""
+    """A stand-in for the context made for measuring."""
 
     def __init__(self, model: object, params: ContextParams) -> None:
         self.flash_attn = params.flash_attn
@@ -37,7 +37,7 @@ def model(n_host_layers: int) -> Any:
 @pytest.mark.parametrize(
     ("on_takes", "chosen"), [(0.8, "on"), (1.0, "on"), (1.04, "on"), (1.06, "off"), (2.0, "off")]
 )
-def test_flash_attention_is_off_only_where_that_is_clearly_faster(
+def test_flash_attention_is_turned_off_only_if_that_is_clearly_faster(
     on_takes: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
@@ -52,19 +52,21 @@ def test_flash_attention_is_off_only_where_that_is_clearly_faster(
     assert measured == [("on", "off")]
 
 
-def test_flash_attention_is_not_measured_where_there_is_nothing_to_choose(
+def test_flash_attention_is_not_measured_if_there_is_no_choice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("batching.llama.context.Context", None)  # making one would fail
+    monkeypatch.setattr("batching.llama.context.Context", None)  # opening one would fail
     on_cpu, on_gpu = model(n_host_layers=2), model(n_host_layers=0)
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="on")) == "on"
     assert choose_flash_attn(on_cpu, ContextParams(flash_attn="off")) == "off"
-    assert choose_flash_attn(on_cpu, ContextParams(kv_type="q8_0")) == "on"  # as such a cache needs
-    assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp knows what it can do
+    assert (
+        choose_flash_attn(on_cpu, ContextParams(kv_type="q8_0")) == "on"
+    )  # a quantised cache needs it
+    assert choose_flash_attn(on_gpu, ContextParams()) == "auto"  # llama.cpp decides
 
 
-def test_it_is_measured_with_a_model_that_cannot_drop_rows_too(tmp_path: Path) -> None:
+def test_flash_attention_is_also_measured_with_a_recurrent_model(tmp_path: Path) -> None:
     path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     with Engine.load(path, ContextParams(n_ctx=256)) as engine:
-        assert engine.context.n_seq_max == 1  # a state for each of 64 would be gigabytes
+        assert engine.context.n_seq_max == 1  # 64 recurrent states would take gigabytes
         assert engine.generate("the cat", max_tokens=4).run().stats.n_tokens == 4

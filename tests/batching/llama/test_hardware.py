@@ -1,4 +1,4 @@
-"""What the machine offers, as other systems than the one at hand tell it."""
+"""Devices and cores, as other operating systems report them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from tests.support.exact import EXACT
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """llama.cpp's library as Windows shows it: without what it is linked with."""
+    """llama.cpp's library as on Windows: without the symbols of the libraries it links to."""
     folder = library_folder()
     found = SimpleNamespace(_name=str(folder / "llama"))
-    monkeypatch.setattr(library.C, "_lib", found)
+    monkeypatch.setattr("llama_cpp.llama_cpp._lib", found)
     monkeypatch.setattr(library, "_LINKED", [path.name for path in folder.glob("*ggml*")])
     exported.cache_clear()
     yield found
     exported.cache_clear()
 
 
-def test_functions_of_ggml_are_found_in_its_own_libraries(alone: SimpleNamespace) -> None:
+def test_ggml_functions_are_found_in_its_own_libraries(alone: SimpleNamespace) -> None:
     assert exported("ggml_type_name")(1) != 0
     assert any(device.kind == "cpu" for device in devices())
 
 
-def test_a_library_that_does_not_tell_its_devices_has_none_to_show(
+def test_without_the_ggml_libraries_no_devices_are_listed(
     alone: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_LINKED", [])
     assert devices() == []
 
 
-def test_functions_of_cpp_are_found_by_the_names_of_either_compiler(alone: SimpleNamespace) -> None:
+def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: SimpleNamespace) -> None:
     def function() -> None: ...
 
     name = "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"
@@ -58,12 +58,12 @@ def test_functions_of_cpp_are_found_by_the_names_of_either_compiler(alone: Simpl
 @pytest.mark.parametrize(
     ("known", "cores"),
     [
-        ({"hw.perflevel0.physicalcpu": 4, "hw.physicalcpu": 8}, 4),  # Apple's: the fast ones
-        ({"hw.physicalcpu": 6}, 6),  # Intel's
-        ({}, 5),  # half of what there is
+        ({"hw.perflevel0.physicalcpu": 4, "hw.physicalcpu": 8}, 4),  # Apple: the performance cores
+        ({"hw.physicalcpu": 6}, 6),  # Intel
+        ({}, 5),  # half of the logical cores
     ],
 )
-def test_cores_are_those_that_macos_counts(
+def test_physical_cores_are_counted_on_macos(
     known: dict[str, int], cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
@@ -73,7 +73,7 @@ def test_cores_are_those_that_macos_counts(
     assert physical_cores() == cores
 
 
-def test_cores_of_windows_are_records_of_their_own_lengths() -> None:
+def test_physical_cores_are_counted_from_windows_records_of_different_lengths() -> None:
     cores = [struct.pack("<II", 0, size) + bytes(size - 8) for size in (48, 48, 64)]
     assert hardware._count_records(b"".join(cores)) == 3
     assert hardware._count_records(b"") == 0
@@ -91,7 +91,7 @@ def test_the_output_matrix_goes_to_the_gpu_before_any_layer(
         assert model.n_host_layers == n_host
 
 
-def test_what_is_left_open_is_freed_at_the_end_of_the_program_the_context_first(
+def test_an_open_context_and_its_model_are_freed_at_exit_in_that_order(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     to_do: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""Hidden states: given when asked for, whatever the batch, and paid for by nobody else."""
+"""Hidden states: given on request for any batch, at no cost to others."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ def output_matrix(path: Path) -> Floats:
     return np.array(tensors["output.weight"])
 
 
-def test_the_output_matrix_turns_a_hidden_state_into_the_logits(
+def test_the_output_matrix_maps_a_hidden_state_to_the_logits(
     context: Context, tiny_model: Path
 ) -> None:
     context.want_hidden(True)
     output = context.decode(chain([5, 270, 271], [False, True, True]))
     matrix = output_matrix(tiny_model)
-    for row in range(3):  # rows that nobody asked for have output too
+    for row in range(3):  # rows without requested output have output too
         assert output.hidden(row).shape == (32,)
         np.testing.assert_allclose(matrix @ output.hidden(row), output.logits(row), atol=1e-4)
 
 
-def test_states_follow_batches_of_any_size(context: Context, tiny_model: Path) -> None:
+def test_hidden_states_are_given_for_batches_of_any_size(
+    context: Context, tiny_model: Path
+) -> None:
     matrix = output_matrix(tiny_model)
     n_past = 0
     for turn, n in enumerate((1, 100, 3, 7, 1, 120)):
@@ -61,7 +63,7 @@ def test_states_follow_batches_of_any_size(context: Context, tiny_model: Path) -
                 output.hidden(n - 1)
 
 
-def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model: Path) -> None:
+def test_output_rows_of_a_tree_count_from_its_root(context: Context, tiny_model: Path) -> None:
     matrix = output_matrix(tiny_model)
     tree = TokenTree(5)
     tree.add_chain(0, [270, 271])
@@ -89,7 +91,7 @@ def test_the_output_of_a_tree_counts_from_its_root(context: Context, tiny_model:
         np.testing.assert_allclose(matrix @ output.hidden(row), output.logits(row), atol=1e-4)
 
 
-def test_a_prompt_is_read_without_output_once_states_are_no_longer_wanted(
+def test_prefill_computes_no_output_once_hidden_states_are_turned_off(
     context: Context,
 ) -> None:
     context.want_hidden(True)
@@ -108,8 +110,8 @@ def test_a_prompt_is_read_without_output_once_states_are_no_longer_wanted(
     np.testing.assert_array_equal(cache.extend([8]).logits(0), again)
 
 
-def test_states_of_another_width_than_the_model_are_refused(context: Context) -> None:
-    """As DeepSeek 4 has them: llama.cpp ends the process over them."""
+def test_hidden_states_wider_than_the_model_are_refused(context: Context) -> None:
+    """DeepSeek 4 has them; llama.cpp would abort the process."""
     context.model.n_embd_out = 4 * context.model.n_embd
     with pytest.raises(UnsupportedModel, match=r"hidden states of .*so heads cannot draft for it"):
         context.want_hidden(True)

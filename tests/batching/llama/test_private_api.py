@@ -1,4 +1,4 @@
-"""The hand-kept facts about one llama.cpp hold for the version that is installed."""
+"""The hand-written facts about llama.cpp's internals match the installed version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_covered(installed: str) -> bool:
     return installed.split(".")[:2] == private_api.CHECKED_WITH.split(".")[:2]
 
 
-def test_the_lists_were_checked_with_the_installed_version() -> None:
+def test_the_lists_cover_the_installed_version() -> None:
     installed = llama_cpp.__version__
     assert is_covered(installed), message(installed)
     if installed != private_api.CHECKED_WITH:
@@ -33,5 +33,5 @@ def test_another_minor_version_is_not_covered() -> None:
 
 
 @pytest.mark.parametrize("name", private_api._FUNCTIONS)
-def test_the_installed_library_exports_what_is_called(name: str) -> None:
+def test_the_installed_library_exports_every_function_we_call(name: str) -> None:
     assert callable(private_api.internal(name))

@@ -1,162 +1,71 @@
-"""Measuring c(n), on machines whose costs are known because they are made up."""
+"""Cost curves: interpolation, following measured steps, and regions of the context."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from batching.rows import Rows
-from batching.timing import affordable_text
-from batching.tree import NO_LIMIT
-from speculation.auto import calibration as cost_measured
-from speculation.auto.calibration import measure_curve, measure_regions
-from speculation.auto.cost_curve import SIZES, CostCurve
+from speculation.auto.cost_curve import CostCurve, CostModel
 
 
-class Machine:
-    """Decodes in no time and says how long it would have taken.
-
-    A row costs 1 ms and each further one 0.5. ``switch`` seconds more after another size; for two
-    decodes after more than 8 rows, ``cold`` times as much; ``busy`` is how much slower it is for
-    200 decodes, and for the next 200, and so on in turn.
-    """
-
-    def __init__(
-        self, switch: float = 0.0, cold: float = 1.0, busy: tuple[float, ...] = (1.0,)
-    ) -> None:
-        self.switch, self.cold, self.busy = switch, cold, busy
-        self.sizes: list[int] = []
-        self.seconds = 0.0
-
-    def decode(self, n: int) -> float:
-        seconds = 1e-3 * (0.5 + 0.5 * n)
-        if n == 1 and any(size > 8 for size in self.sizes[-2:]):
-            seconds *= self.cold
-        if self.sizes and self.sizes[-1] != n:
-            seconds += self.switch
-        seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
-        self.sizes.append(n)
-        self.seconds += seconds
-        return seconds
+def test_a_cost_curve_is_linear_between_its_sizes_and_never_falls() -> None:
+    curve = CostCurve((1, 2, 4), (1.0, 2.0, 1.5))
+    assert [curve.at(n) for n in (1, 2, 3, 4)] == [
+        1.0,
+        1.5,
+        1.5,
+        1.5,
+    ]  # 2.0 was a disturbed measurement
+    curve = CostCurve((1, 3), (1.0, 2.0))
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 1.5, 2, 2.5, 3, 50.5])
+    assert curve.row_share == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [
-        Machine(),
-        Machine(switch=4e-4),
-        Machine(cold=2.0),
-        Machine(busy=(1.0, 3.0, 1.0, 1.5)),
-        Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
-    ],
-    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it"],
-)
-def test_rows_are_measured_in_single_rows_whatever_else_the_machine_does(machine: Machine) -> None:
-    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
-    assert curve.sizes == SIZES
-    ratios = [curve.at(n) / curve.at(1) for n in SIZES]
-    assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
-    assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
+def test_a_cost_curve_follows_the_measured_steps() -> None:
+    curve = CostCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 3.0))
+    for _ in range(320):
+        curve.follow(4, 4.0)
+    assert curve.at(4) == pytest.approx(4.0, rel=0.05)
+    assert curve.at(8) >= curve.at(4) >= curve.at(2) > 1.5
 
 
-def test_the_time_of_a_single_row_is_that_of_most_moments() -> None:
-    assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
-    busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
-    assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
+def test_the_shape_of_a_curve_follows_only_many_steps() -> None:
+    curve = CostCurve((1, 8), (1.0, 2.0))
+    shapes: list[float] = []
+    for n_steps in (16, 640, 16):
+        for _ in range(n_steps // 2):
+            curve.follow(1, 1.0)
+            curve.follow(8, 3.0 if n_steps == 640 else 2.0 if not shapes else 6.0)
+        shapes.append(curve.at(8) / curve.at(1))
+    assert shapes[0] == pytest.approx(2.0)
+    assert shapes[1] == pytest.approx(3.0, rel=0.1)
+    assert shapes[2] < 3.4  # a few steps no longer count for much
 
 
-def test_measuring_ends_with_its_budget() -> None:
-    enough, little = Machine(), Machine()
-    measure_curve(enough.decode, SIZES, budget_seconds=0.7)
-    assert 0.35 < enough.seconds <= 0.7
-    curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
-    assert curve.sizes == (1, 2, 4, 8, 16, 32)  # the last is the one that went beyond
-    assert curve.at(64) == pytest.approx(32.5e-3)  # as steep as before
+def test_each_region_of_the_context_has_its_own_curve() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0))})
+    for _ in range(640):
+        cost.follow([(1, 3000, 2.0)])
+    assert cost.curve(3000).at(1) == pytest.approx(2.0, rel=0.05)
+    assert cost.curve(100).at(1) == 1.0
 
 
-def test_a_large_model_is_measured_to_where_its_rows_cost_something() -> None:
-    """Eight billion parameters on a few cores: the first rows cost what the weights do."""
-    sizes: list[int] = []
-
-    def decode(n: int) -> float:
-        sizes.append(n)
-        return max(0.120, 0.015 * n)
-
-    curve = measure_curve(decode, SIZES, budget_seconds=0.5)
-    assert sizes == [1, 1, 2, 4, 8, 16]  # 0.84 seconds; only the first twice
-    assert [curve.at(n) for n in (1, 4, 8)] == [0.120] * 3
-    assert curve.at(64) == pytest.approx(0.960)
+def test_short_replies_do_not_make_single_rows_look_expensive() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0), 0.5)})
+    for _ in range(500):  # replies
+        cost.begin()
+        for seconds in (30.0, 3.0, 2.0, 1.3):
+            cost.follow([(1, 100, seconds)])
+    assert (cost.curve(100).at(1), cost.curve(100).switch_seconds) == (1.0, 0.5)
 
 
-def test_sizes_are_told_as_they_come() -> None:
-    told: list[int] = []
-    measure_curve(Machine().decode, (1, 2, 4), progress=told.append)
-    assert told == [1, 2, 4]
-
-
-def test_a_curve_of_single_rows_is_one_too() -> None:
-    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
-    assert curve.sizes == (1,)
-    assert curve.at(1) == pytest.approx(1e-3)
+def test_the_cost_between_measured_regions_grows_with_n_past() -> None:
+    cost = CostModel({0: CostCurve((1, 8), (1.0, 2.0)), 1024: CostCurve((1, 8), (2.0, 5.0))})
+    # Regions are centred at n_past 128, 384, 768, 1536, 3072; 768 is 640 of the 1408 tokens on.
+    assert cost.curve(600).at(8) == pytest.approx(2 + 3 * 640 / 1408)
+    assert cost.curve(3000).at(1) == pytest.approx(1 + 2944 / 1408)
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, 2.0, 3.0)])
-def test_weights_that_do_not_fit_their_times_are_refused(weights: tuple[float, ...]) -> None:
+def test_weights_that_do_not_match_the_sizes_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="weights must be positive, one for each size"):
         CostCurve((1, 2), (1.0, 1.5), 0.0, weights)
-
-
-@pytest.mark.parametrize(
-    ("row_seconds", "n_past"),
-    [(0.06, 16), (0.004, 62), (0.001, 192)],
-    ids=["billions", "hundreds-of-millions", "small"],
-)
-def test_as_much_text_is_read_before_measuring_as_there_is_time_for(
-    row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-
-    class Target:
-        n_ctx, n_batch = 1024, 256
-
-        def decode(self, rows: Rows) -> None:
-            clock[0] += row_seconds * len(rows)
-
-        def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-            pass
-
-    monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
-    target: Any = Target()
-    assert affordable_text(target, 192, seconds=0.25) == n_past
-
-
-class Clocked:
-    """A context whose clock only decodes move: 1 ms a row, ``far`` times as much from 1024 on."""
-
-    n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
-
-    def __init__(self, far: float) -> None:
-        self.far, self.now = far, 0.0
-
-    def decode(self, rows: Rows) -> Clocked:
-        if any(rows.outputs):  # and not the text before them
-            self.now += 1e-3 * len(rows.tokens) * (self.far if rows.positions[0] >= 1024 else 1.0)
-        return self
-
-    def argmax(self, row: int) -> int:
-        return row
-
-    def seq_rm(self, seq_id: int, first: int, end: int) -> None:
-        pass
-
-
-@pytest.mark.parametrize(("far", "regions"), [(1.2, {0, 1024}), (40.0, {0})])
-def test_a_curve_far_along_that_was_cut_short_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, far: float, regions: set[int]
-) -> None:
-    context: Any = Clocked(far)
-    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
-    cost = measure_regions(context, budget_seconds=6.0)
-    assert set(cost.curves) == regions
-    assert cost.curve(1000).at(64) < 64e-3 * 1.5

@@ -55,7 +55,7 @@ def run(
         ([], [], None),
     ],
 )
-def test_the_first_difference_is_where_tokens_or_ends_differ(
+def test_the_first_difference_is_where_tokens_or_finish_reasons_differ(
     ar_tokens: list[int], tokens: list[int], index: int | None
 ) -> None:
     assert first_difference(ar_tokens, tokens) == index
@@ -64,7 +64,7 @@ def test_the_first_difference_is_where_tokens_or_ends_differ(
 # Statistics
 
 
-def test_speed_ups_are_ratios_of_medians_averaged_over_prompts() -> None:
+def test_a_speed_up_is_a_ratio_of_medians_averaged_over_prompts() -> None:
     runs = [
         # prompt p: medians 10 and 20 tokens/s; prompt q: 20 and 80
         run("ar", "p", 10, 1.0),
@@ -90,7 +90,7 @@ def test_a_single_prompt_has_no_standard_deviation() -> None:
 
 
 def test_replies_of_one_step_have_no_speed() -> None:
-    ended = {"tokens": [7], "n_steps": 1}
+    ended: dict[str, Any] = {"tokens": [7], "n_steps": 1}
     runs = [
         run("ar", "p", 10, 1.0),
         run("x", "p", 20, 1.0),
@@ -104,7 +104,7 @@ def test_replies_of_one_step_have_no_speed() -> None:
     assert (alone.tokens_per_second, alone.speed_up_mean, alone.speed_up_overall) == (0, 0, 0)
 
 
-def test_rates_and_times_are_of_all_steps_together() -> None:
+def test_rates_and_times_cover_all_steps_together() -> None:
     difference = Difference(3, 7, 8, 0.5)
     runs = [
         run("ar", "p", 10, 1.0),
@@ -179,7 +179,7 @@ LOOKAHEAD = dataclasses.replace(
 )
 
 
-def test_a_category_is_a_table_of_methods() -> None:
+def test_each_category_has_a_table_of_methods() -> None:
     lines = tables([AR, LOOKAHEAD]).splitlines()
     assert lines[:5] == [
         "chat: 2 prompts",
@@ -194,7 +194,7 @@ def test_a_category_is_a_table_of_methods() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_all_categories_get_a_table_of_their_own_only_if_there_are_several() -> None:
+def test_there_is_a_table_of_all_categories_only_if_there_are_several() -> None:
     everything = dataclasses.replace(AR, category="all", n_prompts=1, speed_up_std=None)
     writing = dataclasses.replace(AR, category="writing")
     assert [line for line in tables([AR, everything]).splitlines() if ": 2" in line] == [
@@ -213,7 +213,7 @@ def piece(token: int) -> bytes:
     return {7: b" the", 8: b" a", 9: b"\xff"}[token]
 
 
-def test_identical_texts_are_one_line() -> None:
+def test_identical_texts_are_reported_in_one_line() -> None:
     runs = [run("ar", "p", 3, 1.0), run("jacobi", "p", 3, 1.0)]
     assert differences(runs, piece) == "every text identical to plain decoding (2 runs)"
     assert differences(runs[:1], piece) == "every text identical to plain decoding (1 run)"
@@ -232,11 +232,11 @@ def test_every_text_that_differs_is_listed_with_tokens_and_gap() -> None:
     assert differences(runs, piece).startswith("2 of 3 runs differ from plain decoding")
 
 
-def test_the_list_of_differences_stops_at_twenty_and_counts_the_rest() -> None:
+def test_the_list_of_differences_stops_at_twenty_and_gives_the_number_left() -> None:
     runs = [run("x", str(i), 3, 1.0, first_difference=Difference(0, 7, 8, 1.0)) for i in range(23)]
     lines = differences(runs, piece).splitlines()
     assert len(lines) == 22
-    assert lines[-1] == "  and 3 more; --json keeps them all"
+    assert lines[-1] == "  and 3 more; --json saves them all"
 
 
 def test_skipped_turns_are_counted_and_named() -> None:
@@ -252,7 +252,7 @@ def test_skipped_turns_are_counted_and_named() -> None:
 # Flags and methods
 
 
-def test_plain_decoding_comes_first_where_it_is_missing_and_nothing_comes_twice() -> None:
+def test_plain_decoding_is_added_first_and_duplicates_are_dropped() -> None:
     def names(*texts: str) -> list[str]:
         return [str(method) for method in with_baseline([parse_method(text) for text in texts])]
 
@@ -279,12 +279,12 @@ def test_the_order_of_methods_rotates_from_round_to_round() -> None:
     [
         (["--methods", "lokahead"], "there is no method 'lokahead'; did you mean lookahead?"),
         (["--methods", "jacobi:guesses=0"], "guesses is 0; give 1 to 256"),
-        (["--repeat", "0"], "'0' is not right; give a whole number from 1"),
-        (["--n-predict", "many"], "'many' is not right; give a whole number from 1"),
+        (["--repeat", "0"], "invalid value '0'; give an integer from 1"),
+        (["--n-predict", "many"], "invalid value 'many'; give an integer from 1"),
         (["--prompt", "Hi", "--prompts", "p.jsonl"], "not allowed with argument"),
     ],
 )
-def test_a_wrong_flag_is_explained(
+def test_an_invalid_flag_is_explained(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -296,7 +296,7 @@ def test_a_wrong_flag_is_explained(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--model", "no/such.gguf"], "error: 'no/such.gguf'"),
+        (["--model", "no/such.gguf"], "error: file not found: no/such.gguf"),
         (["--prompts", "no/such.jsonl"], "error: cannot read the prompts no/such.jsonl"),
         (["--categories", "poems"], "error: no prompt has the category 'poems'"),
         (["--json", "no/such/file.json"], "error: cannot write --json no/such/file.json"),
@@ -323,7 +323,7 @@ def test_the_list_of_methods_explains_every_parameter(capsys: pytest.CaptureFixt
             assert f"    {name}=" in shown
 
 
-def test_parameter_docs_come_from_the_docstring_in_both_its_forms() -> None:
+def test_parameter_docs_are_read_from_both_docstring_forms() -> None:
     @dataclasses.dataclass(frozen=True)
     class Params:
         """What they do.
@@ -345,5 +345,5 @@ def test_parameter_docs_come_from_the_docstring_in_both_its_forms() -> None:
     }
 
 
-def test_auto_is_among_the_methods_that_are_measured_unless_others_are_named() -> None:
+def test_auto_is_measured_by_default() -> None:
     assert [method.name for method in parse_options([]).methods] == ["ar", "auto", "prompt-lookup"]

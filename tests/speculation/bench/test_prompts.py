@@ -1,4 +1,4 @@
-"""Prompts of the benchmark: files, the built-in ones, and which of them are taken."""
+"""Prompts of the benchmark: files, the built-in ones, and selecting from them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_line_is_a_prompt_or_a_conversation() -> None:
     ]
 
 
-def test_a_prompt_without_a_name_is_called_by_its_line() -> None:
+def test_a_prompt_without_a_name_is_named_after_its_line() -> None:
     assert parse_prompts('\n{"prompt": "Hi"}\r\n', "p.jsonl") == [
         Prompt("line-2", "prompts", ("Hi",))
     ]
 
 
-def test_later_turns_have_their_number_in_the_id() -> None:
+def test_the_ids_of_later_turns_include_their_number() -> None:
     prompt = Prompt("chat-03", "chat", ("a", "b"))
     assert [prompt.turn_id(1), prompt.turn_id(2)] == ["chat-03", "chat-03#2"]
 
@@ -41,23 +41,23 @@ def test_later_turns_have_their_number_in_the_id() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{prompt: 1}", "this is no JSON"),
-        ("[" * 5000, "this is no JSON"),
-        ('["Hi"]', "this is no JSON object"),
+        ("{prompt: 1}", "not valid JSON"),
+        ("[" * 5000, "not valid JSON"),
+        ('["Hi"]', "not a JSON object"),
         ('{"text": "Hi"}', 'neither "prompt" nor "turns"'),
-        ('{"turns": []}', '"turns" must be a list of at least one text'),
-        ('{"turns": "Hi"}', '"turns" must be a list of at least one text'),
-        ('{"turns": ["Hi", 3]}', "a prompt must be text, and not empty"),
-        ('{"prompt": ""}', "a prompt must be text, and not empty"),
-        ('{"prompt": "\\ud800x"}', "a prompt has half of a character"),
-        ('{"prompt": "Hi", "category": 3}', "category must be text"),
-        ('{"prompt": "Hi", "category": "all"}', "stands for all of them; call it otherwise"),
-        ('{"prompt": "Hi", "question_id": true}', "question_id must be text or a whole number"),
-        ('{"prompt": "Hi", "question_id": "x"}', "the question_id 'x' is taken by line 1"),
-        ('{"prompt": "Hi", "question_id": "x#2"}', "the question_id 'x#2' is taken by line 1"),
+        ('{"turns": []}', '"turns" must be a list of at least one string'),
+        ('{"turns": "Hi"}', '"turns" must be a list of at least one string'),
+        ('{"turns": ["Hi", 3]}', "a prompt must be a non-empty string"),
+        ('{"prompt": ""}', "a prompt must be a non-empty string"),
+        ('{"prompt": "\\ud800x"}', "a prompt has a lone surrogate"),
+        ('{"prompt": "Hi", "category": 3}', "category a string"),
+        ('{"prompt": "Hi", "category": "all"}', 'category name "all" is reserved; choose another'),
+        ('{"prompt": "Hi", "question_id": true}', "question_id must be a string or an integer"),
+        ('{"prompt": "Hi", "question_id": "x"}', "line 1 has the question_id 'x' too"),
+        ('{"prompt": "Hi", "question_id": "x#2"}', "line 1 has the question_id 'x#2' too"),
     ],
 )
-def test_a_wrong_line_is_named_with_its_file(line: str, reason: str) -> None:
+def test_an_invalid_line_is_reported_with_its_file(line: str, reason: str) -> None:
     text = f'{{"turns": ["Hi", "Ho"], "question_id": "x"}}\n{line}\n'
     with pytest.raises(PromptFileError) as caught:
         parse_prompts(text, "folder/p.jsonl")
@@ -65,14 +65,14 @@ def test_a_wrong_line_is_named_with_its_file(line: str, reason: str) -> None:
     assert reason in str(caught.value)
 
 
-def test_a_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PromptFileError, match=r"cannot read the prompts .*none\.jsonl"):
         read_prompts(str(tmp_path / "none.jsonl"))
-    with pytest.raises(PromptFileError, match=r"p\.jsonl holds no prompts"):
+    with pytest.raises(PromptFileError, match=r"p\.jsonl has no prompts"):
         parse_prompts("\n", "p.jsonl")
 
 
-def test_ten_builtin_prompts_come_in_each_of_eight_categories() -> None:
+def test_there_are_ten_builtin_prompts_in_each_of_eight_categories() -> None:
     counts: dict[str, int] = {}
     for prompt in read_prompts("builtin"):
         counts[prompt.category] = counts.get(prompt.category, 0) + 1
@@ -88,14 +88,14 @@ def test_ten_builtin_prompts_come_in_each_of_eight_categories() -> None:
     }
 
 
-def test_the_limit_counts_the_prompts_of_each_category() -> None:
+def test_the_limit_applies_to_each_category() -> None:
     prompts = [Prompt(name, name[0], ("x", "y")) for name in ("a1", "b1", "a2", "b2", "a3", "c1")]
     assert [p.id for p in select_prompts(prompts, None, 2)] == ["a1", "b1", "a2", "b2", "c1"]
     assert [p.id for p in select_prompts(prompts, ["a", "c"], 1)] == ["a1", "c1"]
     assert [p.id for p in select_prompts(prompts, ["b"], None)] == ["b1", "b2"]
 
 
-def test_an_unknown_category_is_named_with_those_there_are() -> None:
+def test_an_unknown_category_is_reported_with_the_known_ones() -> None:
     prompts = [Prompt("1", "chat", ("x",)), Prompt("2", "writing", ("x",))]
     with pytest.raises(InvalidParameter, match="'chta'; did you mean chat.* chat, writing"):
         select_prompts(prompts, ["chta"], None)

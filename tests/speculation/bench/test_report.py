@@ -1,4 +1,4 @@
-"""The benchmark's page of figures, and what is shown of a method's choices."""
+"""The benchmark's HTML report, and the tables of a method's choices."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def results(*runs: Run, **more: Any) -> Results:
 # Choices
 
 
-def test_rows_are_counted_by_buckets_that_end_at_powers_of_two() -> None:
+def test_rows_are_counted_in_buckets_that_end_at_powers_of_two() -> None:
     histogram = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 8: 6, 9: 7, 16: 8, 17: 9, 64: 10, 65: 11, 500: 12}
     assert bucketed(histogram) == [1, 2, 7, 11, 15, 9, 10, 23]
 
 
-def test_what_a_method_chose_is_told_by_category_and_source() -> None:
+def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
     runs = [
         run("ar", "chat-1", 1.0),
         run("auto", "chat-1", 1.0, accepted_by_source={"lookup": 3, "recycling": 1}),
@@ -90,8 +90,8 @@ def test_what_a_method_chose_is_told_by_category_and_source() -> None:
     ]
 
 
-def test_each_position_counts_the_steps_that_came_to_the_one_before() -> None:
-    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, all of these a second
+def test_the_acceptance_of_a_position_counts_the_steps_that_accepted_the_one_before() -> None:
+    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, and all 4 a second
     runs = [
         run("ar", "chat-1", 1.0, tokens_histogram={1: 10}),
         run("jacobi", "chat-1", 1.0, tokens_histogram=drafting),
@@ -104,19 +104,19 @@ def test_each_position_counts_the_steps_that_came_to_the_one_before() -> None:
         ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
     ]
     assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
-    assert everything.title == "accepted in a row, all categories: 2 prompts"
+    assert everything.title == "acceptance by position, all categories: 2 prompts"
     assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
 
 
-def test_every_method_has_a_colour_of_its_own() -> None:
+def test_every_method_has_its_own_colour() -> None:
     assert len(set(colours(list(METHODS)).values())) == len(METHODS)
 
 
-def test_methods_with_one_source_have_no_such_table() -> None:
+def test_methods_with_one_source_have_no_table_of_choices() -> None:
     assert choices(summarise([run("ar", "chat-1", 1.0), run("jacobi", "chat-1", 1.0)])) == []
 
 
-def test_a_method_that_chooses_is_shown_though_nothing_was_accepted() -> None:
+def test_choices_are_shown_even_if_nothing_was_accepted() -> None:
     (table,) = choices(summarise([run("ar", "chat-1", 1.0), run("auto", "chat-1", 1.0)]))
     assert list(table.headings)[-1] == "65+"
     assert table.note.endswith("no draft was accepted")
@@ -125,7 +125,7 @@ def test_a_method_that_chooses_is_shown_though_nothing_was_accepted() -> None:
 # Tables
 
 
-def test_a_table_is_aligned_and_can_be_cut() -> None:
+def test_a_table_is_aligned_and_can_be_shortened() -> None:
     table = Table("rules", ["name", "n"], [["a", "1"], ["bcdef", "23"], ["g", "456"]], "a note")
     assert table.text().splitlines() == [
         "rules",
@@ -148,10 +148,10 @@ def test_a_table_in_html_is_escaped() -> None:
     assert "<th scope=row>&lt;script&gt;</th>" in html
 
 
-# The page
+# The report
 
 
-def test_the_command_names_files_without_their_folders() -> None:
+def test_the_command_line_shows_files_without_their_folders() -> None:
     assert (
         command_line(
             [
@@ -168,14 +168,14 @@ def test_the_command_names_files_without_their_folders() -> None:
     )
 
 
-def test_a_method_has_one_colour_and_no_two_of_a_few_share_one() -> None:
+def test_a_method_keeps_its_colour_and_a_few_methods_never_share_one() -> None:
     few = colours(["ar", "jacobi", "lookahead", "lookahead:window=7", "lookahead:window=5"])
     assert len(set(few.values())) == 5
     assert few["jacobi"] == colours(["jacobi", "ar"])["jacobi"]
     assert few["ar"] not in PALETTE
 
 
-def test_the_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_loads_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     measured = results(
         run("ar", "chat-1", 1.0),
@@ -195,7 +195,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     )
     text = page.read_text(encoding="utf-8")
     for wanted in (
-        "M &lt;7B&gt;: methods side by side",
+        "M &lt;7B&gt;: comparison of methods",
         "2026-01-31 12:30 UTC",
         "<b>2.40×</b><span>jacobi:guesses=4,<wbr> 1.67 tokens per step</span>",  # 10/1.25 over 10/3
         "<td>3.00 ± 1.41</td>",
@@ -213,10 +213,10 @@ def test_the_page_holds_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     for name in figures:
         root = ElementTree.parse(page.parent / name).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert not list(root.iter("{http://www.w3.org/2000/svg}text"))  # letters are outlines
+        assert not list(root.iter("{http://www.w3.org/2000/svg}text"))  # text is drawn as outlines
 
 
-def test_a_page_of_plain_decoding_alone_can_be_made(tmp_path: Path) -> None:
+def test_a_report_of_plain_decoding_alone_can_be_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = write_report(
         tmp_path,
@@ -229,18 +229,18 @@ def test_a_page_of_plain_decoding_alone_can_be_made(tmp_path: Path) -> None:
     assert "unfinished" in page.read_text(encoding="utf-8")
 
 
-def test_without_matplotlib_the_report_is_refused_before_measuring(
+def test_a_report_without_matplotlib_is_refused_before_measuring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("speculation.bench.plots.find_spec", lambda name: None)
     assert bench.main(["--model", "no/such.gguf", "--report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: --report draws its figures with matplotlib, which is not installed; "
-        "pip install matplotlib, or leave --report out"
+        "error: --report needs matplotlib, which is not installed; "
+        "run pip install matplotlib, or leave --report out"
     )
 
 
-def test_a_report_goes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_needs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     if util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib")
@@ -248,7 +248,7 @@ def test_a_report_goes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "it is a file; give a folder" in capsys.readouterr().err
 
 
-def test_a_report_is_made_of_a_file_without_measuring(
+def test_a_report_of_existing_results_is_written_without_measuring(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")

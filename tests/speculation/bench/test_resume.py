@@ -1,4 +1,4 @@
-"""The benchmark's file: kept up to date, continued, and refused where it does not fit."""
+"""The benchmark's result file: updated every round, resumed, and refused if it does not match."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from speculation.bench import __main__ as bench
-from speculation.bench import json_file
 from speculation.bench.json_file import JsonFile, read_json
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
+from speculation.bench.run import measure
 from speculation.bench.suites import suite
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -25,7 +25,7 @@ PROMPTS = (
     '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
 )
 ROUNDS = ["c1", "c1#2", "d1"]
-# Kills itself when the second round is measured and not yet written.
+# Kills itself when the second round is measured but not yet written.
 KILLED = """
 import os, signal, sys
 from speculation.bench import __main__ as bench
@@ -41,7 +41,7 @@ bench.main(sys.argv[1:])
 """
 
 
-# Nobody reads its tables; its report is an empty file.
+# Its output pipe is closed, and its report is an empty file.
 UNREAD = """
 import os, sys
 from pathlib import Path
@@ -73,7 +73,7 @@ def flags(tiny_model: Path, tmp_path: Path) -> list[str]:
 def unfinished(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The flags of a benchmark whose file has the first of three rounds."""
     with monkeypatch.context() as patch:
-        patch.setattr(suite, "measure", broken_off(suite.measure))
+        patch.setattr(suite, "measure", broken_off(measure))
         assert bench.main([*flags]) == bench.INTERRUPTED
     return flags
 
@@ -101,7 +101,7 @@ def rounds(flags: Sequence[str]) -> list[tuple[str, str]]:
     return [(run["prompt_id"], run["method"]) for run in document(flags)["runs"]]
 
 
-def test_a_killed_benchmark_keeps_every_round_but_the_running_one_and_goes_on(
+def test_a_killed_benchmark_keeps_the_finished_rounds_and_resumes(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, *flags], cwd=ROOT, capture_output=True)
@@ -126,9 +126,7 @@ def test_a_killed_benchmark_keeps_every_round_but_the_running_one_and_goes_on(
     ]
 
 
-def test_a_reader_that_leaves_costs_neither_figures_nor_report(
-    flags: list[str], tmp_path: Path
-) -> None:
+def test_a_closed_pipe_loses_neither_results_nor_report(flags: list[str], tmp_path: Path) -> None:
     report = tmp_path / "report"
     command = [sys.executable, "-c", UNREAD, *flags, "--report", str(report)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -138,10 +136,10 @@ def test_a_reader_that_leaves_costs_neither_figures_nor_report(
     assert report.exists()
 
 
-def test_with_nothing_left_the_tables_come_without_measuring(
+def test_with_nothing_left_to_measure_the_tables_are_shown(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main([*flags, "--resume"]) == 0  # there is no file yet: it begins
+    assert bench.main([*flags, "--resume"]) == 0  # there is no file yet, so it starts
     before = file_of(flags).read_bytes()
     monkeypatch.setattr(suite, "warm_up", None)
     monkeypatch.setattr(suite, "measure", None)
@@ -157,15 +155,15 @@ def test_with_nothing_left_the_tables_come_without_measuring(
 @pytest.mark.parametrize(
     ("flag", "value", "reason"),
     [
-        ("--n-predict", "7", "n_predict: 6 there, 7 here"),
-        ("--methods", "ar", "methods: ar, jacobi there, ar here"),
-        ("--temperature", "0.5", "temperature: 0.0 there, 0.5 here"),
-        ("--kv-type", "f16", "kv_type: f32 there, f16 here"),
-        ("--limit", "1", "limit: None there, 1 here"),
-        ("--threads", "2", "device threads: 1 there, 2 here"),
+        ("--n-predict", "7", "n_predict: was 6, is now 7"),
+        ("--methods", "ar", "methods: was ar, jacobi, is now ar"),
+        ("--temperature", "0.5", "temperature: was 0.0, is now 0.5"),
+        ("--kv-type", "f16", "kv_type: was f32, is now f16"),
+        ("--limit", "1", "limit: was None, is now 1"),
+        ("--threads", "2", "device threads: was 1, is now 2"),
     ],
 )
-def test_a_file_of_other_settings_is_refused(
+def test_a_file_with_other_settings_is_refused(
     flag: str,
     value: str,
     reason: str,
@@ -175,13 +173,13 @@ def test_a_file_of_other_settings_is_refused(
     before = file_of(unfinished).read_bytes()
     assert bench.main([*unfinished, flag, value, "--resume"]) == 2
     error = capsys.readouterr().err
-    assert f"error: --resume cannot go on with {file_of(unfinished)}" in error
+    assert f"error: --resume cannot continue {file_of(unfinished)}" in error
     assert f"\n  {reason}\n" in error
-    assert "give the same model and settings as then, or another --json" in error
+    assert "give the same model and settings, or another --json" in error
     assert file_of(unfinished).read_bytes() == before
 
 
-def test_prompts_that_were_changed_are_noticed(
+def test_changed_prompts_are_detected(
     unfinished: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text(PROMPTS.replace("saw", "ate"), encoding="utf-8")
@@ -189,7 +187,7 @@ def test_prompts_that_were_changed_are_noticed(
     assert "\n  prompts_hash: " in capsys.readouterr().err
 
 
-def test_another_model_of_the_same_name_and_size_is_noticed(
+def test_another_model_of_the_same_name_and_size_is_detected(
     unfinished: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -206,27 +204,27 @@ def test_an_unfinished_file_is_not_overwritten_without_resume(
     before = file_of(unfinished).read_bytes()
     assert bench.main(unfinished) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {file_of(unfinished)} holds an unfinished benchmark; give --resume to go on with "
-        f"it, or another --json, or delete the file"
+        f"error: {file_of(unfinished)} is an unfinished benchmark; add --resume to continue it, "
+        f"give another --json, or delete the file"
     )
     assert file_of(unfinished).read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "Hi"}\n', "GGUF", '{"complete": true}'])
-def test_a_file_that_no_benchmark_wrote_is_not_replaced(
+def test_a_file_that_is_not_a_benchmark_is_not_overwritten(
     text: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file_of(flags).write_text(text, encoding="utf-8")
     assert bench.main(flags) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {file_of(flags)} is there and is no benchmark of this version, so it is not "
-        f"replaced; give another --json, or delete the file"
+        f"error: {file_of(flags)} exists and is not a benchmark of this version, so it is not "
+        f"overwritten; give another --json, or delete the file"
     )
     assert file_of(flags).read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": {}}', '{"model": {}, "device": {}}'])
-def test_a_file_that_json_did_not_write_is_refused(
+def test_a_file_without_benchmark_results_is_refused(
     text: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file_of(flags).write_text(text, encoding="utf-8")
@@ -238,7 +236,7 @@ def test_a_file_that_json_did_not_write_is_refused(
 def test_resume_without_a_file_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--resume"])
-    assert "--resume goes on with the file of --json; give --json FILE" in capsys.readouterr().err
+    assert "--resume needs a file to continue; give --json FILE" in capsys.readouterr().err
 
 
 RUN = Run(
@@ -273,14 +271,14 @@ RESULTS = Results(
 )
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     plain = Run(**{**vars(RUN), "method": "ar", "first_difference": None})
     results = Results(**{**vars(RESULTS), "runs": [plain, RUN]})
     JsonFile(tmp_path / "out.json").write(results)
     assert read_json(tmp_path / "out.json") == results
 
 
-def test_a_write_that_fails_leaves_the_old_file(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "out.json"
@@ -289,29 +287,29 @@ def test_a_write_that_fails_leaves_the_old_file(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_file.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     results = Results(**{**vars(RESULTS), "runs": []})
     with pytest.raises(OSError, match="No space"):
         JsonFile(path).write(results)
     assert path.read_text(encoding="utf-8") == "old"
 
 
-def test_a_file_that_somebody_reads_for_a_moment_is_replaced_after_it(
+def test_a_file_that_is_briefly_locked_is_replaced_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace, held = Path.replace, [True, True]
+    replace, locked = Path.replace, [True, True]
 
     def replace_if_free(new: Path, path: Path) -> Path:
-        if held and held.pop():
+        if locked and locked.pop():
             raise PermissionError(13, "The process cannot access the file")
         return replace(new, path)
 
     monkeypatch.setattr(Path, "replace", replace_if_free)
     JsonFile(tmp_path / "out.json").write(RESULTS, summary=False)
     assert read_json(tmp_path / "out.json").runs == [RUN]
-    assert held == []
+    assert locked == []
 
 
-def test_a_device_is_no_file_to_replace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--json", "/dev/null"]) == 2
     assert "cannot write --json /dev/null: it is a device" in capsys.readouterr().err

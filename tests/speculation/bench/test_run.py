@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.llama.context import ContextParams, Output
-from batching.target import Sampler
+from batching.llama.context import ContextParams
+from batching.target import Output, Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
 from speculation.bench.prompt_file import Prompt
@@ -64,7 +64,7 @@ def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str,
     return document
 
 
-def test_the_json_holds_every_run_of_every_method(
+def test_the_json_contains_every_run_of_every_method(
     tiny_model: Path, prompt_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -119,7 +119,7 @@ def test_the_json_holds_every_run_of_every_method(
     assert all(len(row) == 4 for batch in rows for row in batch)
 
 
-def test_a_text_that_differs_is_reported_with_its_gap(
+def test_a_text_that_differs_is_reported_with_its_logit_gap(
     tiny_model: Path,
     prompt_file: str,
     tmp_path: Path,
@@ -135,7 +135,7 @@ def test_a_text_that_differs_is_reported_with_its_gap(
     assert "3 of 6 runs differ from plain decoding" in capsys.readouterr().out
 
 
-def test_the_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engine) -> None:
+def test_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engine) -> None:
     prompt = engine.model.tokenize("the cat saw a dog")
     tokens = engine.generate(prompt, method="ar", max_tokens=6).run().token_ids
     assert [
@@ -143,7 +143,7 @@ def test_the_plain_logits_are_those_that_plain_decoding_chose_from(engine: Engin
     ] == tokens
 
 
-def test_every_method_sees_plain_decodings_replies_before_a_later_turn(
+def test_later_turns_follow_plain_decodings_replies_for_every_method(
     engine: Engine, wrong_method: str
 ) -> None:
     methods = [parse_method(name) for name in (wrong_method, "ar")]
@@ -162,7 +162,7 @@ def test_every_method_sees_plain_decodings_replies_before_a_later_turn(
     assert f"<|assistant|>{replies['c', 'ar']}<|end|>" in text
 
 
-def test_raw_prompts_are_continued_as_they_are(engine: Engine) -> None:
+def test_raw_prompts_are_used_without_a_template(engine: Engine) -> None:
     seen: list[list[int]] = []
     plan = Plan([parse_method("ar")], SamplingParams(), 3, raw=True)
     prompts = [Prompt("c", "cats", ("the cat",))]
@@ -199,7 +199,7 @@ def test_turns_too_long_for_the_context_are_skipped_and_named(
     shown = capsys.readouterr()
     assert "2 prompts skipped, too long for the context: a#2, a#3" in shown.out
     assert "a#2 is skipped: " in shown.err
-    assert "do not fit a context of 256; raise --ctx to " in shown.err
+    assert "exceed the context of 256; raise --ctx to " in shown.err
 
 
 def test_a_context_too_small_for_every_prompt_is_an_error(
@@ -218,7 +218,7 @@ def short_run(model: Path, prompts: str) -> list[str]:
     return ["--model", str(model), "--prompts", prompts, "--n-predict", "3", "--methods", "ar"]
 
 
-def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
+def test_ctrl_c_while_results_are_shown_names_their_file(
     tiny_model: Path,
     prompt_file: str,
     tmp_path: Path,
@@ -232,19 +232,19 @@ def test_ctrl_c_while_the_results_are_shown_says_where_they_are(
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
-    assert f"shown; {path} holds them: the same command with --resume" in capsys.readouterr().err
+    assert f"results; they are saved in {path}; add --resume to show" in capsys.readouterr().err
     assert bench.main(arguments) == bench.INTERRUPTED
-    assert "shown; --json FILE would have kept them" in capsys.readouterr().err
+    assert "results; use --json FILE to save them" in capsys.readouterr().err
 
 
-def test_a_prompt_on_the_command_line_may_not_be_empty(
+def test_an_empty_prompt_on_the_command_line_is_refused(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == bench.FAILED
     assert "--prompt is empty; give a text" in capsys.readouterr().err
 
 
-def test_ctrl_c_shows_and_keeps_what_was_done(
+def test_ctrl_c_shows_and_keeps_the_finished_runs(
     tiny_model: Path,
     prompt_file: str,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The suites of the benchmark: what they measure, and how the answer is worked out."""
+"""The suites of the benchmark: what they measure, and how they evaluate it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from speculation.auto.calibration import measure_cost
 from speculation.bench import __main__ as bench
 from speculation.bench.options import parse_options
 from speculation.bench.results import Curve, Results, Run
@@ -39,7 +40,9 @@ def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Re
                 n_drafted=30,
                 n_accepted=n_tokens - 10,
                 prefill_seconds=0.25,
-                decode_seconds=seconds * (n_tokens - 1) / n_tokens,  # n_tokens / seconds again
+                decode_seconds=seconds
+                * (n_tokens - 1)
+                / n_tokens,  # so that tokens per second are n_tokens / seconds
                 phase_seconds=PHASES,
                 finish_reason="length",
                 rows_histogram={4: 10},
@@ -63,7 +66,7 @@ def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Re
         (["--suite", "cots"], "invalid choice: 'cots'"),
     ],
 )
-def test_a_flag_that_a_suite_decides_itself_is_refused(
+def test_a_flag_that_a_suite_sets_itself_is_refused(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -71,7 +74,7 @@ def test_a_flag_that_a_suite_decides_itself_is_refused(
     assert reason in capsys.readouterr().err
 
 
-def test_a_suite_changes_defaults_and_flags_come_before_them() -> None:
+def test_flags_override_the_defaults_of_a_suite() -> None:
     assert parse_options([]).n_predict == 128
     assert parse_options(["--suite", "context"]).n_predict == 64
     assert parse_options(["--suite", "context"]).raw is True
@@ -90,7 +93,7 @@ def test_the_help_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
 # scaling
 
 
-def test_the_grid_doubles_the_window_as_far_as_a_batch_has_room() -> None:
+def test_the_grid_doubles_the_window_up_to_the_batch_size() -> None:
     grid = [parse_method(text).params for text in scaling.grid()]
     assert [p.window for p in grid if p.ngram == 3] == [1, 2, 4, 8, 16, 32, 64]
     assert [p.window for p in grid if p.ngram == 7] == [1, 2, 4, 8, 16, 32]
@@ -98,7 +101,7 @@ def test_the_grid_doubles_the_window_as_far_as_a_batch_has_room() -> None:
     assert max((p.window + p.guesses) * (p.ngram - 1) for p in grid) == 512
 
 
-def test_a_line_over_the_logarithm_of_the_window_is_found() -> None:
+def test_a_line_is_fitted_over_the_logarithm_of_the_window() -> None:
     fit = scaling.fitted([(1, 1.5), (2, 1.75), (4, 2.0), (8, 2.25)])
     assert fit is not None
     assert (fit.base, fit.slope, fit.r2) == pytest.approx((1.5, 0.25, 1.0))
@@ -108,7 +111,7 @@ def test_a_line_over_the_logarithm_of_the_window_is_found() -> None:
     assert scaling.fitted([(1, 1.5), (2, 1.75)]) is None
 
 
-def test_scaling_fits_those_with_as_many_guesses_as_columns() -> None:
+def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
     measured = results(
         ("ar", 10, 1.0),
         ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
@@ -129,7 +132,7 @@ def test_scaling_fits_those_with_as_many_guesses_as_columns() -> None:
 # lookup
 
 
-def test_the_sweep_has_every_rule_once_with_saxenas_and_the_default() -> None:
+def test_the_sweep_has_every_rule_once_including_saxenas_and_the_default() -> None:
     swept = lookup.sweep()
     assert len(swept) == len(set(swept)) == 1 + 4 * 2 * 4 * 5
     assert "prompt-lookup:adaptive=off,order=first" in swept
@@ -172,17 +175,17 @@ def test_rules_are_ranked_by_speed_and_by_tokens_per_step() -> None:
     ("fixed", "row", "beyond", "bend"),
     [(0.010, 0.0001, 0.001, 16), (0.001, 0.003, 0.0005, 4), (0.005, 0.001, 0.001, 64)],
 )
-def test_the_roof_of_two_lines_is_found(fixed: float, row: float, beyond: float, bend: int) -> None:
+def test_a_roof_of_two_lines_is_fitted(fixed: float, row: float, beyond: float, bend: int) -> None:
     sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64]
     seconds = [fixed + row * min(n, bend) + beyond * max(0, n - bend) for n in sizes]
-    roof = cost.fitted_roof(Curve(0, sizes, seconds))
-    assert roof is not None
-    assert (roof.fixed, roof.row, roof.row_beyond) == pytest.approx((fixed, row, beyond))
-    assert roof.bend == bend
-    assert roof.error == pytest.approx(0.0, abs=1e-9)
+    fit = cost.fit_two_lines(Curve(0, sizes, seconds))
+    assert fit is not None
+    assert (fit.fixed, fit.row, fit.row_beyond) == pytest.approx((fixed, row, beyond))
+    assert fit.bend == bend
+    assert fit.error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_curves_are_measured_kept_and_gone_on_with(
+def test_cost_curves_are_measured_saved_and_resumed(
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,13 +195,12 @@ def test_curves_are_measured_kept_and_gone_on_with(
     flags = ["--suite", "cost", "--model", str(tiny_model), "--threads", "1", "--json", str(path)]
     monkeypatch.setattr(cost, "N_PAST", (0, 100, 200))
     asked: list[int] = []
-    measure = cost.measure_cost
 
     def broken_off(context: Any, **more: Any) -> Any:
         asked.append(more["n_past"])
         if len(asked) == 4:  # the warm-up, 0, 100
             raise KeyboardInterrupt
-        return measure(context, **more)
+        return measure_cost(context, **more)
 
     monkeypatch.setattr(cost, "measure_cost", broken_off)
     assert bench.main(flags) == bench.INTERRUPTED
@@ -215,7 +217,7 @@ def test_curves_are_measured_kept_and_gone_on_with(
 # context
 
 
-def test_texts_fill_the_context_up_to_what_it_holds(
+def test_texts_of_growing_length_fill_the_context(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
@@ -231,8 +233,8 @@ def test_texts_fill_the_context_up_to_what_it_holds(
     assert [1010 < run["n_prompt"] <= 1020 for run in runs[:2]] == [True, True]
     assert [2030 < run["n_prompt"] <= 2044 for run in runs[2:]] == [True, True]
     shown = capsys.readouterr().out
-    assert "longer ones are left out; give --ctx 32768 for all" in shown
-    assert "the model is trained for 512 tokens: beyond them the text is nonsense" in shown
+    assert "longer texts are left out; give --ctx 32768 for all" in shown
+    assert "the model was trained on 512 tokens: beyond that it writes nonsense" in shown
 
 
 def test_lengths_are_named_in_k() -> None:

@@ -14,7 +14,7 @@ END = 5
 
 
 class Vocabulary:
-    """A model's, as far as a text asks for it."""
+    """The part of a model's vocabulary that ReplyText uses."""
 
     n_vocab = 8
     ends = frozenset([END])
@@ -32,7 +32,7 @@ def text(stop: Sequence[str] = (), max_tokens: int | None = None) -> ReplyText:
     return ReplyText(Vocabulary(), stop, max_tokens)  # type: ignore[arg-type]
 
 
-def test_whole_tokens_are_taken_in_together_and_drafts_are_marked() -> None:
+def test_tokens_of_a_step_are_released_with_drafts_marked() -> None:
     reply = text()
     assert reply.take([1, 2, 6]) == (3, None)
     assert list(reply.release(3, 2)) == [
@@ -44,7 +44,7 @@ def test_whole_tokens_are_taken_in_together_and_drafts_are_marked() -> None:
     assert reply.ids == [1, 2, 6]
 
 
-def test_a_character_that_spans_tokens_arrives_with_its_last() -> None:
+def test_a_character_that_spans_tokens_arrives_with_its_last_token() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
     assert [token.text for token in reply.release(2, 1)] == ["Hel", " w"]
@@ -53,7 +53,7 @@ def test_a_character_that_spans_tokens_arrives_with_its_last() -> None:
     assert reply.shown == "Hel wörld!"
 
 
-def test_a_character_that_is_never_finished_is_replaced_by_the_next_token() -> None:
+def test_an_incomplete_character_is_replaced_when_the_next_token_arrives() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
     assert reply.take([6, 1]) == (2, None)
@@ -65,7 +65,7 @@ def test_a_character_that_is_never_finished_is_replaced_by_the_next_token() -> N
     ]
 
 
-def test_a_text_ends_in_the_middle_of_a_step() -> None:
+def test_a_text_can_end_in_the_middle_of_a_step() -> None:
     reply = text()
     assert reply.take([1, END, 2]) == (2, "stop")
     assert [token.text for token in reply.release(2, 2)] == ["Hel", ""]
@@ -75,7 +75,7 @@ def test_a_text_ends_in_the_middle_of_a_step() -> None:
     assert text(max_tokens=2).take([1, END]) == (2, "stop")
 
 
-def test_what_may_become_a_stop_string_is_kept_back() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     reply = text(stop=("lo w",))
     assert reply.take([1, 2]) == (2, None)
     assert [token.text for token in reply.release(2, 1)] == ["Hel"]
@@ -85,14 +85,14 @@ def test_what_may_become_a_stop_string_is_kept_back() -> None:
     assert reply.stopped
 
 
-def test_what_was_kept_back_in_vain_is_shown_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
     reply = text(stop=("lo?",))
     assert reply.take([1, 2]) == (2, None)
     assert [token.text for token in reply.release(2, 0)] == ["Hel"]
     assert list(reply.rest()) == [Token(2, "lo", False)]
 
 
-def test_an_unfinished_character_shows_as_a_replacement() -> None:
+def test_an_incomplete_last_character_becomes_a_replacement_character() -> None:
     reply = text()
     assert reply.take([1, 7]) == (2, None)
     assert [token.text for token in reply.release(2, 0)] == ["Hel", ""]

@@ -1,4 +1,4 @@
-"""Conversations as the model reads them: chat templates, and reasoning in them."""
+"""Chat templates, and reasoning in prompts and replies."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
 from speculation.chat import render_process
-from speculation.chat.reasoning import answer_of, find_reasoning, opened_by
+from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RenderProcess
 from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
 from speculation.engine import Engine
 from tests.support.tiny_gguf import write_tiny_gguf
 
-# As Qwen 3's: it thinks unless it is told not to.
+# Like Qwen 3's: the model thinks unless it is told not to.
 THINKS = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>"
     "{% endif %}"
 )
-# As DeepSeek R1's: it always does, and the template begins it.
+# Like DeepSeek R1's: the model always thinks, and the template opens the reasoning.
 OPENS = THINKS.partition("{% if")[0] + "{{ '<think>\\n' }}"
-SAID = [
+MESSAGES = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
     {"role": "user", "content": "c"},
@@ -78,7 +78,7 @@ def prompt_text(
         ("<think>a <think> b</think>yes</think>", "", "a <think> b", "yes</think>"),
     ],
 )
-def test_reasoning_is_told_from_the_answer(
+def test_reasoning_is_separated_from_the_answer(
     text: str, opening: str, reasoning: str, answer: str
 ) -> None:
     found = find_reasoning(text, opening)
@@ -89,80 +89,82 @@ def test_reasoning_is_told_from_the_answer(
 
 
 @pytest.mark.parametrize("text", ["yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"])
-def test_a_reply_without_reasoning_is_an_answer(text: str) -> None:
+def test_a_reply_without_reasoning_is_all_answer(text: str) -> None:
     assert find_reasoning(text) is None
     assert answer_of(text) == text
 
 
-def test_reasoning_without_an_end_go_on_to_the_end() -> None:
+def test_unfinished_reasoning_extends_to_the_end() -> None:
     assert find_reasoning("<think>\nhm") == (8, 10, 10)
     assert find_reasoning("hm", "<think>") == (0, 2, 2)
     assert answer_of("<think>hm") == "<think>hm"
 
 
-def test_the_prompt_says_whether_the_reply_begins_with_reasoning() -> None:
-    assert opened_by("a<|assistant|><think>\n") == "<think>\n"
-    assert opened_by("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opened_by("a<|assistant|>") == ""
+def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
 
 
-def test_what_was_thought_before_earlier_answers_is_left_out(engines: dict[str, Engine]) -> None:
+def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
     for engine in engines.values():
-        assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, SAID)
-    opened = [SAID[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, SAID[2]]
+        assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, MESSAGES)
+    opened = [MESSAGES[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, MESSAGES[2]]
     assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
 
 
-def test_a_reply_that_is_gone_on_with_keeps_its_reasoning(engines: dict[str, Engine]) -> None:
-    text = prompt_text(engines["opens"], [SAID[0], {"role": "assistant", "content": "hm"}])
+def test_a_continued_reply_keeps_its_reasoning(engines: dict[str, Engine]) -> None:
+    text = prompt_text(engines["opens"], [MESSAGES[0], {"role": "assistant", "content": "hm"}])
     assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
 
 
-def test_what_has_begun_says_whether_the_rest_begins_with_reasoning(
+def test_the_start_of_a_reply_shows_whether_it_continues_in_reasoning(
     engines: dict[str, Engine],
 ) -> None:
-    for name, begun, opening in (
+    for name, start, opening in (
         ("opens", "hm", "<think>\n"),
         ("opens", "hm</think>yes", ""),
         ("thinks", "<think>\nhm", "<think>\n"),
         ("thinks", "yes", ""),
     ):
-        said = [SAID[0], {"role": "assistant", "content": begun}]
-        assert chat_prompt(engines[name].model, said).opening == opening
+        messages = [MESSAGES[0], {"role": "assistant", "content": start}]
+        assert chat_prompt(engines[name].model, messages).opening == opening
 
 
-def test_a_model_is_told_whether_to_think(engines: dict[str, Engine]) -> None:
+def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
     engine = engines["thinks"]
     assert engine.can_be_told_to_think
-    assert prompt_text(engine, SAID[:1]).endswith("<|assistant|>")
-    assert prompt_text(engine, SAID[:1], thinking=True).endswith("<|assistant|>")
-    assert prompt_text(engine, SAID[:1], thinking=False).endswith("<|assistant|><think></think>")
+    assert prompt_text(engine, MESSAGES[:1]).endswith("<|assistant|>")
+    assert prompt_text(engine, MESSAGES[:1], thinking=True).endswith("<|assistant|>")
+    assert prompt_text(engine, MESSAGES[:1], thinking=False).endswith(
+        "<|assistant|><think></think>"
+    )
 
 
-def test_a_model_that_cannot_be_told_says_so(engines: dict[str, Engine]) -> None:
+def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str, Engine]) -> None:
     engine = engines["opens"]
     assert not engine.can_be_told_to_think
-    with pytest.raises(InvalidParameter, match="cannot be told whether to think"):
+    with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
         engine.chat("a", thinking=False)
 
 
-def test_the_reasoning_that_the_prompt_begins_are_no_part_of_the_answer(
+def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
     engines: dict[str, Engine],
 ) -> None:
     reply = engines["opens"].chat("a", max_tokens=3).run()
     assert reply.opening == "<think>\n"
-    assert reply.answer == reply.text  # it still thinks
+    assert reply.answer == reply.text  # the reasoning is not finished
     assert engines["thinks"].chat("a", max_tokens=3).run().opening == ""
 
 
-def test_a_template_may_mark_what_is_trained_on() -> None:
+def test_a_template_may_mark_the_trained_tokens() -> None:
     template = "{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b"
-    assert render_messages(template, SAID) == "ab"
+    assert render_messages(template, MESSAGES) == "ab"
 
 
-def test_a_template_that_tells_the_date_tells_todays() -> None:
+def test_a_template_that_shows_the_date_shows_todays() -> None:
     template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
-    assert render_messages(template, SAID) == datetime.now().strftime("%d %b %Y")
+    assert render_messages(template, MESSAGES) == datetime.now().strftime("%d %b %Y")
 
 
 @pytest.mark.parametrize(
@@ -173,12 +175,12 @@ def test_a_template_that_tells_the_date_tells_todays() -> None:
         ("{{ messages | nonsense }}", "No filter named 'nonsense'"),
     ],
 )
-def test_a_template_that_fails_is_quoted(template: str, reason: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"chat template refuses .*: {reason}"):
-        render_messages(template, SAID)
+def test_a_template_error_is_quoted(template: str, reason: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"chat template rejects .*: {reason}"):
+        render_messages(template, MESSAGES)
 
 
-def test_a_broken_template_asks_for_nothing() -> None:
+def test_a_broken_template_has_no_thinking_switch() -> None:
     assert not asks_for_thinking("{% if enable_thinking %}")
     assert not asks_for_thinking(None)
 
@@ -194,7 +196,12 @@ DOUBLES = (
     ("template", "limit", "value", "reason"),
     [
         (LOOPS, "SECONDS", 0.2, "took longer than 0.2 s"),
-        ("{{ 10 ** (10 ** 9) }}", "SECONDS", 0.2, "took longer than 0.2 s"),  # while it is compiled
+        (
+            "{{ 10 ** (10 ** 9) }}",
+            "SECONDS",
+            0.2,
+            "took longer than 0.2 s",
+        ),  # evaluated during compilation
         (DOUBLES, "MEMORY", 1 << 28, "needed more than 256 MiB of memory"),
         ("{% for i in range(999) %}ab{% endfor %}", "CHARACTERS", 999, "made more than 1,009 char"),
     ],
@@ -205,11 +212,11 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
     with monkeypatch.context() as patched:
         patched.setattr(render_process, limit, value)
         with pytest.raises(UnsupportedModel, match=f"chat template {reason}.* choose another"):
-            render_messages(template, SAID[:1])
-    assert render_messages("{{ messages[0].content }}", SAID) == "a"
+            render_messages(template, MESSAGES[:1])
+    assert render_messages("{{ messages[0].content }}", MESSAGES) == "a"
 
 
-def test_a_template_that_exceeds_a_limit_is_not_tried_without_the_system_message(
+def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loops = "{% if messages[0].role == 'system' %}" + LOOPS + "{% endif %}a"
@@ -218,17 +225,17 @@ def test_a_template_that_exceeds_a_limit_is_not_tried_without_the_system_message
         engine_with(loops, tmp_path / "loops.gguf") as engine,
         pytest.raises(UnsupportedModel, match="took longer than 0.2 s"),
     ):
-        chat_prompt(engine.model, [{"role": "system", "content": "s"}, *SAID])
+        chat_prompt(engine.model, [{"role": "system", "content": "s"}, *MESSAGES])
 
 
-def test_a_template_that_cannot_be_compiled_in_time_asks_for_nothing(
+def test_a_template_that_cannot_be_compiled_in_time_has_no_thinking_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(render_process, "SECONDS", 0.2)
     assert not asks_for_thinking("{{ thinking }}{{ 10 ** (10 ** 9) }}")
 
 
-def test_threads_that_render_at_once_get_their_own_texts() -> None:
+def test_concurrent_renders_get_their_own_results() -> None:
     def render(i: int) -> str:
         return render_messages("{{ messages[0].content }}", [{"role": "user", "content": str(i)}])
 
@@ -236,7 +243,7 @@ def test_threads_that_render_at_once_get_their_own_texts() -> None:
         assert list(threads.map(render, range(40))) == [str(i) for i in range(40)]
 
 
-def test_the_process_that_renders_ends_with_its_parent_and_is_started_again() -> None:
+def test_the_render_process_ends_with_its_parent_and_is_restarted() -> None:
     renderer = RenderProcess()
     assert renderer.render("{{ a }}", {"a": "\ud800ä"}, 0) == "\ud800ä"
     process = renderer._process

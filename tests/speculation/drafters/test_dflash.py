@@ -58,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
 
 
-# What published heads are like, and llama.cpp's converter writes.
+# Variants of published heads, as llama.cpp's converter writes them.
 DRAFTED = tuple(range(3, N_TINY, 3))
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -89,7 +89,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def rotated(x: Floats) -> Floats:
-    """Components i and i + size / 2 of each head turned by their place; x: (time, heads, size)."""
+    """Components i and i + size / 2 of each head rotated by position; x is (time, heads, size)."""
     half = x.shape[2] // 2
     speeds = 10_000.0 ** (-np.arange(half) / half)
     angles = np.arange(len(x))[:, None, None] * speeds
@@ -99,23 +99,23 @@ def rotated(x: Floats) -> Floats:
 
 
 def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]) -> Floats:
-    """The logits of each row of a block, after text whose inputs of layers are (time, 3 * 32)."""
-    told = rms_norm(inputs @ w["fc.weight"].T, w["enc.output_norm.weight"])
+    """The logits of each row of a block; the text's auxiliary hidden states are (time, 3 * 32)."""
+    features = rms_norm(inputs @ w["fc.weight"].T, w["enc.output_norm.weight"])
     x = w["token_embd.weight"][block]
-    n, n_all = len(block), len(told) + len(block)
+    n, n_all = len(block), len(features) + len(block)
     for i in range(2):
 
         def weight(name: str, i: int = i) -> Floats:
             return w[f"blk.{i}.{name}.weight"]
 
-        inner = np.concatenate([told, rms_norm(x, weight("attn_norm"))])
+        inner = np.concatenate([features, rms_norm(x, weight("attn_norm"))])
         q, k, v = ((inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv")
         q = rotated(rms_norm(q, weight("attn_q_norm")))[-n:]
         k = rotated(rms_norm(k, weight("attn_k_norm")))
         mixed = np.zeros((n, N_HEAD, HEAD), np.float32)
         for head in range(N_HEAD):
             kv_head = head // (N_HEAD // N_HEAD_KV)
-            scores = q[:, head] @ k[:, kv_head].T / np.sqrt(HEAD)  # every row sees all others
+            scores = q[:, head] @ k[:, kv_head].T / np.sqrt(HEAD)  # every row attends to all others
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             mixed[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v[:, kv_head]
         x = x + mixed.reshape(n, -1) @ weight("attn_output").T
@@ -125,7 +125,7 @@ def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]
     return rms_norm(x, w["output_norm.weight"]) @ w["output.weight"].T
 
 
-def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
+def test_a_block_matches_the_reference_after_prompts_of_different_lengths(
     tmp_path: Path, target: Path
 ) -> None:
     path = write_tiny_dflash(tmp_path / "head.gguf")
@@ -143,7 +143,7 @@ def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
         context.want_layers(())
         levels = BlockContext(head)
         cache = SequenceCache(context)
-        for n in (5, 7, 4):  # on, and back
+        for n in (5, 7, 4):  # forward, and back
             assert levels.prepare(64, 1, 6) == 6
             context.seq_rm(-1, 0, -1)
             cache.tokens.clear()
@@ -157,13 +157,13 @@ def test_a_block_is_that_of_the_reference_after_any_part_of_a_text(
         head.close()
 
 
-def test_rows_fed_as_embeddings_have_a_position_on_every_axis() -> None:
+def test_embedding_rows_have_a_position_on_every_axis() -> None:
     memory = BatchMemory(n_batch=4, n_seq_max=1)
     memory.fill(Rows([0, 0], [7, 8], [range(1)] * 2, [False] * 2, np.zeros((2, 3), np.float32)))
     assert memory.pos[:8].tolist() == [7, 8, 7, 8, 7, 8, 0, 0]
 
 
-# A head that knows what comes
+# A head that predicts its target well
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def endless(engine: Engine, temperature: float = 0.0) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=3, logit_bias=ends)
 
 
-def test_all_drafts_hold_where_the_head_knows_what_comes(tmp_path: Path) -> None:
+def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path) -> None:
     target = write_counting_gguf(tmp_path / "target.gguf")
     head = write_counting_head(tmp_path / "head.gguf")
     with Engine.load(target, EXACT, heads=head) as engine:
@@ -203,7 +203,7 @@ def test_all_drafts_hold_where_the_head_knows_what_comes(tmp_path: Path) -> None
     "method",
     ["dflash", "dflash:depth=2", "dflash:top_k=3,nodes=9", "dflash:window=0", "dflash:window=3"],
 )
-def test_what_holds_and_what_does_not_leaves_the_text_of_plain_decoding(
+def test_accepted_and_rejected_drafts_leave_the_text_of_plain_decoding(
     engine: Engine, method: str, temperature: float
 ) -> None:
     sampling = endless(engine, temperature)
@@ -214,7 +214,7 @@ def test_what_holds_and_what_does_not_leaves_the_text_of_plain_decoding(
         assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
 
 
-def test_a_tree_of_the_likeliest_tokens_of_each_place_holds_more_than_a_chain(
+def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
     engine: Engine,
 ) -> None:
     sampling = endless(engine, 0.7)
@@ -226,7 +226,7 @@ def test_a_tree_of_the_likeliest_tokens_of_each_place_holds_more_than_a_chain(
     assert max(tree.rows_histogram) == 17
 
 
-def test_auto_drafts_with_it_where_a_step_is_dear_and_rows_are_not(engine: Engine) -> None:
+def test_auto_uses_dflash_if_rows_are_cheap(engine: Engine) -> None:
     cost = CostModel({0: CostCurve((1, 64), (0.02, 0.024))})
     engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
     sampling = endless(engine)
@@ -238,7 +238,7 @@ def test_auto_drafts_with_it_where_a_step_is_dear_and_rows_are_not(engine: Engin
     assert drafted.stats.accepted_by_source["dflash"] > 20
 
 
-def test_trees_wider_than_the_targets_context_has_it_made_anew(engine: Engine) -> None:
+def test_the_target_context_is_recreated_for_wider_trees(engine: Engine) -> None:
     sampling, n_seq = endless(engine), engine.context.n_seq_max
     plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=40).run()
     for method in ("dflash", "dflash:top_k=12,nodes=100", "dflash"):
@@ -248,7 +248,7 @@ def test_trees_wider_than_the_targets_context_has_it_made_anew(engine: Engine) -
     assert engine.context.n_seq_max > n_seq
 
 
-def test_the_heads_context_follows_the_text_from_turn_to_turn(
+def test_the_heads_context_follows_the_text_over_several_turns(
     engine: Engine, counting: tuple[Path, Path]
 ) -> None:
     engine.generate([1], method="dflash", max_tokens=1).run()
@@ -265,13 +265,13 @@ def test_the_heads_context_follows_the_text_from_turn_to_turn(
         assert drafted.token_ids == alone.token_ids == plain.token_ids
         assert drafted.stats.rows_histogram == alone.stats.rows_histogram
         assert drafted.stats.n_accepted == alone.stats.n_accepted > 0
-        # Every token has a row, none twice, but those of the last step.
+        # Every token but those of the last step has exactly one row.
         assert levels._positions == list(range(len(levels._positions)))
         assert len(levels._positions) >= len(text) + 40 - 1 - (1 + N_COUNTED)
         text = [*text, *drafted.token_ids]
 
 
-def test_what_other_methods_wrote_is_missing_in_the_heads_context_and_nothing_else(
+def test_the_heads_context_lacks_only_what_other_methods_generated(
     engine: Engine,
 ) -> None:
     sampling = endless(engine)
@@ -282,12 +282,12 @@ def test_what_other_methods_wrote_is_missing_in_the_heads_context_and_nothing_el
     levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
     assert isinstance(levels, BlockContext)
     missing = set(range(len(text) - 6)) - {*levels._positions}
-    assert 100 < len(missing) < 240  # of 202; up to 64 are decoded once more
+    assert 100 < len(missing) < 240  # of 202; up to 64 are decoded again
     assert max(missing) < 31 + 303
     assert reply.stats.n_accepted > 0
 
 
-def test_a_prompt_is_read_in_whole_batches(counting: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_prompt_is_decoded_in_full_batches(counting: tuple[Path, Path], tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     text = (counted() * 2)[:420]
     params = replace(EXACT, n_batch=128)
@@ -298,7 +298,7 @@ def test_a_prompt_is_read_in_whole_batches(counting: tuple[Path, Path], tmp_path
     assert n_rows[:4] == [128, 128, 128, 35]
 
 
-def test_a_full_context_ends_drafting_and_not_the_text(counting: tuple[Path, Path]) -> None:
+def test_a_full_head_context_ends_drafting_but_not_the_text(counting: tuple[Path, Path]) -> None:
     params = replace(EXACT, n_ctx=256)
     with Engine.load(counting[0], params, heads=counting[1]) as engine:
         text = counted()[:200]
@@ -308,11 +308,11 @@ def test_a_full_context_ends_drafting_and_not_the_text(counting: tuple[Path, Pat
         assert (drafted.finish_reason, len(plain.token_ids)) == ("context", 57)
 
 
-# What the variants say of their drafts
+# Variants: DFlash 2 and DSpark
 
 
-def conv_as_it_is(weights: dict[str, Floats]) -> dict[str, Floats]:
-    """Convolutions that leave a row as it is, but for a little."""
+def nearly_identity_conv(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """Convolutions that leave a row almost unchanged."""
     for name, values in weights.items():
         values *= 0.1
         if name.endswith("conv_base"):
@@ -324,12 +324,12 @@ def conv_as_it_is(weights: dict[str, Floats]) -> dict[str, Floats]:
 @pytest.mark.parametrize(
     ("more", "n_accepted"),
     [
-        ({"tensors": conv_as_it_is(dflash2(n_blocks=1)), "metadata": DFLASH2}, 40),
+        ({"tensors": nearly_identity_conv(dflash2(n_blocks=1)), "metadata": DFLASH2}, 40),
         ({"tensors": dspark(), "metadata": {"dflash.sample_from_anchor": False}}, 40),
     ],
     ids=["DFlash 2", "DSpark"],
 )
-def test_drafts_of_the_variants_hold_and_none_is_drafted_below_p_min(
+def test_drafts_of_the_variants_are_accepted_and_none_is_below_p_min(
     tmp_path: Path, more: dict[str, Any], n_accepted: int
 ) -> None:
     target = write_counting_gguf(tmp_path / "target.gguf")
@@ -342,7 +342,7 @@ def test_drafts_of_the_variants_hold_and_none_is_drafted_below_p_min(
         assert 0 < sure.n_drafted < stats.n_drafted
 
 
-def places(head: DFlashHead, context: Context, text: list[int]) -> Scores:
+def first_scores(head: DFlashHead, context: Context, text: list[int]) -> Scores:
     levels = BlockContext(head)
     levels.prepare(64, 4, 5)
     SequenceCache(context).prefill(text[:-1], reader=levels)
@@ -351,13 +351,13 @@ def places(head: DFlashHead, context: Context, text: list[int]) -> Scores:
     return root[0]
 
 
-def test_dflash_2_scores_each_candidate_after_the_one_before(tmp_path: Path, target: Path) -> None:
+def test_dflash_2_scores_each_candidate_given_the_one_before(tmp_path: Path, target: Path) -> None:
     w, metadata = dflash2(rank=4), {**DFLASH2, "dflash.selector_rank": 4}
     path = write_tiny_dflash(tmp_path / "head.gguf", tensors=w, metadata=metadata)
     with Model(target) as model, Context(model, EXACT) as context:
         head = load_heads([path], model)["dflash"]
         head.start(EXACT, context)
-        place = places(head, context, [*TEXT, 281])
+        place = first_scores(head, context, [*TEXT, 281])
         output = place.output  # type: ignore[attr-defined]
         assert sorted(place.logits(0)[0]) == sorted(np.argsort(output.logits(1))[-4:])
         logits, found = output.logits(2), []
@@ -376,7 +376,7 @@ def test_dflash_2_scores_each_candidate_after_the_one_before(tmp_path: Path, tar
     assert abs(left).max() > 0.1
 
 
-def test_dspark_says_how_likely_a_draft_is_to_hold(tmp_path: Path, target: Path) -> None:
+def test_dspark_predicts_how_likely_a_draft_is_to_be_accepted(tmp_path: Path, target: Path) -> None:
     plain = write_tiny_dflash(tmp_path / "plain.gguf", tensors=dspark(confidence=False))
     sure = write_tiny_dflash(tmp_path / "sure.gguf", tensors=dspark())
     found = []
@@ -384,14 +384,16 @@ def test_dspark_says_how_likely_a_draft_is_to_hold(tmp_path: Path, target: Path)
         for path in (plain, sure):
             head = load_heads([path], model)["dflash"]
             head.start(EXACT, context)
-            assert head.n_drafts == 8  # the text's last token has a draft in its own row
-            found.append(places(head, context, [*TEXT, 281]).logits(0).copy())
+            assert head.n_drafts == 8  # the row of the last token drafts too
+            found.append(first_scores(head, context, [*TEXT, 281]).logits(0).copy())
             context.seq_rm(-1, 0, -1)
             head.close()
-    (tokens, probs), (again, held) = found
-    assert tokens.tolist() == again.tolist()
-    assert abs(probs[0] - held[0]) > 0.01
-    np.testing.assert_allclose(held[1:] / (1 - held[0]), probs[1:] / (1 - probs[0]), rtol=1e-4)
+    (tokens, probs), (same_tokens, calibrated) = found
+    assert tokens.tolist() == same_tokens.tolist()
+    assert abs(probs[0] - calibrated[0]) > 0.01
+    np.testing.assert_allclose(
+        calibrated[1:] / (1 - calibrated[0]), probs[1:] / (1 - probs[0]), rtol=1e-4
+    )
 
 
 # Any head
@@ -419,7 +421,7 @@ def test_any_head_gives_the_text_of_plain_decoding(
 
 
 @pytest.mark.parametrize("write", [write_hybrid_gguf, write_mtp_gguf], ids=["lfm2", "qwen35"])
-def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, write: Any) -> None:
+def test_a_hybrid_target_gets_chains_only(tmp_path: Path, write: Any) -> None:
     target = write(tmp_path / "target.gguf")
     path = write_tiny_dflash(tmp_path / "head.gguf", layers=(0, 1, 2), block_size=12)
     with Engine.load(target, EXACT, heads=path, mtp=False) as engine:
@@ -427,7 +429,7 @@ def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, write: An
         assert max(found["dflash"].rows_histogram) == 1 + engine.context.n_rewind
 
 
-def test_drafts_hold_for_a_hybrid_target_from_turn_to_turn(tmp_path: Path) -> None:
+def test_drafts_for_a_hybrid_target_are_accepted_over_several_turns(tmp_path: Path) -> None:
     target = write_counting_gguf(tmp_path / "target.gguf", influence=0.02, hybrid=True)
     head = write_counting_head(tmp_path / "head.gguf")
     with Engine.load(target, EXACT, heads=head) as engine, Engine.load(target, EXACT) as plain:

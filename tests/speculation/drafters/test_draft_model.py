@@ -33,10 +33,10 @@ from tests.support.tiny_gguf import write_tiny_gguf
 PROMPT = "the cat saw a dog and the"
 
 
-def test_the_model_itself_as_a_draft_is_always_right(tiny_model: Path) -> None:
+def test_every_draft_is_accepted_if_the_draft_model_is_the_target(tiny_model: Path) -> None:
     with Engine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
         stats = engine.generate(PROMPT, method="draft:p_min=0,p_path=0", max_tokens=40).run().stats
-    assert stats.tokens_per_step > 7  # all nine of a step, but for the last one
+    assert stats.tokens_per_step > 7  # nine per step, except in the last one
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_difference(
@@ -44,16 +44,14 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_differenc
 ) -> None:
     words = list(tiny_gguf.WORDS)
     words[3] = "zebra"
-    monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+    monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
     other = write_tiny_gguf(tmp_path / "other.gguf")
     with pytest.raises(VocabularyMismatch, match=r"other.gguf cannot draft .* is 'zebra'"):
         Engine.load(tiny_model, EXACT, draft_model=other)
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
-def test_the_first_token_of_a_text_matters_where_one_is_added(
-    tmp_path: Path, add_bos: bool
-) -> None:
+def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) -> None:
     target = write_tiny_gguf(tmp_path / "target.gguf", add_bos=add_bos)
     other = write_tiny_gguf(tmp_path / "other.gguf", bos=11, add_bos=add_bos)
     if add_bos:
@@ -63,7 +61,7 @@ def test_the_first_token_of_a_text_matters_where_one_is_added(
         Engine.load(target, EXACT, draft_model=other).close()
 
 
-def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) -> None:
+def test_method_draft_without_a_draft_model_asks_for_one(tiny_model: Path) -> None:
     with (
         Engine.load(tiny_model, EXACT) as engine,
         pytest.raises(InvalidParameter, match="give one with draft_model"),
@@ -72,7 +70,7 @@ def test_method_draft_without_a_draft_model_says_what_to_give(tiny_model: Path) 
 
 
 @pytest.mark.parametrize(("thread_time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
-def test_a_draft_model_that_threads_do_not_speed_up_gets_one(
+def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
     tiny_model: Path,
     tiny_draft: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,7 +86,7 @@ def test_a_draft_model_that_threads_do_not_speed_up_gets_one(
         assert engine.context.n_threads == 2
 
 
-def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> None:
+def test_measuring_threads_leaves_the_context_unchanged(tiny_model: Path) -> None:
     with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
         context.use_fewest_threads()
         assert context.n_threads in (1, 2)
@@ -97,7 +95,7 @@ def test_measuring_threads_leaves_no_trace_in_the_context(tiny_model: Path) -> N
 
 
 def lengths(**params: float) -> list[int]:
-    """Of the first drafts of 40 texts, with a draft model that is not always sure."""
+    """Lengths of the first drafts of 40 texts, with a draft model that is not always certain."""
     drafter = DraftModel(DraftModelParams(**params), DraftContext(FakeTarget()))  # type: ignore[arg-type]
     found = []
     for seed in range(40):
@@ -116,13 +114,13 @@ def test_drafts_shorter_than_draft_min_are_dropped() -> None:
     assert kept == [n if n >= 3 else 0 for n in all_lengths]
 
 
-def test_a_chain_ends_where_all_of_it_is_unlikely_to_hold() -> None:
+def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     free, shorter, bound = (
         lengths(p_min=0.3, p_path=p_path, draft_max=6) for p_path in (0.0, 0.2, 0.95)
     )
     assert all(a >= b for a, b in zip(free, shorter, strict=True))
     assert sum(free) > sum(shorter) > 0
-    assert set(bound) == {0}  # what the draft model is surest of is taken to hold in 92%
+    assert set(bound) == {0}  # even the most certain draft is estimated at 92%
 
 
 def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
@@ -142,7 +140,7 @@ def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> No
             ).run()
 
 
-def test_rejection_at_temperature_zero_is_the_text_of_plain_decoding(engine: Engine) -> None:
+def test_rejection_at_temperature_zero_gives_the_text_of_plain_decoding(engine: Engine) -> None:
     plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
     ours = engine.generate(PROMPT, method="draft:verify=rejection,p_min=0", max_tokens=40).run()
     assert ours.token_ids == plain.token_ids
@@ -152,7 +150,7 @@ def test_rejection_at_temperature_zero_is_the_text_of_plain_decoding(engine: Eng
     "method", ["draft:p_min=0,p_path=0,draft_max=2", "draft:width=2,p_min=0,nodes=6"]
 )
 def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, method: str) -> None:
-    # Few tokens are left by top-k, so that 400 texts tell distributions apart.
+    # top-k leaves few tokens, so that 400 texts can tell distributions apart.
     sampling = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.2)
     first = engine.generate(PROMPT, method="ar", max_tokens=1).run().token_ids
     prompt = [*engine.model.tokenize(PROMPT), *first]
@@ -175,7 +173,7 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
     assert chi < freedom + 4 * np.sqrt(2 * freedom)
 
 
-def test_probabilities_are_those_that_the_chain_draws_from(engine: Engine) -> None:
+def test_the_reported_probabilities_are_those_the_sampler_draws_from(engine: Engine) -> None:
     params = SamplingParams(temperature=0.8, top_k=4, min_p=0.05, logit_bias={270: 2.0})
     logits = np.random.default_rng(0).standard_normal(engine.model.n_vocab).astype(np.float32)
     chain = make_sampler(params, engine.model, engine.context.n_ctx)
@@ -200,19 +198,19 @@ def chain(levels: DraftContext, text: Sequence[int], n: int) -> list[int]:
     return found
 
 
-def test_of_an_accepted_chain_nothing_is_decoded_again() -> None:
+def test_an_accepted_chain_is_not_decoded_again() -> None:
     target = FakeTarget()
     levels = DraftContext(target)
     text = [1, 2, 3, 4]
     levels.begin(text)
     drafted = chain(levels, text, 4)
     target.decoded.clear()
-    text += [*drafted[:3], 9]  # three of the drafts held, then something else came
+    text += [*drafted[:3], 9]  # three drafts were accepted, then another token followed
     assert chain(levels, text, 2)[0] == int(fake_logits(tuple(text)).argmax())
     assert [len(rows) for rows in target.decoded] == [1, 1]
 
 
-def test_a_tree_grown_by_levels_sees_each_path_alone() -> None:
+def test_each_path_of_a_tree_sees_only_its_own_tokens() -> None:
     target = FakeTarget()
     levels = DraftContext(target)
     text = [1, 2, 3]
@@ -228,7 +226,7 @@ def test_a_tree_grown_by_levels_sees_each_path_alone() -> None:
         text = [*text, 6]
 
 
-def test_a_successor_table_keeps_the_likeliest_tokens_and_survives_the_disk(
+def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(
     tmp_path: Path,
 ) -> None:
     logits: Floats = np.full(20, -5.0, np.float32)
@@ -243,14 +241,14 @@ def test_a_successor_table_keeps_the_likeliest_tokens_and_survives_the_disk(
     assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
     assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
     assert again.of(5) == []
-    with pytest.raises(InvalidParameter, match="the model has 21; make it anew"):
+    with pytest.raises(InvalidParameter, match="the model has 21; rebuild it"):
         BigramTable.load(tmp_path / "table.npz", 21)
     (tmp_path / "table.npz").write_bytes(b"nonsense")
-    with pytest.raises(InvalidParameter, match="is no bigram table"):
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
         BigramTable.load(tmp_path / "table.npz", 20)
 
 
-def test_the_table_made_from_a_text_is_found_beside_the_model(
+def test_a_bigram_table_made_from_a_text_is_found_beside_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gguf = write_tiny_gguf(tmp_path / "model.gguf")
@@ -269,7 +267,7 @@ def test_the_table_made_from_a_text_is_found_beside_the_model(
     assert "none.txt" in capsys.readouterr().err
 
 
-def test_costs_are_measured_once_and_kept(tiny_model: Path, cache_folder: Path) -> None:
+def test_costs_are_measured_once_and_saved(tiny_model: Path, cache_folder: Path) -> None:
     with Model(tiny_model) as model, Context(model, EXACT) as context:
         curve = measure_cost(context, sizes=(1, 2, 4), n_past=20, budget_seconds=0.05)
         assert curve.sizes == (1, 2, 4)
@@ -279,12 +277,12 @@ def test_costs_are_measured_once_and_kept(tiny_model: Path, cache_folder: Path) 
         kept = load_cost(context)
         assert kept.curve(0).seconds == pytest.approx(curve.seconds)
         assert kept.curve(0).weights == curve.weights
-        # Other tests keep costs in the same folder.
+        # Other tests save costs in the same folder.
         files = (cache_folder / "cost").glob("*.json")
         (file,) = [
             file for file in files if json.loads(file.read_text())["0"]["sizes"] == [1, 2, 4]
         ]
-        # What cannot be read, and what was measured in a bad moment, is measured anew.
+        # Unreadable and disturbed measurements are repeated.
         disturbed = {"sizes": [1, 2, 4], "seconds": [0.1, 0.02, 0.02], "switch_seconds": 0.0}
         for broken in ({"sizes": "?"}, {**disturbed, "weights": [10, 10, 10]}):
             file.write_text(json.dumps({"0": broken}), encoding="utf-8")

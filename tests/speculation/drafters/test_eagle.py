@@ -1,4 +1,4 @@
-"""EAGLE's head: the layer, the trees, the states it is fed with, files and real decoding."""
+"""EAGLE's head: the layer, the trees, its input states, files and real decoding."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reference(w: dict[str, Floats], x: Floats) -> Floats:
     return rms_norm(y, w["output_norm.weight"])
 
 
-def test_the_layer_in_llama_cpp_is_the_reference_on_every_path_of_a_tree(
+def test_the_layer_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     w, target = random_tensors(), GGUFFile(tiny_model)
@@ -99,12 +99,12 @@ def test_the_layer_in_llama_cpp_is_the_reference_on_every_path_of_a_tree(
 
 
 def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
-    """What EAGLE-2 looks at when the draft is the fake target itself."""
+    """EAGLE-2's candidates when the draft is the fake target itself."""
     output_of = FakeTarget()
     levels = DraftContext(output_of)
     levels.begin(prefix, width)
 
-    def children(nodes, parent, logits):  # type: ignore[no-untyped-def]
+    def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         return [Candidate(parent, t, p, reached * p) for t, p in top_tokens(logits, width)]
 
@@ -117,10 +117,10 @@ def softmax(logits: Floats) -> Floats:
     return weights / weights.sum()
 
 
-def test_the_dynamic_tree_is_the_one_that_exhaustive_search_finds() -> None:
+def test_the_dynamic_tree_is_as_good_as_exhaustive_search() -> None:
     for seed in range(8):
         prefix = (seed, seed + 1, 3)
-        # All that the head may look at: three drafts below each node, two levels deep.
+        # All candidates: three drafts below each node, two levels deep.
         values: dict[tuple[int, ...], float] = {}
         for token, p in top_tokens(fake_logits(prefix), 3):
             values[(token,)] = p
@@ -152,7 +152,7 @@ def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
         assert [c.token for c in nodes[2:6] if c.parent == parent] == expected
 
 
-def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
+def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     levels = DraftContext(FakeTarget())
     text = (1, 2, 3)
     levels.begin(text, 2)
@@ -183,7 +183,7 @@ def test_a_static_tree_has_its_ranks_and_becomes_these_rows() -> None:
 
 
 class Recorder(FakeEagleHead):
-    """Keeps what the rows were made of."""
+    """Records the token and the state of each row."""
 
     def __init__(self) -> None:
         super().__init__(fake_logits)
@@ -198,7 +198,7 @@ def state(*prefix: int) -> list[float]:
     return fake_hidden(prefix).tolist()
 
 
-def test_every_row_has_its_token_and_the_state_before_it() -> None:
+def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     target, head = FakeTarget(), Recorder()
     levels = HeadContext(head)
     eagle = HeadDrafter(Eagle2Params(depth=2, top_k=1, nodes=2, window=3), levels)
@@ -214,7 +214,7 @@ def test_every_row_has_its_token_and_the_state_before_it() -> None:
         (4, state(1, 2, 3)),
         (5, state(1, 2, 3, 4)),
         (6, state(1, 2, 3, 4, 5)),
-        (one, fake_hidden((4, 5, 6)).tolist()),  # a guess: what the head's own context says
+        (one, fake_hidden((4, 5, 6)).tolist()),  # the state given by the head's own context
     ]
     head.rows.clear()
     target.want_hidden(True)
@@ -227,14 +227,14 @@ def test_every_row_has_its_token_and_the_state_before_it() -> None:
     assert head.rows[:2] == [(one, state(*prompt)), (9, state(*prompt, one))]
 
 
-def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
+def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
     target, head = FakeTarget(), Recorder()
     levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
     cache = SequenceCache(target)
     for prompt, reused, expected in (
         ([1, 2, 3, 4], 0, [(2, state(1)), (3, state(1, 2)), (4, state(1, 2, 3))]),
-        # Up to 3 all is known, but the state after it is gone: it is decoded once more.
+        # Tokens up to 3 are cached, but the state after 3 is gone: it is decoded again.
         ([1, 2, 3, 7, 8], 2, [(7, state(1, 2, 3)), (8, state(1, 2, 3, 7))]),
         ([5, 6], 0, [(6, state(5))]),
     ):
@@ -243,17 +243,17 @@ def test_another_text_keeps_the_rows_of_its_common_beginning() -> None:
         eagle.begin(prompt)
         eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget())
         assert head.rows == expected
-        assert [len(head.context.held(0))] == [len(prompt) - 1]
+        assert len(head.context.tokens_of(0)) == len(prompt) - 1
 
 
-def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> None:
+def test_unobserved_steps_leave_a_gap_and_a_step_without_a_draft() -> None:
     target, head = FakeTarget(), Recorder()
     target.want_hidden(True)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
     eagle.begin([1, 2])
     tree = TokenTree(2)
     eagle.draft([1, 2], tree, DraftBudget())
-    assert len(tree) == 1  # nobody read the prompt
+    assert len(tree) == 1  # no states of the prompt were read
     cache = SequenceCache(target)
     cache.prefill([1])
     output = cache.extend([2])
@@ -267,7 +267,7 @@ def test_steps_that_went_by_unseen_leave_a_gap_and_a_step_without_a_draft() -> N
     assert head.rows == [(8, state(1, 2, 3, 5, 7))]
 
 
-def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> None:
+def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
     head = Recorder()
     levels = HeadContext(head)
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), levels)
@@ -276,23 +276,23 @@ def test_what_a_stop_left_unread_of_a_prompt_is_read_when_it_comes_again() -> No
     stops = iter([False, True])
     with pytest.raises(Cancelled):
         cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
-    assert cache.prefill(prompt[:-1], reader=levels) == 2  # which were read
+    assert cache.prefill(prompt[:-1], reader=levels) == 2  # the states of these were read
     eagle.begin(prompt)
     eagle.draft(prompt, TokenTree(6), DraftBudget())
     assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
 
 
-def test_a_target_does_not_go_back_far_for_states() -> None:
-    held = list(range(100))
+def test_only_a_bounded_part_of_the_prompt_is_decoded_again_for_states() -> None:
+    cached = list(range(100))
     for n_rewind, n_reused in ((NO_LIMIT, 36), (8, 100)):
         levels = HeadContext(Recorder())
         levels.prepare(1024, 1, 5)
         cache = SequenceCache(FakeTarget(n_rewind=n_rewind))
-        cache.prefill(held)
-        assert cache.prefill([*held, 7, 8], reader=levels) == n_reused
+        cache.prefill(cached)
+        assert cache.prefill([*cached, 7, 8], reader=levels) == n_reused
 
 
-def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:
+def test_a_full_head_context_ends_drafting_without_an_error() -> None:
     head = FakeEagleHead(fake_logits)
     head.context = FakeTarget(n_ctx=12)
     head.context.want_hidden(True)
@@ -310,7 +310,7 @@ def test_a_full_context_of_the_head_ends_drafting_without_an_error() -> None:
 # Parameters
 
 
-def test_parameters_out_of_range_say_so() -> None:
+def test_parameters_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="top_k is 17; give 1 to 16"):
         Eagle2Params(top_k=17)
     with pytest.raises(InvalidParameter, match="window is -1"):
@@ -338,14 +338,14 @@ def test_a_head_of_another_model_is_refused_with_both_names(
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-def test_a_truncated_head_says_so(tmp_path: Path, tiny_model: Path, share: float) -> None:
+def test_a_truncated_head_is_reported(tmp_path: Path, tiny_model: Path, share: float) -> None:
     path = write_head(tmp_path / "head.gguf", tiny_model)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
         Engine.load(tiny_model, EXACT, heads=path)
 
 
-def test_heads_of_the_wrong_sizes_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_heads_of_the_wrong_size_are_refused(tmp_path: Path, tiny_model: Path) -> None:
     path = tmp_path / "head.gguf"
     with Model(tiny_model) as model:
         info = HeadsInfo.of_target("eagle", model)
@@ -388,10 +388,8 @@ def test_any_head_gives_the_text_of_plain_decoding(
     assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
 
 
-def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    """A reply, then another turn of the same text, then the first once more."""
+def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: Path) -> None:
+    """A reply, then a second turn, then the first prompt again."""
     path = write_head(tmp_path / "head.gguf", tiny_model)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         first = engine.generate(PROMPT, method="eagle-2", max_tokens=20).run()
@@ -402,7 +400,7 @@ def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(
         ]
         second = engine.generate(text, method="eagle-2", max_tokens=20).run()
         assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
-        # Every step but the last two, which have one token left below the root, and none.
+        # In the last two steps one token is left below the root, and none.
         assert second.stats.n_drafted == 24 * 18 + 8
         plain = engine.generate(text, method="ar", max_tokens=20).run()
         assert second.token_ids == plain.token_ids
@@ -410,7 +408,9 @@ def test_the_states_of_a_prompt_cost_a_text_nothing_but_time(
         assert again.token_ids == first.token_ids
 
 
-def test_the_layers_file_goes_with_the_engine(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_layers_temporary_file_is_removed_with_the_engine(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     path = write_head(tmp_path / "head.gguf", tiny_model)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         head = engine.resources.heads["eagle"]

@@ -16,6 +16,7 @@ from batching.llama import private_api
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.target import Output
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
@@ -54,11 +55,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
 
 
-# What goes into layers
+# Auxiliary hidden states
 
 
 def inputs_of_layers(path: Path, tokens: Sequence[int]) -> list[Floats]:
-    """What goes into each layer, (time, 32), in plain NumPy."""
+    """The input of each layer, (time, 32), in plain NumPy."""
     file = GGUFFile(path)
     w = {name: file.tensor(name) for name in file.tensors}
     x = w["token_embd.weight"][list(tokens)]
@@ -69,18 +70,18 @@ def inputs_of_layers(path: Path, tokens: Sequence[int]) -> list[Floats]:
     return found
 
 
-def test_the_inputs_of_layers_are_those_of_the_reference_for_every_row(target: Path) -> None:
+def test_auxiliary_hidden_states_match_the_reference_for_every_row(target: Path) -> None:
     tokens = [5, 270, 271, 272, 280, 281]
     expected = inputs_of_layers(target, tokens)
     with Model(target) as model, Context(model, EXACT) as context:
 
-        def decode(first: int, n: int) -> object:
+        def decode(first: int, n: int) -> Output:
             some, places = tokens[first : first + n], range(first, first + n)
             return context.decode(Rows(some, places, [range(1)] * n, [False] * (n - 1) + [True]))
 
         context.want_layers((1, 3))
         output = decode(0, 4)
-        for row in range(4):  # without output, too
+        for row in range(4):  # also rows without output
             wanted = np.concatenate([expected[1][row], expected[3][row]])
             np.testing.assert_allclose(output.aux_hidden_states(row, (1, 3)), wanted, atol=1e-4)
         context.want_layers((2,))
@@ -98,7 +99,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path / "hybrid.gguf")
 
 
-def test_a_hybrid_models_inputs_of_layers_are_the_same_however_they_are_asked_for(
+def test_auxiliary_hidden_states_of_a_hybrid_model_do_not_depend_on_the_batches(
     hybrid: Path,
 ) -> None:
     tokens = [5, 270, 271, 272, 280, 281]
@@ -126,7 +127,7 @@ def test_a_hybrid_models_inputs_of_layers_are_the_same_however_they_are_asked_fo
     assert abs(together[:, 32:64] - together[:, 64:]).max() > 0.01
 
 
-def test_layers_that_a_model_does_not_have_or_give_out_are_refused(
+def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Model(target) as model, Context(model, EXACT) as context:
@@ -140,7 +141,9 @@ def test_layers_that_a_model_does_not_have_or_give_out_are_refused(
         private_api.check_layer_inputs(model, (0,))
 
 
-def test_a_build_that_lacks_a_function_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_a_needed_function_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = "llama_get_embeddings_nextn"
     monkeypatch.setitem(private_api._FUNCTIONS, name, ([], None, "_Z4none", "?none"))
     with pytest.raises(UnsupportedModel, match="does not export llama_get_embeddings_nextn"):
@@ -149,7 +152,7 @@ def test_a_build_that_lacks_a_function_says_which(monkeypatch: pytest.MonkeyPatc
 
 # The head
 
-# What published heads are like, and llama.cpp's converter writes.
+# Variants of published heads, as llama.cpp's converter writes them.
 VARIANTS: dict[str, dict[str, Any]] = {
     "some tokens": {"tokens": DRAFTED},
     "all tokens, by the target's matrix": {},
@@ -181,7 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Reference:
-    """A head by its file and its target's, in plain NumPy."""
+    """A head in plain NumPy, from its own and its target's file."""
 
     def __init__(self, path: Path, target: Path) -> None:
         head, of_target = GGUFFile(path), GGUFFile(target)
@@ -209,7 +212,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_native_graph_is_the_reference_on_every_path_of_a_tree(
+def test_the_native_graph_matches_the_reference_on_every_path_of_a_tree(
     tmp_path: Path, target: Path, variant: str
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf", **VARIANTS[variant])
@@ -226,7 +229,7 @@ def test_the_native_graph_is_the_reference_on_every_path_of_a_tree(
 # Files
 
 
-def test_heads_that_are_not_the_models_are_refused(
+def test_heads_of_another_model_are_refused(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "head.gguf"
@@ -244,7 +247,7 @@ def test_heads_that_are_not_the_models_are_refused(
             load_heads([path], model)
         words = list(tiny_gguf.WORDS)
         words[3] = "zebra"
-        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
         write_tiny_eagle3(path)
         with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
             load_heads([path], model)
@@ -298,7 +301,7 @@ def test_heads_that_are_not_the_models_are_refused(
         ),
     ],
 )
-def test_heads_that_llama_cpp_could_not_run_are_refused_before_it_is_asked(
+def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
     tmp_path: Path, target: Path, head: dict[str, Any], reason: str
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf", **head)
@@ -307,7 +310,7 @@ def test_heads_that_llama_cpp_could_not_run_are_refused_before_it_is_asked(
     assert "head.gguf" in str(refused.value)
 
 
-# Of llama.cpp's converter, for a head of the Llama family.
+# Written by llama.cpp's converter for a head of the Llama family.
 KEYS = {
     *("general.architecture", "general.type", "general.name", "general.file_type"),
     *("general.quantization_version", "eagle3.context_length", "eagle3.embedding_length"),
@@ -319,7 +322,7 @@ KEYS = {
 }
 
 
-def test_what_training_writes_is_what_the_converter_would_write(
+def test_training_writes_the_same_file_layout_as_llama_cpps_converter(
     tmp_path: Path, target: Path
 ) -> None:
     path = tmp_path / "head.gguf"
@@ -343,7 +346,7 @@ def test_what_training_writes_is_what_the_converter_would_write(
         check_a_tree(head, features, Reference(path, target).after)
 
 
-def test_a_target_without_taps_is_refused_before_anything_runs(
+def test_a_target_without_layer_taps_is_refused_on_loading(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
@@ -352,7 +355,7 @@ def test_a_target_without_taps_is_refused_before_anything_runs(
         Engine.load(target, EXACT, heads=path)
 
 
-def test_hunyuan_models_with_taps_are_called_as_their_files_call_them() -> None:
+def test_hunyuan_models_are_listed_under_the_names_in_their_files() -> None:
     assert {"hunyuan-dense", "hunyuan_vl"} <= set(private_api.EXPOSES_LAYER_INPUTS) & set(
         MODEL_ARCH_NAMES.values()
     )
@@ -389,13 +392,13 @@ def test_any_head_gives_the_text_of_plain_decoding(
         # All steps but the last two draft 24; there one token is left below the root, and none.
         assert stats.rows_histogram[25] >= stats.n_steps - 2
         assert set(stats.rows_histogram) <= {25, 9, 1}
-        # The engine's context is made anew for wide trees; the head has one of its own.
+        # The engine's context is recreated for wide trees; the head has its own.
         wide = engine.generate(PROMPT, method="eagle-3:nodes=100,top_k=12", max_tokens=20).run()
         plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
         assert wide.token_ids == plain.token_ids
 
 
-def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, hybrid: Path) -> None:
+def test_a_hybrid_target_gets_chains_only(tmp_path: Path, hybrid: Path) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf", layers=(0, 1, 2))
     with (
         Engine.load(hybrid, EXACT, heads=path, mtp=False) as engine,
@@ -405,7 +408,7 @@ def test_a_hybrid_target_is_drafted_for_along_one_path(tmp_path: Path, hybrid: P
         assert max(found["eagle-3"].rows_histogram) <= 1 + engine.context.n_rewind
         assert found["eagle-3"].n_drafted > 30
         text = engine.model.tokenize(PROMPT)
-        for n, method in enumerate(METHODS):  # one goes on where the other ended
+        for n, method in enumerate(METHODS):  # each continues the text of the one before
             reply = engine.generate(text, method=method, max_tokens=20).run()
             assert (
                 reply.token_ids == plain.generate(text, method="ar", max_tokens=20).run().token_ids

@@ -7,35 +7,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import tree_rows
-from batching.tree import Floats, TokenTree
+from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.lookahead import Lookahead, LookaheadParams, NgramPool
 from speculation.engine import Engine
+from tests.support.scripted import ScriptedOutput
 
 W5N4G2 = LookaheadParams(window=5, ngram=4, guesses=2)
-
-
-class ScriptedOutput:
-    """Argmax of every row as told; a vocabulary of 512."""
-
-    def __init__(self, argmax: dict[int, int]) -> None:
-        self._argmax = argmax
-
-    def logits(self, row: int) -> Floats:
-        return np.zeros(512, np.float32)
-
-    def argmax(self, row: int) -> int:
-        return self._argmax[row]
-
-    def argmaxes(self, first: int, n: int) -> list[int]:
-        return [self.argmax(row) for row in range(first, first + n)]
 
 
 def table(tree: TokenTree, n_past: int) -> list[str]:
@@ -53,7 +37,7 @@ def started(params: LookaheadParams = W5N4G2) -> Lookahead:
     tree = TokenTree(3)
     lookahead.draft([1, 2, 3], tree, DraftBudget())
     assert len(tree) == 1
-    lookahead.observe(Step(tree, ScriptedOutput({}), [0], 40))
+    lookahead.observe(Step(tree, ScriptedOutput(), [0], 40))
     return lookahead
 
 
@@ -83,7 +67,7 @@ FIRST_BATCH = [
 ]
 
 
-def test_the_first_batch_of_w5_n4_g2_is_this_table() -> None:
+def test_the_first_batch_of_w5_n4_g2_has_these_rows() -> None:
     assert table(drafted(started(), [1, 2, 3, 40]), n_past=10) == FIRST_BATCH
 
 
@@ -120,7 +104,7 @@ def test_the_window_rolls_and_its_columns_become_ngrams_of_the_next_batch() -> N
     ]
 
 
-def test_ngrams_stand_level_by_level_before_the_window() -> None:
+def test_ngrams_come_level_by_level_before_the_window() -> None:
     lookahead = second_step()
     lookahead._pool.add(100, (7, 8, 9))
     assert table(drafted(lookahead, [100]), n_past=0)[1:7] == [
@@ -133,7 +117,7 @@ def test_ngrams_stand_level_by_level_before_the_window() -> None:
     ]
 
 
-def test_each_further_accepted_token_rolls_the_window_and_repeats_the_next_level() -> None:
+def test_each_further_accepted_token_rolls_the_window_and_repeats_the_new_level() -> None:
     lookahead = second_step()
     tree = drafted(lookahead, [1, 2, 3, 40, 100])
     fresh = dict(zip(range(13, 18), range(300, 305), strict=True))
@@ -159,14 +143,14 @@ def test_merged_ngrams_share_their_common_prefix() -> None:
     ]
 
 
-def test_no_window_is_drafted_where_the_context_has_no_room_for_it() -> None:
+def test_no_window_is_drafted_if_the_context_has_no_room_for_it() -> None:
     lookahead = started()
     tree = TokenTree(40)
     lookahead.draft([40], tree, DraftBudget(max_nodes=13))
     assert len(tree) == 1
 
 
-def test_the_pool_is_a_ring_without_duplicates() -> None:
+def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
     pool = NgramPool(2)
     for rest in ((1,), (2,), (1,), (3,)):
         pool.add(9, rest)
@@ -176,14 +160,14 @@ def test_the_pool_is_a_ring_without_duplicates() -> None:
     assert pool.starting_with(8) == []
 
 
-def test_the_prompt_fills_the_pool_when_asked_to() -> None:
+def test_pool_from_prompt_fills_the_pool_with_the_prompt() -> None:
     lookahead = Lookahead(LookaheadParams(window=5, ngram=3, guesses=2, pool_from_prompt=True))
     lookahead.begin([1, 2, 3, 1, 2, 4])
     assert lookahead._pool.starting_with(1) == [(2, 3), (2, 4)]
     assert lookahead._pool.starting_with(2) == [(3, 1)]
 
 
-def test_too_many_columns_and_guesses_are_refused_with_the_sum() -> None:
+def test_too_many_columns_and_guesses_are_refused_with_their_sum() -> None:
     with pytest.raises(InvalidParameter, match="window 128 and guesses 128 need 257 sequences"):
         LookaheadParams(window=128, guesses=128)
 
@@ -210,12 +194,12 @@ Batch = list[list[object]]
 def test_batches_equal_those_of_llama_lookahead_row_for_row(
     recording: str, method: str, n_batches: int, tmp_path: Path
 ) -> None:
-    """From the third line on: how the prompt is prefilled is ours to choose, and one batch less.
+    """Compared from the third line on: we prefill the prompt differently, in one batch fewer.
 
-    The recordings were read from a line-wise log in which a newline token's piece breaks its line.
-    So they lack the rows of that token, and a batch whose first row it is was not told from the
-    batch before it: that line holds the batch before and then its own rows twice. ``as_recorded``
-    does the same to ours; everything else must be equal.
+    The recordings were read from a line-based log in which the text of a newline token breaks its
+    line, so they lack the rows of that token. A batch that starts with it was not separated from
+    the one before: its line holds that batch, then its own rows twice. ``as_recorded`` does the
+    same to ours; everything else must be equal.
     """
     trace = tmp_path / "trace.jsonl"
     with Model(STORIES) as model:

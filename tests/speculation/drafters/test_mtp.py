@@ -1,4 +1,4 @@
-"""Multi-token prediction: a model's own layer for the token after the next drafts."""
+"""Multi-token prediction (MTP): a model's own layer drafts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def engine(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) -> None:
+def test_drafts_do_not_change_the_text(engine: Engine, method: str, temperature: float) -> None:
     endless = dict.fromkeys(engine.model.ends, -math.inf)
     sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
     for prompt in (PROMPT, f"{PROMPT} an", "a"):
@@ -62,7 +62,7 @@ def test_drafts_change_nothing(engine: Engine, method: str, temperature: float) 
         assert len(plain.token_ids) == 60
 
 
-def test_most_drafts_of_a_layer_that_knows_hold(engine: Engine) -> None:
+def test_most_drafts_of_an_accurate_layer_are_accepted(engine: Engine) -> None:
     stats = engine.generate(PROMPT, method="mtp", max_tokens=60).run().stats
     assert stats.n_accepted > 0.9 * stats.n_drafted > 20
     unsure = engine.generate(PROMPT, method="mtp:depth=3,p_min=0", max_tokens=60).run().stats
@@ -70,7 +70,7 @@ def test_most_drafts_of_a_layer_that_knows_hold(engine: Engine) -> None:
     assert max(unsure.rows_histogram) == 4  # three drafts and their root
 
 
-def test_a_broad_tree_is_decoded_where_the_memory_can_drop_branches(engine: Engine) -> None:
+def test_a_wide_tree_is_decoded_if_the_cache_can_drop_branches(engine: Engine) -> None:
     method = "mtp:p_min=0,top_k=12,nodes=100"
     plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
     drafted = engine.generate(PROMPT, method=method, max_tokens=30).run()
@@ -106,7 +106,7 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
+def test_drafting_continues_in_the_next_turn(engine: Engine) -> None:
     first = engine.generate(PROMPT, method="mtp", max_tokens=20).run()
     text = [*first.prompt, *first.token_ids]
     longer = [*text, 270, 271, 272]
@@ -117,7 +117,7 @@ def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
     assert drafted.stats.n_accepted > 0
 
 
-def test_a_reply_is_not_read_again_for_the_layer(engine: Engine) -> None:
+def test_a_reply_is_not_decoded_again_for_the_layer(engine: Engine) -> None:
     endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
     text = [1, *range(20, 140)]
     for method in ("mtp", "ar", "mtp"):
@@ -128,19 +128,19 @@ def test_a_reply_is_not_read_again_for_the_layer(engine: Engine) -> None:
         assert n_reused == len(text) - 1 if is_hybrid else n_reused >= len(text) - 65
 
 
-def test_without_its_layers_a_model_is_as_any_other(tmp_path: Path) -> None:
+def test_a_model_without_its_mtp_layers_works_like_any_other(tmp_path: Path) -> None:
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     with Engine.load(path, EXACT, mtp=False) as engine:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
             engine.generate(PROMPT, method="mtp").run()
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    with Engine.load(missing, EXACT) as engine:  # whose metadata speak of one
+    with Engine.load(missing, EXACT) as engine:  # its metadata declare a layer
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
 
 
-def test_a_layer_in_a_file_of_its_own_drafts_for_the_model_it_belongs_to(tmp_path: Path) -> None:
+def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None:
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
     with Engine.load(path, EXACT) as engine:
@@ -155,7 +155,7 @@ def test_a_layer_in_a_file_of_its_own_drafts_for_the_model_it_belongs_to(tmp_pat
         Engine.load(other, EXACT, heads=alone)
 
 
-def test_a_layer_alone_is_no_model(tmp_path: Path) -> None:
+def test_a_layer_alone_is_not_a_model(tmp_path: Path) -> None:
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
     for mtp in (False, True):
         with pytest.raises(HeadsError, match=r"alone\.gguf is no model: it holds drafting heads"):
@@ -165,7 +165,7 @@ def test_a_layer_alone_is_no_model(tmp_path: Path) -> None:
         Engine.load(path, EXACT, draft_model=alone)
 
 
-def test_an_assistant_is_no_model_and_drafts_for_its_target_alone(tmp_path: Path) -> None:
+def test_an_assistant_is_not_a_model_and_drafts_only_for_its_target(tmp_path: Path) -> None:
     target = write_gemma_gguf(tmp_path / "gemma.gguf")
     alone = write_assistant_gguf(tmp_path / "assistant.gguf", target)
     with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
@@ -178,7 +178,7 @@ def test_an_assistant_is_no_model_and_drafts_for_its_target_alone(tmp_path: Path
         Engine.load(other, EXACT, heads=alone)
 
 
-def test_an_assistant_drafts_on_in_a_context_that_was_made_anew(tmp_path: Path) -> None:
+def test_an_assistant_keeps_drafting_after_the_context_is_recreated(tmp_path: Path) -> None:
     target = write_gemma_gguf(tmp_path / "gemma.gguf")
     heads = write_assistant_gguf(tmp_path / "assistant.gguf", target, of_state=0.02)
     with Engine.load(target, EXACT, heads=heads) as engine:
@@ -192,8 +192,8 @@ def test_an_assistant_drafts_on_in_a_context_that_was_made_anew(tmp_path: Path) 
     assert first.stats.n_accepted == again.stats.n_accepted > 20
 
 
-def test_layers_that_llama_cpp_cannot_run_are_left_alone(tmp_path: Path) -> None:
-    path = write_mtp_gguf(tmp_path / "two.gguf", n_mtp=2)  # of which it runs one for Qwen 3.5
+def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
+    path = write_mtp_gguf(tmp_path / "two.gguf", n_mtp=2)  # llama.cpp runs only one for Qwen 3.5
     with Engine.load(path, EXACT) as engine:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
@@ -205,14 +205,14 @@ def test_layers_that_llama_cpp_cannot_run_are_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("architecture", ["glm5-next", "nemotron_h", "mimo2"])
-def test_layers_without_a_graph_are_left_alone(tmp_path: Path, architecture: str) -> None:
+def test_layers_without_a_graph_are_ignored(tmp_path: Path, architecture: str) -> None:
     path = write_mtp_header(tmp_path / "other.gguf", architecture)
     assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
     has_graph = write_mtp_header(tmp_path / "moe.gguf", "nemotron_h_moe")
     assert find_mtp_layers(has_graph, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
 
 
-def test_what_a_file_has_is_found_in_its_parts_as_well(tmp_path: Path) -> None:
+def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:
     whole = write_mtp_gguf(tmp_path / "mtp.gguf")
     assert find_mtp_layers(whole, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)

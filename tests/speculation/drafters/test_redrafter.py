@@ -31,9 +31,14 @@ from speculation.heads.redrafter import (
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.methods import parse_method
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
-from tests.support.head_checks import SAMPLINGS
+from tests.support.head_checks import (
+    check_that_a_gap_is_noticed,
+    compared_texts,
+    normal_weights,
+    second_tree,
+)
 from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
 
 N_TINY = len(vocabulary()[0])
@@ -47,11 +52,7 @@ def random_weights(
     tokens: Sequence[int] | None = None,
     shares_target: bool = False,
 ) -> ReDrafterWeights:
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Floats:
-        return (2 * rng.standard_normal(shape) / np.sqrt(n_embd)).astype(np.float32)
-
+    normal = normal_weights(np.random.default_rng(0), n_embd, scale=2)
     return ReDrafterWeights(
         token=normal(n_embd, n_embd),
         recurrent=normal(n_embd, n_embd),
@@ -76,7 +77,7 @@ def write_head(path: Path, target: Path, weights: ReDrafterWeights) -> Path:
 # The forward pass
 
 
-def test_every_token_advances_a_state_that_is_read_together_with_the_targets() -> None:
+def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None:
     weights = ReDrafterWeights(
         token=np.eye(2, dtype=np.float32),
         recurrent=np.array([[0, 1], [1, 0]], np.float32),
@@ -103,6 +104,7 @@ def test_every_token_advances_a_state_that_is_read_together_with_the_targets() -
 
 
 @pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
+@pytest.mark.train
 def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
     w = random_weights(n_blocks=2, tokens=tokens)
@@ -130,7 +132,7 @@ def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> Non
         for block in blocks:
             u = u + silu(block(u))  # type: ignore[operator]
         z = h + torch.from_numpy(w.projection) @ u
-        return (torch.from_numpy(w.output) @ z).detach().numpy()  # type: ignore[no-any-return]
+        return (torch.from_numpy(w.output) @ z).detach().numpy()
 
     def look_up(ids: Sequence[int]) -> Floats:
         return embeddings[list(ids)]
@@ -150,7 +152,7 @@ def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> Non
 
 
 class FakeHead:
-    """Logits of six tokens, from nothing but the path since the text's last token."""
+    """Logits of six tokens that depend only on the path since the text's last token."""
 
     tokens: npt.NDArray[np.int32] | None = None
 
@@ -173,16 +175,7 @@ class FakeHead:
 
 def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> TokenTree:
     """The tree of the second step of a text, whose last token is 5."""
-    drafter = ReDrafter(params, head)
-    drafter.begin([1, 2, 3])
-    tree = TokenTree(3)
-    drafter.draft([1, 2, 3], tree, DraftBudget())
-    assert len(tree) == 1  # no state has been seen yet
-    output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
-    drafter.observe(Step(tree, output, [0], 5))
-    tree = TokenTree(5)
-    drafter.draft([1, 2, 3, 5], tree, DraftBudget(min_path_prob=floor))
-    return tree
+    return second_tree(ReDrafter(params, head), 5, floor)
 
 
 def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -194,7 +187,7 @@ def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
 
 
 def beams(head: FakeHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
-    """Beam search written down plainly: all continuations of all beams, the best go on."""
+    """Plain beam search: of all continuations of all beams the best are kept."""
     kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(length):
         found = []
@@ -207,9 +200,7 @@ def beams(head: FakeHead, n_beams: int, length: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("n_beams", "length"), [(1, 4), (2, 3), (3, 3), (4, 4)])
-def test_the_tree_is_beam_searchs_beams_with_common_beginnings_once(
-    n_beams: int, length: int
-) -> None:
+def test_the_tree_merges_the_common_prefixes_of_the_beams(n_beams: int, length: int) -> None:
     for seed in range(5):
         head = FakeHead(seed)
         tree = drafted(ReDrafterParams(beams=n_beams, length=length), head)
@@ -217,7 +208,7 @@ def test_the_tree_is_beam_searchs_beams_with_common_beginnings_once(
         assert paths_of(tree) == {path[: i + 1] for path in expected for i in range(length)}
 
 
-def test_the_best_ends_bring_their_whole_paths() -> None:
+def test_the_top_beams_include_their_whole_paths() -> None:
     nodes = [
         Candidate(-1, 1, 0.6, 0.6),
         Candidate(-1, 2, 0.4, 0.4),
@@ -230,17 +221,17 @@ def test_the_best_ends_bring_their_whole_paths() -> None:
     assert top_beams([], 2) == []
 
 
-def test_a_tree_with_a_floor_has_no_path_below_it_and_every_one_above() -> None:
+def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
     head = FakeHead()
     tree = drafted(ReDrafterParams(beams=6, length=2), head, floor=0.1)
-    reached = {(): 1.0}
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
     paths: list[tuple[int, ...]] = [()]
     for parent, token, prob in zip(tree.parents[1:], tree.tokens[1:], tree.probs[1:], strict=True):
         paths.append((*paths[parent], token))
         reached[paths[-1]] = reached[paths[parent]] * prob
     assert len(tree) > 1
     assert min(reached.values()) >= 0.1
-    confidence = ReDrafter(ReDrafterParams(), head)._confidence  # as nothing has been learnt
+    confidence = ReDrafter(ReDrafterParams(), head)._confidence  # before anything is learnt
     for path in product(range(6), repeat=2):
         likely = 1.0
         for i, token in enumerate(path):
@@ -250,7 +241,7 @@ def test_a_tree_with_a_floor_has_no_path_below_it_and_every_one_above() -> None:
         assert (path in reached) == (likely >= 0.1)
 
 
-def test_what_holds_teaches_how_far_the_head_is_to_be_believed() -> None:
+def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     head = FakeHead()
     drafter = ReDrafter(ReDrafterParams(beams=1, length=1), head)
     logits = head.after((5,))
@@ -267,14 +258,8 @@ def test_what_holds_teaches_how_far_the_head_is_to_be_believed() -> None:
     assert drafter._confidence.acceptance_prob(first) > before
 
 
-def test_a_state_of_another_place_in_the_text_is_not_used() -> None:
-    drafter = ReDrafter(ReDrafterParams(), FakeHead())
-    drafter.begin([1, 2])
-    drafter.draft([1, 2], TokenTree(2), DraftBudget())
-    drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
-    tree = TokenTree(9)
-    drafter.draft([1, 2, 5, 9], tree, DraftBudget())  # a step went by unseen
-    assert len(tree) == 1
+def test_a_state_from_another_position_is_not_used() -> None:
+    check_that_a_gap_is_noticed(ReDrafter(ReDrafterParams(), FakeHead()))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +275,7 @@ def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
         parse_method(method)
 
 
-def test_without_a_head_the_method_says_what_it_needs() -> None:
+def test_the_method_asks_for_a_head_if_none_was_loaded() -> None:
     with pytest.raises(InvalidParameter, match="none were loaded; give them with heads"):
         parse_method("redrafter").drafters()
 
@@ -298,7 +283,9 @@ def test_without_a_head_the_method_says_what_it_needs() -> None:
 # Files
 
 
-def test_a_head_survives_its_file(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_head_is_the_same_after_a_round_trip_through_its_file(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     weights = random_weights(n_blocks=2, tokens=[5, 6, 280])
     file = HeadsFile(write_head(tmp_path / "head.gguf", tiny_model, weights))
     assert (file.info.method, file.info.target_name) == ("redrafter", "tiny")
@@ -309,7 +296,7 @@ def test_a_head_survives_its_file(tmp_path: Path, tiny_model: Path) -> None:
     assert again.tokens.tolist() == [5, 6, 280]
 
 
-def test_a_shared_output_is_the_targets_own(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_shared_output_matrix_is_read_from_the_target(tmp_path: Path, tiny_model: Path) -> None:
     weights = random_weights(tokens=[5, 6, 280], shares_target=True)
     path = write_head(tmp_path / "head.gguf", tiny_model, weights)
     assert "output.weight" not in GGUFFile(path).tensors
@@ -350,23 +337,17 @@ def test_any_head_gives_the_text_of_plain_decoding(
     weights = random_weights(tokens=words, shares_target=shares_target)
     path = write_head(tmp_path / "head.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        for name, sampling in SAMPLINGS.items():
-            plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=50).run()
-            for method in METHODS:
-                ours = engine.generate(
-                    PROMPT, method=method, sampling=sampling, max_tokens=50
-                ).run()
-                assert ours.token_ids == plain.token_ids, (name, method)
-                if method == METHODS[1] and plain.finish_reason == "length":
-                    # Not in the first step; in the last two one token is left, and none.
-                    assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
+        for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
+            if method == METHODS[1] and plain.finish_reason == "length":
+                # Not in the first step; in the last two one token is left, and none.
+                assert ours.stats.n_drafted == 2 * (ours.stats.n_steps - 3) + 1
 
 
 # Training
 
 
-def test_a_trained_head_drafts_what_the_target_says(tmp_path: Path, tiny_model: Path) -> None:
-    pytest.importorskip("torch")
+@pytest.mark.train
+def test_drafts_of_a_trained_head_are_accepted(tmp_path: Path, tiny_model: Path) -> None:
     from speculation.train.__main__ import main
 
     prompts = tmp_path / "prompts.jsonl"
@@ -380,11 +361,12 @@ def test_a_trained_head_drafts_what_the_target_says(tmp_path: Path, tiny_model: 
         plain = engine.generate(words[0], method="ar", max_tokens=40).run()
         ours = engine.generate(words[0], method="redrafter", max_tokens=40).run()
     assert ours.token_ids == plain.token_ids
-    assert ours.stats.tokens_per_step > 1.5  # a head that has learnt nothing gives 1.04
+    assert ours.stats.tokens_per_step > 1.5  # an untrained head gives 1.04
 
 
-def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Path) -> None:
-    """What training computes for token i of a chain is what the head gives while it drafts."""
+@pytest.mark.train
+def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_path: Path) -> None:
+    """Training must compute for each token of a chain what the head computes when it drafts."""
     torch = pytest.importorskip("torch")
     from speculation.train import states
     from speculation.train.redrafter import ReDrafterTraining, _Head
@@ -406,8 +388,8 @@ def test_the_loss_of_a_chain_is_that_of_drafting_it_token_by_token(tmp_path: Pat
         chains = [
             (p.tolist(), (ours @ model.output.T).numpy()) for p, ours in model.chains(batch, 3)
         ]
-    # Learnt places: the tokens 3 to 6 and 8 to 11 come from the states at 1 … 4 and at 7 … 9 by
-    # way of the token between. Chains of three end where the piece does.
+    # Chains of up to three start from the states at 1 to 4 and at 7 to 9 with the token after each.
+    # They end where the sequence does.
     starts = [1, 2, 3, 4, 7, 8, 9]
     assert chains[0][0] == [0, 1, 2, 3, 4, 5, 6]
     assert chains[1][0] == [1, 2, 3, 5, 6]

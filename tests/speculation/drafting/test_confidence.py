@@ -1,4 +1,4 @@
-"""Confidence: what a head's probabilities turn out to be worth."""
+"""Confidence: calibrating a head's probabilities by what is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import Candidate
 from tests.support.fake_target import FakeOutput, fake_logits
 
-# After the text 5 (0.75) or 6 (0.15); after 5 comes 7 (0.35), after 6 comes 8 (0.45).
+# The text is followed by 5 (0.75) or 6 (0.15); 5 is followed by 7 (0.35), 6 by 8 (0.45).
 NODES = (
     Candidate(-1, 5, 0.75, 0.75),
     Candidate(-1, 6, 0.15, 0.15),
@@ -19,25 +19,25 @@ NODES = (
 
 
 def after(*came: int) -> list[float]:
-    """How likely first choices of 0.75, 0.35 and 0.45 are to hold once ``came`` has come.
+    """How likely first choices of 0.75, 0.35 and 0.45 are to be accepted after the tokens ``came``.
 
-    Only the last token is the bonus; all before it were decoded, in a tree that others grew too.
+    The last token is the bonus; the others were accepted in a tree with other drafters' nodes.
     """
     confidence = Confidence(Estimates((0.5,) * 10))
     confidence.set_candidates(NODES)
     tree = TokenTree(1)
-    tree.add(0, 9)  # another drafter's, and the policy took the others' numbers
+    tree.add(0, 9)  # a node of another drafter, so that node numbers shift
     path = [0]
     for token in came[:-1]:
         path.append(tree.add(path[-1], token))
     output = FakeOutput([(1,)], [True], fake_logits)
     confidence.learn(Step(tree, output, path, came[-1]))
-    # What is learnt of one kind moves the others a little: shared evidence, taken out here.
+    # Kinds share some evidence, which is subtracted here.
     shared = confidence.estimates.of(0)
     return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
 
 
-def test_what_came_is_compared_with_the_first_choice_of_each_level() -> None:
+def test_each_token_is_compared_with_the_first_choice_of_its_level() -> None:
     first, second, other = after(5, 7, 4)
     assert first > 0
     assert second > 0
@@ -47,7 +47,7 @@ def test_what_came_is_compared_with_the_first_choice_of_each_level() -> None:
     assert other == 0
 
 
-def test_below_a_second_choice_its_own_first_choice_counts() -> None:
+def test_below_an_accepted_second_choice_its_own_first_choice_counts() -> None:
     first, second, other = after(6, 8)
     assert first < 0 < other
     assert second == 0

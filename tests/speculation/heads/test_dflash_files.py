@@ -1,4 +1,4 @@
-"""DFlash heads as files: which are refused, and why."""
+"""DFlash head files: which are refused, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
 
 
-def test_a_head_is_no_model_and_needs_to_be_given(tmp_path: Path, target: Path) -> None:
+def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, target: Path) -> None:
     own = {"token_embd.weight": matrix(N_TINY, 32), "output.weight": matrix(N_TINY, 32)}
     for tensors in ({}, own):
         path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
@@ -70,7 +70,7 @@ def test_a_head_is_no_model_and_needs_to_be_given(tmp_path: Path, target: Path) 
         ),
     ],
 )
-def test_heads_that_do_not_fit_are_refused_before_llama_cpp_is_asked(
+def test_heads_that_do_not_fit_are_refused_before_llama_cpp_loads_them(
     tmp_path: Path, target: Path, head: dict[str, Any], reason: str
 ) -> None:
     path = write_tiny_dflash(tmp_path / "head.gguf", **head)
@@ -79,7 +79,7 @@ def test_heads_that_do_not_fit_are_refused_before_llama_cpp_is_asked(
     assert "head.gguf" in str(refused.value)
 
 
-def test_heads_of_other_layers_words_or_states_and_broken_files_are_refused(
+def test_heads_that_do_not_match_the_target_and_broken_files_are_refused(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "head.gguf"
@@ -96,13 +96,13 @@ def test_heads_of_other_layers_words_or_states_and_broken_files_are_refused(
             load_heads([path], model)
         words = list(tiny_gguf.WORDS)
         words[3] = "zebra"
-        monkeypatch.setattr(tiny_gguf, "WORDS", type(tiny_gguf.WORDS)(words))
+        monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
         write_tiny_dflash(path)
         with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
             load_heads([path], model)
 
 
-def test_a_target_without_taps_and_a_build_without_functions_are_refused(
+def test_missing_layer_taps_and_missing_library_functions_are_reported(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)

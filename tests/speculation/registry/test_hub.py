@@ -1,4 +1,4 @@
-"""Fetching a model from a hub: resuming, checking, refusing, and what the environment says."""
+"""Downloading a model from a hub: resuming, checks, errors, and environment variables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with one file. huggingface_hub reads its environment on import: its values are set."""
+    """A hub with one file. huggingface_hub reads its environment on import: set its values."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with HubServer() as server:
@@ -46,14 +46,14 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500_000)
-        monkeypatch.setattr(time, "sleep", lambda _: None)  # between tries
+        monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
         close_session()
         yield server
         close_session()
 
 
 def blobs(cache: Path) -> dict[str, int]:
-    """Name and size of what lies in the cache for the repository."""
+    """Names and sizes of the repository's files in the cache."""
     folder = cache / "models--owner--repo" / "blobs"
     return {file.name: file.stat().st_size for file in folder.iterdir()}
 
@@ -65,7 +65,7 @@ def failure(name: str = "tiny") -> str:
 
 
 class Bar:
-    """Stands for tqdm: keeps what it was told."""
+    """A stand-in for tqdm that records its calls."""
 
     made: list[Bar]
 
@@ -81,7 +81,7 @@ class Bar:
         self.closed = True
 
 
-def test_of_a_model_in_several_files_all_are_fetched_and_the_first_is_opened(
+def test_all_files_of_a_split_model_are_fetched_and_the_first_is_opened(
     hub: HubServer, cache: Path
 ) -> None:
     names = [f"q4/m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
@@ -93,9 +93,7 @@ def test_of_a_model_in_several_files_all_are_fetched_and_the_first_is_opened(
     assert [(snapshot / name).read_text() for name in names] == names
 
 
-def test_a_model_is_fetched_once_and_then_comes_from_the_cache_without_the_hub(
-    hub: HubServer, cache: Path
-) -> None:
+def test_a_model_is_fetched_once_and_then_read_from_the_cache(hub: HubServer, cache: Path) -> None:
     path = resolve("tiny", registry=REGISTRY, progress=False)
     assert path == cache / "models--owner--repo" / "snapshots" / COMMIT / "model.gguf"
     assert path.read_bytes() == CONTENT
@@ -112,7 +110,7 @@ def test_a_model_is_fetched_once_and_then_comes_from_the_cache_without_the_hub(
     assert len(hub.requests) == 4
 
 
-def test_other_tools_of_the_hub_find_the_file(hub: HubServer, cache: Path) -> None:
+def test_other_hub_tools_find_the_cached_file(hub: HubServer, cache: Path) -> None:
     from huggingface_hub import hf_hub_download
 
     path = resolve("tiny", registry=REGISTRY, progress=False)
@@ -121,23 +119,23 @@ def test_other_tools_of_the_hub_find_the_file(hub: HubServer, cache: Path) -> No
     assert len(hub.byte_requests()) == 1
 
 
-def test_a_dropped_connection_goes_on_where_it_stopped(hub: HubServer) -> None:
+def test_a_dropped_download_resumes_where_it_stopped(hub: HubServer) -> None:
     hub.drop_after = [1_000_000, 500_000]
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
     ranges = [request.range for request in hub.byte_requests()]
     assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
 
 
-def test_tries_are_counted_anew_after_every_byte_that_arrives(hub: HubServer) -> None:
+def test_the_retry_count_restarts_after_every_byte_received(hub: HubServer) -> None:
     hub.drop_after = [0, 0, 1_000_000, 0, 1_000_000, 0]
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
     assert len(hub.byte_requests()) == 7
 
 
-def test_an_interrupted_download_resumes_in_the_next_run(hub: HubServer, cache: Path) -> None:
+def test_an_interrupted_download_resumes_on_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, *[0] * 10]
     message = failure()
-    assert "run again: what has arrived is kept and the download resumes" in message
+    assert "run again to resume the download" in message
     assert blobs(cache) == {f"{SHA256}.incomplete": 2_000_000}
     before = len(hub.byte_requests())
     hub.drop_after = []
@@ -147,7 +145,7 @@ def test_an_interrupted_download_resumes_in_the_next_run(hub: HubServer, cache: 
     assert blobs(cache) == {SHA256: 3_072_000}
 
 
-def test_ctrl_c_keeps_what_has_arrived(hub: HubServer, cache: Path) -> None:
+def test_ctrl_c_keeps_the_bytes_received(hub: HubServer, cache: Path) -> None:
     class Interrupting(Bar):
         def update(self, n: float, /) -> None:
             super().update(n)
@@ -176,7 +174,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cach
     assert [bar.at for bar in bars] == [3_072_000]
 
 
-def test_a_file_that_was_left_complete_needs_no_bytes(hub: HubServer, cache: Path) -> None:
+def test_a_complete_partial_file_needs_no_more_bytes(hub: HubServer, cache: Path) -> None:
     folder = cache / "models--owner--repo" / "blobs"
     folder.mkdir(parents=True)
     (folder / f"{SHA256}.incomplete").write_bytes(CONTENT)
@@ -185,33 +183,33 @@ def test_a_file_that_was_left_complete_needs_no_bytes(hub: HubServer, cache: Pat
 
 
 @pytest.mark.parametrize("left", [b"another beginning", CONTENT + b"too long"])
-def test_what_was_left_is_checked_too(hub: HubServer, cache: Path, left: bytes) -> None:
+def test_a_partial_file_is_checked_too(hub: HubServer, cache: Path, left: bytes) -> None:
     folder = cache / "models--owner--repo" / "blobs"
     folder.mkdir(parents=True)
     (folder / f"{SHA256}.incomplete").write_bytes(left)
     if len(left) < len(CONTENT):
-        assert "arrived with other bytes than the hub promised" in failure()
+        assert "owner/repo/model.gguf is corrupt" in failure()
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
 
 
 def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> None:
     hub.wrong_bytes = 1
     message = failure()
-    assert "owner/repo/model.gguf arrived with other bytes than the hub promised" in message
-    assert f"promised {SHA256})" in message
-    assert "The file was removed; run again" in message
+    assert "owner/repo/model.gguf is corrupt: its SHA-256 is " in message
+    assert f", but the hub's is {SHA256}." in message
+    assert "The file was deleted; run again" in message
     assert blobs(cache) == {}
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
 
 
-def test_a_link_whose_file_was_deleted_is_fetched_again(hub: HubServer, cache: Path) -> None:
+def test_a_file_behind_a_dangling_link_is_fetched_again(hub: HubServer, cache: Path) -> None:
     path = resolve("tiny", registry=REGISTRY, progress=False)
     (cache / "models--owner--repo" / "blobs" / SHA256).unlink()
     assert resolve("tiny", registry=REGISTRY, progress=False) == path
     assert path.read_bytes() == CONTENT
 
 
-def test_the_bar_is_told_size_name_and_every_byte(hub: HubServer) -> None:
+def test_the_progress_bar_gets_size_name_and_every_byte(hub: HubServer) -> None:
     bars: list[Bar] = []
 
     def make(**keywords: Any) -> Bar:
@@ -231,7 +229,7 @@ def test_the_bar_is_told_size_name_and_every_byte(hub: HubServer) -> None:
     assert bar.closed
 
 
-def test_progress_is_shown_when_asked_for_and_in_a_terminal_only_when_not(
+def test_progress_is_shown_on_request_and_otherwise_only_in_a_terminal(
     hub: HubServer, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resolve("tiny", registry=REGISTRY, progress=True)
@@ -241,28 +239,28 @@ def test_progress_is_shown_when_asked_for_and_in_a_terminal_only_when_not(
     assert capsys.readouterr().err == ""
 
 
-def test_a_busy_hub_is_asked_again(hub: HubServer) -> None:
+def test_a_request_to_a_busy_hub_is_retried(hub: HubServer) -> None:
     hub.status = [429]
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
 
 
-def test_a_hub_that_fails_is_named_with_its_status(hub: HubServer) -> None:
+def test_a_failing_hub_is_reported_with_its_status(hub: HubServer) -> None:
     hub.status = [503]
-    assert f"{hub.url} answered 503 for owner/repo/model.gguf; wait a while and run" in failure()
+    assert f"{hub.url} returned 503 for owner/repo/model.gguf; wait a while, then run" in failure()
 
 
-def test_a_refusal_in_mid_download_says_what_to_put_where(hub: HubServer) -> None:
+def test_a_refusal_in_mid_download_says_where_to_put_a_token(hub: HubServer) -> None:
     hub.status = [403]
-    assert f"{hub.url} refused owner/repo/model.gguf (403); put a token" in failure()
+    assert f"{hub.url} denied access to owner/repo/model.gguf (403); put a token" in failure()
     assert len(hub.byte_requests()) == 1
 
 
-def test_a_gated_repository_says_how_to_get_in(
+def test_the_error_for_a_gated_repository_says_how_to_get_access(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.gated.add("owner/repo")
     message = failure()
-    assert f"owner/repo is gated: ask for access at {hub.url}/owner/repo" in message
+    assert f"owner/repo is gated: request access at {hub.url}/owner/repo" in message
     assert f"{hub.url}/settings/tokens in HF_TOKEN" in message
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
@@ -276,7 +274,7 @@ def test_a_missing_repository_revision_or_file_is_named(hub: HubServer) -> None:
             resolve(source, registry={})
         return str(caught.value)
 
-    assert "has no repository 'owner/other' that you may read" in message("hf:owner/other/a.gguf")
+    assert "no repository 'owner/other' that you can access" in message("hf:owner/other/a.gguf")
     assert "has no file 'a.gguf' at revision 'main'" in message("hf:owner/repo/a.gguf")
     assert "has no revision 'v2'" in message("hf:owner/repo/model.gguf@v2")
     assert hub.byte_requests() == []
@@ -294,9 +292,10 @@ def test_a_file_without_a_checksum_is_not_fetched(hub: HubServer) -> None:
     assert hub.byte_requests() == []
 
 
-def test_a_refused_connection_says_so(hub: HubServer) -> None:
+def test_a_refused_connection_is_reported(hub: HubServer) -> None:
     hub.stop()
-    assert f"the connection to {hub.url} failed while fetching owner/repo/model.gguf" in failure()
+    found = failure()
+    assert f"connection to {hub.url} failed during the download of owner/repo/model.gguf" in found
 
 
 def test_a_full_disk_is_noticed_before_the_download(
@@ -305,31 +304,33 @@ def test_a_full_disk_is_noticed_before_the_download(
     usage = shutil.disk_usage(ROOT)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     message = failure()
-    assert message.startswith("the disk is full: ")
-    assert "3.07MB are needed and 1.00MB are free" in message
+    assert message.startswith("the disk is too full for owner/repo/model.gguf: ")
+    assert "3.07MB are needed, 1.00MB are free" in message
     assert "set HF_HOME to a folder on a larger disk" in message
     assert hub.byte_requests() == []
 
 
-def test_a_disk_that_fills_up_meanwhile_keeps_what_has_arrived(hub: HubServer, cache: Path) -> None:
+def test_a_disk_that_fills_up_during_the_download_keeps_the_bytes_received(
+    hub: HubServer, cache: Path
+) -> None:
     class Filling(Bar):
         def update(self, n: float, /) -> None:
             super().update(n)
             if self.at >= 1_000_000:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(DownloadFailed, match=r"the disk is full: .* the download resumes"):
+    with pytest.raises(DownloadFailed, match=r"the disk is too full .* run again to resume"):
         resolve("tiny", registry=REGISTRY, bar=Filling)
     assert list(blobs(cache)) == [f"{SHA256}.incomplete"]
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
     assert hub.byte_requests()[-1].range is not None
 
 
-def test_a_cache_that_cannot_be_written_is_named(
+def test_a_cache_that_is_not_writable_is_named(
     hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("a file where a folder should be")
-    assert f"cannot store owner/repo/model.gguf in {cache}: " in failure()
+    assert f"cannot save owner/repo/model.gguf in {cache}: " in failure()
 
 
 # The environment is read when huggingface_hub is imported, so these ask a fresh interpreter.
@@ -356,7 +357,7 @@ def test_hf_endpoint_hf_home_and_hf_token_are_respected(hub: HubServer, tmp_path
     assert hub.requests[0].authorization == "Bearer hf_secret"
     assert "B/s" not in done.stderr  # no terminal: no progress bar
 
-    # Offline, and with nobody at that address: the cache is all there is.
+    # Offline, and nothing at that address: only the cache can answer.
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -364,13 +365,13 @@ def test_hf_endpoint_hf_home_and_hf_token_are_respected(hub: HubServer, tmp_path
     assert again.stdout == done.stdout
 
 
-def test_offline_mode_asks_nobody_and_says_what_to_do(hub: HubServer, tmp_path: Path) -> None:
+def test_offline_mode_makes_no_request_and_says_what_to_do(hub: HubServer, tmp_path: Path) -> None:
     done = run(tmp_path / "home", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert hub.requests == []
     cache = tmp_path / "home" / "hub"
     assert done.stderr.strip().splitlines()[-1] == (
         "speculation.registry.hub.DownloadFailed: owner/repo/model.gguf is not in the cache "
-        f"{cache} and HF_HUB_OFFLINE forbids fetching it; unset HF_HUB_OFFLINE, "
-        f"or fetch it elsewhere from {hub.url}/owner/repo/blob/main/model.gguf and give its path"
+        f"{cache} and HF_HUB_OFFLINE is set; unset it, or download the file from "
+        f"{hub.url}/owner/repo/blob/main/model.gguf elsewhere and give its path"
     )

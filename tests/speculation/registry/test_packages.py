@@ -37,7 +37,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that cannot be imported, with tiny.gguf; models.txt names it ``tiny``, as Q8_0."""
+    """A package that cannot be imported, with tiny.gguf, which models.txt lists as Q8_0."""
     folder = tmp_path / "site" / "tiny_package"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise ImportError('nobody is to import this')")
@@ -73,12 +73,12 @@ def test_a_package_source_has_package_file_hash_and_type() -> None:
         f"package:p/m.gguf@sha256:{HASH} -> ",
     ],
 )
-def test_a_malformed_package_source_is_refused_with_the_right_form(source: str) -> None:
+def test_a_malformed_package_source_is_refused_with_the_correct_form(source: str) -> None:
     with pytest.raises(RegistryError, match=r"write package:name/file\.gguf@sha256:…"):
         parse_registry(f"a | {source} | - |", Path("/x/models.txt"))
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
@@ -86,15 +86,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         resolve("a", registry=entries)
 
 
-def test_another_file_than_the_one_meant_is_refused(package: Path) -> None:
+def test_a_file_with_another_hash_is_refused(package: Path) -> None:
     package.write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match=r"tiny\.gguf has the SHA-256 .*; install the version"):
         model_file("tiny")
 
 
-def test_a_package_file_is_converted_once_and_then_found_converted(
-    package: Path, empty_cache: Path
-) -> None:
+def test_a_package_file_is_converted_only_once(package: Path, empty_cache: Path) -> None:
     assert resolve("tiny") == package
     converted = model_file("tiny")
     assert converted.parent == empty_cache / "models"
@@ -107,7 +105,7 @@ def test_a_package_file_is_converted_once_and_then_found_converted(
         assert engine.model.path == converted
 
 
-def test_a_conversion_that_fails_is_a_warning_and_the_original_is_used(
+def test_a_failed_conversion_gives_a_warning_and_uses_the_original(
     package: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty_cache.write_text("no folder can be made here")
@@ -116,7 +114,7 @@ def test_a_conversion_that_fails_is_a_warning_and_the_original_is_used(
     assert "tiny.gguf is used unconverted" in caplog.text
 
 
-def test_an_unknown_type_leaves_the_original(
+def test_an_unknown_type_uses_the_original(
     package: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
@@ -138,7 +136,7 @@ def test_the_default_is_the_first_model_whose_package_is_installed(
     assert default_model() == "bundled"
 
 
-def test_without_a_readable_registry_the_default_is_the_bundled_model(
+def test_the_default_without_a_readable_registry_is_the_bundled_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> dict[str, ModelEntry]:

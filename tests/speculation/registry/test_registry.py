@@ -1,4 +1,4 @@
-"""models.txt, and the way from a name to a file: parsing, resolving, pairs."""
+"""models.txt: parsing, resolving names to files, and paired drafts and heads."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from speculation.registry import (
     registry_file,
     resolve,
 )
+from speculation.system.console import worded
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -37,7 +38,7 @@ def parsed(text: str) -> dict[str, ModelEntry]:
 # Parsing
 
 
-def test_a_line_has_name_source_draft_and_note() -> None:
+def test_a_line_has_name_source_draft_and_description() -> None:
     entries = parsed("big | hf:o/r/big.gguf | small | 9 GB | MIT\nsmall | hf:o/r/s.gguf | - |\n")
     assert entries == {
         "big": ModelEntry("big", "hf:o/r/big.gguf", "small", "9 GB | MIT"),
@@ -45,7 +46,7 @@ def test_a_line_has_name_source_draft_and_note() -> None:
     }
 
 
-def test_the_draft_field_names_heads_too() -> None:
+def test_the_draft_field_can_name_heads() -> None:
     entries = parsed(
         "big | big.gguf | big-medusa, small,big-eagle | \nsmall | s.gguf | - |\n"
         "big-medusa | m.gguf | heads | 4 MB\nbig-eagle | e.gguf | heads |"
@@ -56,7 +57,7 @@ def test_the_draft_field_names_heads_too() -> None:
         "big-medusa",
         "big-eagle",
     ]
-    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; leave one"):
+    with pytest.raises(RegistryError, match="'a' and 'b' are both draft models; keep one"):
         parsed("c | c.gguf | a,b |\na | a.gguf | - |\nb | b.gguf | - |")
 
 
@@ -64,7 +65,7 @@ def test_comments_and_empty_lines_are_skipped() -> None:
     assert list(parsed("# a | b\n\n   # c\na | hf:o/r/a.gguf | - | #1 of its size\n")) == ["a"]
 
 
-def test_a_relative_path_starts_from_the_folder_of_the_file() -> None:
+def test_a_relative_path_is_relative_to_the_registry() -> None:
     entries = parsed("a | ggufs/a.gguf | - |\nb | /data/b.gguf | - |")
     assert entries["a"].source == str(Path("/home/ada/ggufs/a.gguf"))
     assert entries["b"].source == str(Path("/data/b.gguf"))
@@ -84,26 +85,28 @@ def test_a_hub_source_has_repository_path_and_revision() -> None:
         ("a | hf:o/r/a.gguf | |", "the draft is empty; write - for none"),
         ("a | hf:o/a.gguf | - |", "write hf:owner/repository/file.gguf"),
         ("a | hf:o/r/a.bin | - |", "write hf:owner/repository/file.gguf"),
-        ("a | hf:o/r/../../a.gguf | - |", "'..' step"),
-        ("a | hf:o/r/a.gguf@../x | - |", "'..' step"),
-        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' step"),
+        ("a | hf:o/r/../../a.gguf | - |", "'..' part"),
+        ("a | hf:o/r/a.gguf@../x | - |", "'..' part"),
+        (r"a | hf:o/r/..\..\a.gguf | - |", "'..' part"),
         ("a | bundled:../a.gguf | - |", "bundled:file.gguf"),
-        ("a | a.gguf | b |", "the draft 'b' is no name in this file"),
+        ("a | a.gguf | b |", "the draft 'b' is not a name in this file"),
         ("a | a.gguf | a |", "cannot be its own draft"),
     ],
 )
-def test_a_malformed_line_is_named_with_file_number_and_right_form(line: str, reason: str) -> None:
+def test_a_malformed_line_is_reported_with_file_number_and_correct_form(
+    line: str, reason: str
+) -> None:
     with pytest.raises(RegistryError) as caught:
         parsed(f"# first\n{line}\n")
     message = str(caught.value)
     assert f"{Path('/home/ada/models.txt')}, line 2: " in message
     assert reason in message
     assert line in message
-    assert message.endswith("The form is: name | source | draft | description")
+    assert message.endswith("Format: name | source | draft | description")
 
 
-def test_a_name_is_given_once() -> None:
-    with pytest.raises(RegistryError, match="line 3: the name 'a' is taken by line 1"):
+def test_a_duplicate_name_is_refused() -> None:
+    with pytest.raises(RegistryError, match="line 3: line 1 has the name 'a' too"):
         parsed("a | a.gguf | - |\nb | b.gguf | - |\na | c.gguf | - |")
 
 
@@ -112,7 +115,7 @@ def test_a_registry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_registry(tmp_path / "nowhere.txt")
 
 
-def test_the_registry_of_this_project_reads_and_its_drafts_are_smaller_relatives() -> None:
+def test_the_projects_registry_is_valid_and_pairs_models_with_smaller_drafts() -> None:
     entries = read_registry()
     assert registry_file() == ROOT / "models.txt"
     assert entries["bundled"].source == "bundled:speculation-14m-q8_0.gguf"
@@ -128,29 +131,29 @@ def test_the_registry_of_this_project_reads_and_its_drafts_are_smaller_relatives
         "llama-3.1-8b-instruct": "llama-3.2-1b-instruct",
         "gemma-3-4b-it": "gemma-3-1b-it",
     }
-    assert not any("-of-0" in entry.source for entry in entries.values())  # no file in parts
+    assert not any("-of-0" in entry.source for entry in entries.values())  # not a split file
 
 
 # Names and paths
 
 
-def test_an_existing_path_is_returned_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_path_is_returned_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "tiny"
     file.write_bytes(b"GGUF")
     assert resolve(file, registry=REGISTRY) == file
     assert resolve(str(file), registry={}) == file
 
 
-def test_a_name_may_stand_for_a_path(tmp_path: Path) -> None:
+def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     entries = {"a": ModelEntry("a", str(file), None, "")}
-    with pytest.raises(ModelNotFound, match=r"'a' in models.txt stands for .*a\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"not found: .*a\.gguf, the source of 'a' in models"):
         resolve("a", registry=entries)
     file.write_bytes(b"GGUF")
     assert resolve("a", registry=entries) == file
 
 
-def test_a_bundled_file_lies_in_models_beside_the_registry(
+def test_a_bundled_file_is_found_in_models_beside_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("speculation.registry.registry_file", lambda: tmp_path / "models.txt")
@@ -162,22 +165,22 @@ def test_a_bundled_file_lies_in_models_beside_the_registry(
     assert resolve("b", registry=entries) == tmp_path / "models" / "b.gguf"
 
 
-def test_an_unknown_name_gets_a_guess_the_known_names_and_the_way_out() -> None:
+def test_an_unknown_name_is_refused_with_suggestions() -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve("Tinny", registry=REGISTRY)
     assert str(caught.value) == (
-        "'Tinny' is no file and no known name. Did you mean 'tiny'? Known names: tiny. Give the "
-        "path of a .gguf file, hf:owner/repository/file.gguf, or add a line to models.txt: "
+        "file not found: Tinny. Did you mean 'tiny'? Known models: tiny. Give the path of a .gguf "
+        "file, a known model, hf:owner/repository/file.gguf, or add a line to models.txt: "
         "name | source | draft | description"
     )
 
 
-def test_a_folder_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="is a folder"):
         resolve(tmp_path, registry=REGISTRY)
 
 
-def test_the_errors_are_of_the_projects_tree() -> None:
+def test_registry_errors_are_speculation_errors() -> None:
     for kind in (RegistryError, ModelNotFound, DownloadFailed):
         assert issubclass(kind, SpeculationError)
 
@@ -190,10 +193,11 @@ def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.Monke
     entries = parse_registry(text, Path("/x/models.txt"))
     monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
     assert paired_draft("big") == "small"
-    with pytest.raises(ModelNotFound, match=r"no draft model for 'small'.*models with one: big"):
+    with pytest.raises(ModelNotFound, match=r"no draft model with 'small'.*models with one: big"):
         paired_draft("small")
-    with pytest.raises(ModelNotFound, match="--draft-model"):
+    with pytest.raises(ModelNotFound, match=r"with draft_model \(") as caught:
         paired_draft("a/b.gguf")
+    assert "path with --draft-model (" in worded(caught.value)
 
 
 def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,14 +205,15 @@ def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPa
     entries = parse_registry(text, Path("/x/models.txt"))
     monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
     assert paired_heads("big") == ("b", "a")
-    with pytest.raises(ModelNotFound, match=r"no drafting heads for 'x'.*models with some: big"):
+    with pytest.raises(ModelNotFound, match=r"heads with 'x'.*models with some: big") as caught:
         paired_heads("x")
+    assert "paths with --heads (" in worded(caught.value)
 
 
 # Models in several files
 
 
-def test_every_file_of_a_model_names_all_of_them() -> None:
+def test_all_files_of_a_split_model_are_found_from_any_of_them() -> None:
     assert part_names("q4/m-00002-of-00003.gguf") == [
         "q4/m-00001-of-00003.gguf",
         "q4/m-00002-of-00003.gguf",
@@ -218,7 +223,7 @@ def test_every_file_of_a_model_names_all_of_them() -> None:
         assert part_names(name) == [name]
 
 
-def test_a_model_in_several_files_loads_by_any_of_them(tmp_path: Path) -> None:
+def test_a_split_model_loads_from_any_of_its_files(tmp_path: Path) -> None:
     exact = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off")
     whole = write_tiny_gguf(tmp_path / "whole.gguf")
     write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
@@ -231,8 +236,8 @@ def test_a_model_in_several_files_loads_by_any_of_them(tmp_path: Path) -> None:
     assert texts == [texts[0]] * 4
 
 
-def test_a_model_that_lacks_one_of_its_files_says_which(tmp_path: Path) -> None:
+def test_the_missing_file_of_a_split_model_is_named(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", tensors_per_file=8)
     (tmp_path / "m-00002-of-00003.gguf").unlink()
-    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put them"):
+    with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put all"):
         resolve(tmp_path / "m-00001-of-00003.gguf")

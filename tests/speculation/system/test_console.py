@@ -1,4 +1,4 @@
-"""Programs print whatever they have to say, wherever it goes."""
+"""Output to consoles and pipes that cannot encode every character."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
-from speculation.system.console import print_anything
+from speculation.system.console import replace_unencodable
 
 
-def test_what_a_pipe_cannot_show_is_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_a_pipe_cannot_encode_become_question_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", newline="\n")
     monkeypatch.setattr(sys, "stdout", pipe)
     monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
-    print_anything()
+    replace_unencodable()
     print("1.5 × of ж", flush=True)
     assert pipe.buffer.getvalue() == b"1.5 \xd7 of ?\n"

@@ -1,9 +1,10 @@
-"""Training EAGLE's head: what it computes, what it is taught, and that what it learns drafts."""
+"""Training EAGLE's head: the layer, the training data, and that trained heads draft well."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, loss, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining, shape_for, train_eagle
-from speculation.train.sequences import Sequences, batches, drafted
-from speculation.train.texts import Piece
+from speculation.train.sequences import Sequences, batches, draft_vocab
+from speculation.train.texts import Sample
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
 from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
@@ -24,6 +25,7 @@ from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.train
 
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
 
@@ -38,7 +40,7 @@ def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
     return built
 
 
-def test_the_layer_that_learns_is_the_layer_that_llama_cpp_runs() -> None:
+def test_the_trained_layer_matches_the_one_that_llama_cpp_runs() -> None:
     w = random_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     x = np.concatenate([embeddings, before], axis=1) @ w["fc.weight"].T + w["fc.bias"]
@@ -47,8 +49,8 @@ def test_the_layer_that_learns_is_the_layer_that_llama_cpp_runs() -> None:
     np.testing.assert_allclose(ours[0], reference(w, x), atol=1e-5)
 
 
-def test_in_pass_s_the_last_s_states_are_guesses_and_the_older_ones_true() -> None:
-    """Pass 2 at place t equals a sequence that was drafted from place t - 2 on."""
+def test_in_each_training_pass_one_more_state_is_the_heads_own() -> None:
+    """Pass 2 at position t equals a sequence drafted from position t - 2 on."""
     w = random_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     with torch.inference_mode():
@@ -58,7 +60,7 @@ def test_in_pass_s_the_last_s_states_are_guesses_and_the_older_ones_true() -> No
         return np.concatenate([tokens, states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
 
     for t in (2, 4, 6):
-        fed = before[: t - 1]  # the states before places 0 to t - 2 are true
+        fed = before[: t - 1]  # the states before positions 0 to t - 2 are the target's
         for place in (t - 1, t):
             guess = reference(w, x(embeddings[:place], fed))[-1]
             fed = np.concatenate([fed, guess[None]])
@@ -66,7 +68,7 @@ def test_in_pass_s_the_last_s_states_are_guesses_and_the_older_ones_true() -> No
         np.testing.assert_allclose(passes[2][0, t], expected, atol=1e-5)
 
 
-def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
+def test_the_eagle_3_module_matches_llama_cpps_graph() -> None:
     from speculation.train.layer import Eagle3Module, file_name
 
     w = eagle3_tensors()
@@ -74,8 +76,8 @@ def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
     for name, parameter in built.named_parameters():
         parameter.data = torch.from_numpy(w[file_name(name)])
     rng = np.random.default_rng(0)
-    embeddings, features = rng.standard_normal((7, 32)), rng.standard_normal((7, 96))
-    embeddings, features = embeddings.astype(np.float32), features.astype(np.float32)
+    embeddings = rng.standard_normal((7, 32)).astype(np.float32)
+    features = rng.standard_normal((7, 96)).astype(np.float32)
     with torch.inference_mode():
         passes = built(torch.from_numpy(embeddings)[None], torch.from_numpy(features)[None], 2)
 
@@ -91,7 +93,7 @@ def test_eagle_3_learns_the_graph_that_llama_cpp_has_for_it() -> None:
     np.testing.assert_allclose(passes[1][0, 5], drafted, atol=1e-4)
 
 
-def test_the_file_has_what_features_are_divided_by_in_its_matrix() -> None:
+def test_feature_scales_are_folded_into_the_matrix_in_the_file() -> None:
     from speculation.train.layer import Eagle3Module, tensors_of
 
     rng = np.random.default_rng(0)
@@ -109,7 +111,7 @@ def test_the_file_has_what_features_are_divided_by_in_its_matrix() -> None:
 
 
 def collected(folder: Path) -> states.States:
-    """Two pieces of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
+    """Two samples of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
     folder.mkdir()
     np.save(folder / "tokens.npy", np.arange(9, dtype=np.int32))
     np.save(folder / "choices.npy", np.arange(1, 10, dtype=np.int32))
@@ -119,7 +121,7 @@ def collected(folder: Path) -> states.States:
     return states.States(folder)
 
 
-def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
+def test_each_position_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
     embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
     data = Sequences(found, found.hidden, embeddings, "cpu")
@@ -129,29 +131,29 @@ def test_a_place_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Pat
     assert batch.after[0, :, 0].tolist() == [2, 4, 6, 8, 10]
     assert batch.choices[0].tolist() == [2, 3, 4, 5, 6]
     # Token 2 is the last of the prompt: what follows it is the target's own.
-    assert batch.learnt[0].tolist() == [False, True, True, True, False]
+    assert batch.mask[0].tolist() == [False, True, True, True, False]
     assert batch.before[1, :, 0].tolist() == [12, 14, 0, 0, 0]
-    assert batch.learnt[1].tolist() == [True, False, False, False, False]
-    tokens = drafted(found, 3, 12)
+    assert batch.mask[1].tolist() == [True, False, False, False, False]
+    tokens = draft_vocab(found, 3, 12)
     assert tokens is not None
     assert len(tokens) == 3
 
 
-def test_a_loss_in_parts_is_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(7, 4, generator=generator)
     matrix = torch.randn(9, 4, generator=generator)
-    made: list[int] = []  # states of each matrix of logits
+    made: list[int] = []  # rows of each matrix of logits
     softmax = torch.Tensor.softmax
 
-    def counted(logits: torch.Tensor, dim: int) -> torch.Tensor:
+    def counted(logits: Any, dim: int) -> Any:
         made.append(len(logits))
         return softmax(logits, dim)
 
     monkeypatch.setattr(torch.Tensor, "softmax", counted)
     found = []
     for most in (2**26, 2 * 9):
-        monkeypatch.setattr(loss, "MOST_LOGITS", most)
+        monkeypatch.setattr(loss, "MAX_LOGITS", most)
         ours = (states + 0.5).requires_grad_()
         output = (matrix * 0.5).requires_grad_()
         value = loss.distribution_loss(ours, output, states, matrix)
@@ -163,7 +165,7 @@ def test_a_loss_in_parts_is_the_loss_of_the_whole(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(whole, parts)
 
 
-def test_batches_are_of_equal_length_and_leave_nothing_out() -> None:
+def test_batches_group_similar_lengths_and_leave_nothing_out() -> None:
     lengths = [10 * (i % 7) for i in range(100)]
     seen = list(batches(range(100), lengths, 8, 26, 0))
     assert sorted(i for some in seen[:13] for i in some) == list(range(100))
@@ -172,26 +174,26 @@ def test_batches_are_of_equal_length_and_leave_nothing_out() -> None:
     assert sum(max(lengths[i] for i in some) * len(some) for some in seen[:13]) < 1.2 * sum(lengths)
 
 
-def test_a_layer_is_shaped_like_the_targets(tmp_path: Path) -> None:
+def test_a_layer_has_the_shape_of_the_targets_layers(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=64, n_head=8)
     with Engine.load(path, EXACT) as engine:
         assert shape_for(engine.model) == EagleShape(64, 8, 8, 128)
         assert shape_for(engine.model, 96).n_ff == 96
 
 
-def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
+def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
     some = np.zeros((9, 2), np.float32)
     with pytest.raises(InvalidParameter, match="passes is 9; give 1 to 8"):
         EagleTraining(passes=9)
     with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
         EagleTraining(kind="q4_0")
-    found.until[:] = 0
-    with pytest.raises(TrainError, match="no token of the data can be learnt from"):
+    found.span_end[:] = 0
+    with pytest.raises(TrainError, match="the data has no token to train on"):
         train_eagle(found, some, some, EagleShape(2, 1, 1, 4), EagleTraining())
 
 
-def test_a_head_learns_to_draft_what_the_target_says(
+def test_drafts_of_a_trained_head_are_accepted(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "prompts.jsonl"
@@ -207,7 +209,7 @@ def test_a_head_learns_to_draft_what_the_target_says(
         text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
         prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
         plain = engine.generate(prompt, method="ar", max_tokens=50).run()
-        # A head that has learnt nothing yields 1.0; a chain of three yields less than a tree.
+        # An untrained head gives 1.0; a chain of three gives less than a tree.
         for method, least in (("eagle-1", 1.5), ("eagle-2", 1.5), (CHAIN, 1.3)):
             ours = engine.generate(prompt, method=method, max_tokens=50).run()
             assert ours.token_ids == plain.token_ids
@@ -215,7 +217,7 @@ def test_a_head_learns_to_draft_what_the_target_says(
 
 
 @pytest.mark.parametrize("vocab", [0, 200])
-def test_a_head_for_eagle_3_learns_from_three_layers(
+def test_drafts_of_a_trained_eagle_3_head_are_accepted(
     tmp_path: Path, vocab: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4)
@@ -240,13 +242,17 @@ def test_a_head_for_eagle_3_learns_from_three_layers(
 @pytest.mark.parametrize(
     ("architecture", "flags", "reason"),
     [
-        ("llama", ["--layers", "0", "1", "1"], "--layers are those that EAGLE-3 reads; give --ea"),
-        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2; the model has 2 lay"),
-        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1; the model has 2"),
+        ("llama", ["--layers", "0", "1", "1"], "--layers is for EAGLE-3 only; add --eagle3"),
+        (
+            "llama",
+            ["--eagle3", "--layers", "0", "1", "2"],
+            "--layers has 2, but the model has 2",
+        ),
+        ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1, but the model has 2"),
         ("qwen2", ["--eagle3"], "is of the architecture qwen2, of which llama.cpp does not give"),
     ],
 )
-def test_layers_that_cannot_be_read_are_refused_before_the_target_writes(
+def test_layers_that_cannot_be_read_are_refused_before_replies_are_generated(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     architecture: str,
@@ -262,13 +268,13 @@ def test_layers_that_cannot_be_read_are_refused_before_the_target_writes(
     assert sorted(tmp_path.iterdir()) == [data, target]
 
 
-def test_pieces_too_short_to_draft_from_are_passed_over(tmp_path: Path) -> None:
+def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     states.begin(folder, {})
-    pieces = [Piece([5]), Piece([5, 6]), Piece([5, 6, 7])]
-    states.write_samples(folder, pieces, 100, lambda done, total: None)
+    samples = [Sample([5]), Sample([5, 6]), Sample([5, 6, 7])]
+    states.write_samples(folder, samples, 100, lambda done, total: None)
     np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(6, np.int32))
     found = states.States(folder)
     data = Sequences(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
-    assert [data.learnt(piece).tolist() for piece in range(3)] == [[], [False], [True, False]]
+    assert [data.loss_mask(sample).tolist() for sample in range(3)] == [[], [False], [True, False]]

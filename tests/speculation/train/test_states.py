@@ -1,4 +1,4 @@
-"""What training collects of a target: kept on disk, continued, and never taken for another's."""
+"""Hidden states collected for training: saved, resumed, and never mixed with other settings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from batching.llama.model import Model
 from batching.rows import text_rows
 from speculation.system.files import digest
 from speculation.train import TrainError, states
-from speculation.train.texts import Piece
+from speculation.train.texts import Sample
 from tests.support.train_data import lines
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
-def test_states_are_those_that_decoding_gives_and_survive_a_stop(
+def test_states_equal_those_of_decoding_even_after_an_interruption(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    pieces = [Piece([5, 270, 271, 272]), Piece([6, 280], []), Piece([7, 8, 9], [(1, 3)])]
+    samples = [Sample([5, 270, 271, 272]), Sample([6, 280], []), Sample([7, 8, 9], [(1, 3)])]
     with Model(tiny_model) as model, Context(model, EXACT) as context:
 
         def stop(done: int, total: int) -> None:
@@ -32,18 +32,18 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
                 raise KeyboardInterrupt
 
         states.begin(tmp_path, {"target": "x"})
-        states.write_samples(tmp_path, pieces[:2], 8, lambda done, total: None)
+        states.write_samples(tmp_path, samples[:2], 8, lambda done, total: None)
         (tmp_path / "ends.npy").unlink()  # stopped before all was written, in the middle of a line
         with (tmp_path / "samples.jsonl").open("a") as file:
             file.write('{"ids": [7, 8')
         assert states.n_samples(tmp_path) == 2
-        states.write_samples(tmp_path, pieces[2:], 8, lambda done, total: None)
+        states.write_samples(tmp_path, samples[2:], 8, lambda done, total: None)
         with pytest.raises(KeyboardInterrupt):
             states.collect(tmp_path, context, stop)
         found = states.collect(tmp_path, context, lambda done, total: None)
         assert found.tokens.tolist() == [5, 270, 271, 272, 6, 280, 7, 8]
         assert found.ends.tolist() == [4, 6, 8]
-        assert found.until.tolist() == [4, 4, 4, 4, 0, 0, 0, 8]
+        assert found.span_end.tolist() == [4, 4, 4, 4, 0, 0, 0, 8]
         context.want_hidden(True)
         for first, end in ((0, 4), (4, 6), (6, 8)):
             context.seq_rm(-1, 0, -1)
@@ -54,11 +54,17 @@ def test_states_are_those_that_decoding_gives_and_survive_a_stop(
                 assert found.choices[at] == output.argmax(0)
 
 
-def test_reading_goes_on_behind_the_last_piece_that_is_safe(
+def test_collection_resumes_after_the_last_saved_sequence(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "_KEEP_EVERY", 2)
-    pieces = [Piece([5, 270]), Piece([6, 280, 281]), Piece([7, 8]), Piece([9, 10]), Piece([11, 12])]
+    monkeypatch.setattr(states, "_FLUSH_EVERY", 2)
+    samples = [
+        Sample([5, 270]),
+        Sample([6, 280, 281]),
+        Sample([7, 8]),
+        Sample([9, 10]),
+        Sample([11, 12]),
+    ]
     ends: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -69,70 +75,72 @@ def test_reading_goes_on_behind_the_last_piece_that_is_safe(
     for name in ("at once", "stopped"):
         folder = tmp_path / name
         states.begin(folder, {"target": "x"})
-        states.write_samples(folder, pieces, 100, lambda done, total: None)
+        states.write_samples(folder, samples, 100, lambda done, total: None)
         with Model(tiny_model) as model, Context(model, EXACT) as context:
             if name == "stopped":
                 with pytest.raises(KeyboardInterrupt):
                     states.collect(folder, context, stop)
-                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = 1  # what is read again
+                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = (
+                    1  # this part is collected again
+                )
             found.append(states.collect(folder, context, lambda done, _: ends.append(done)))
     assert ends == [2, 5, 7, 9, 11, 7, 9, 11]
     np.testing.assert_array_equal(found[0].hidden, found[1].hidden)
     np.testing.assert_array_equal(found[0].choices, found[1].choices)
 
 
-def test_a_folder_of_another_collection_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     states.begin(tmp_path, {"target": "x", "ctx": 512})
-    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
+    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
     states.begin(tmp_path, {"target": "x", "ctx": 512})
-    with pytest.raises(TrainError, match="ctx was 512 and is 64; give another --work"):
+    with pytest.raises(TrainError, match="ctx was 512 and is now 64; give another --work"):
         states.begin(tmp_path, {"target": "x", "ctx": 64})
 
 
-@pytest.mark.parametrize("samples", [[], [Piece([], [])]], ids=["none", "without tokens"])
-def test_a_folder_in_which_nothing_was_collected_is_begun_anew(
-    tmp_path: Path, samples: list[Piece]
+@pytest.mark.parametrize("samples", [[], [Sample([], [])]], ids=["none", "without tokens"])
+def test_a_folder_in_which_nothing_was_collected_is_reused(
+    tmp_path: Path, samples: list[Sample]
 ) -> None:
     states.begin(tmp_path, {"ctx": 512})
-    with pytest.raises(TrainError, match="there is no text in the data"):
+    with pytest.raises(TrainError, match="the data contains no text"):
         states.write_samples(tmp_path, samples, 8, lambda done, total: None)
     states.begin(tmp_path, {"ctx": 64})
     assert states.n_samples(tmp_path) == 0
-    states.write_samples(tmp_path, [Piece([5])], 8, lambda done, total: None)
-    with pytest.raises(TrainError, match="ctx was 64 and is 512"):
+    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
+    with pytest.raises(TrainError, match="ctx was 64 and is now 512"):
         states.begin(tmp_path, {"ctx": 512})
 
 
 @pytest.mark.parametrize("name", ["samples.jsonl", "run.json", "tokens.npy"])
-def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, name: str) -> None:
     mine = lines(tmp_path / name, {"prompt": "the cat"})
-    with pytest.raises(TrainError, match=r"has files and is no folder of collected states; give a"):
+    with pytest.raises(TrainError, match=r"is not empty and not a folder of collected states"):
         states.begin(tmp_path, {"target": "x"})
     assert list(tmp_path.iterdir()) == [mine]
     assert mine.read_text(encoding="utf-8") == '{"prompt": "the cat"}\n'
 
 
-def test_room_is_looked_for_again_when_reading_goes_on(
+def test_disk_space_is_checked_again_on_resuming(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states.begin(tmp_path, {"target": "x"})
-    pieces = [Piece([5, 270]), Piece([6, 280, 7])]
-    states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+    samples = [Sample([5, 270]), Sample([6, 280, 7])]
+    states.write_samples(tmp_path, samples, 8, lambda done, total: None)
     (tmp_path / "done").write_text("1")
     with Model(tiny_model) as model, Context(model, EXACT) as context:
-        n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second piece takes
+        n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second sample takes
         for free, is_enough in ((n_bytes - 1, False), (n_bytes, True)):
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
             if is_enough:
                 states.collect(tmp_path, context, lambda done, total: None)
             else:
-                with pytest.raises(TrainError, match="the states take .* are free in"):
+                with pytest.raises(TrainError, match="the states need .* GiB free; lower"):
                     states.collect(tmp_path, context, lambda done, total: None)
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])
-def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
+def test_a_disk_that_fills_up_loses_no_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     write = Path.write_bytes
@@ -143,19 +151,19 @@ def test_a_disk_that_fills_up_between_reading_and_writing_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, content)
 
-    pieces = [Piece([5, 270]), Piece([6])]
+    samples = [Sample([5, 270]), Sample([6])]
     states.begin(tmp_path, {"target": "x"})
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", filled_up)
         with pytest.raises(OSError, match="No space left"):
-            states.write_samples(tmp_path, pieces, 8, lambda done, total: None)
+            states.write_samples(tmp_path, samples, 8, lambda done, total: None)
     states.begin(tmp_path, {"target": "x"})
     assert states.n_samples(tmp_path) == 2
     states.write_samples(tmp_path, [], 8, lambda done, total: None)
     assert np.load(tmp_path / "ends.npy").tolist() == [2, 3]
 
 
-def test_data_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     file.write_bytes(b"abc")
     assert digest(file) == "ba7816bf8f01cfea"

@@ -1,8 +1,8 @@
-"""Training data: texts, prompts, chats and tokens, and what of them cannot be read."""
+"""Training data: texts, prompts, chats and tokens, and errors in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.train import TrainError
-from speculation.train.texts import Piece, own_replies, read_texts
+from speculation.train.texts import Sample, generate_replies, read_texts
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.train_data import lines
 
@@ -24,7 +24,7 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path) -> None:
+def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path: Path) -> None:
     plain = tmp_path / "a.txt"
     plain.write_text("the cat saw a dog", encoding="utf-8")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -34,37 +34,40 @@ def test_texts_chats_and_tokens_are_cut_to_pieces(engine: Engine, tmp_path: Path
         {"messages": chat},
         {"ids": [1, 2, 3, 4, 5], "spans": [[1, 3], [4, 5]]},
     )
-    pieces = list(read_texts(engine.model, [plain, mixed], 4))
-    texts = [engine.model.detokenize(piece.ids) for piece in pieces]
+    samples = list(read_texts(engine.model, [plain, mixed], 4))
+    texts = [engine.model.detokenize(sample.ids) for sample in samples]
     assert b"".join(texts).startswith(b"<s>the cat saw a dog<s>the cat<s><|user|>a<|end|>")
-    assert pieces[-2:] == [Piece([1, 2, 3, 4], [(1, 3)]), Piece([5], [(0, 1)])]
-    assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == pieces[2:]
+    assert samples[-2:] == [Sample([1, 2, 3, 4], [(1, 3)]), Sample([5], [(0, 1)])]
+    assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == samples[2:]
 
 
 @pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": 5}', "[1]"])
-def test_a_line_of_another_form_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*give an object with text"):
+    with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*must be an object with text"):
         list(read_texts(engine.model, [file], 4))
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"ids": [1, -3]}', "-3 is no token; give whole numbers from 0"),
-        ('{"ids": [1, 1099511627777]}', "1099511627777 is no token"),
-        ('{"ids": [1, 1e400]}', "inf is no token"),
-        ('{"ids": [1, 2.5]}', "2.5 is no token"),
-        ('{"ids": [1, 2], "spans": [[0, 3]]}', r"the span \[0, 3\] is no part of 2 tokens; give"),
-        ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is no part of 2 tokens"),
-        ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is no part of 2 tokens"),
-        ('{"ids": "12"}', "give an object with text"),
-        ('{"ids": [1, 2], "spans": 1}', "give an object with text"),
-        ('{"ids": [1, 2], "spans": [[1]]}', "give an object with text"),
+        ('{"ids": [1, -3]}', "-3 is not a token id; give integers from 0"),
+        ('{"ids": [1, 1099511627777]}', "1099511627777 is not a token id"),
+        ('{"ids": [1, 1e400]}', "inf is not a token id"),
+        ('{"ids": [1, 2.5]}', "2.5 is not a token id"),
+        (
+            '{"ids": [1, 2], "spans": [[0, 3]]}',
+            r"the span \[0, 3\] is not within the 2 tokens; give",
+        ),
+        ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is not within the 2 tokens"),
+        ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is not within the 2 tokens"),
+        ('{"ids": "12"}', "must be an object with text"),
+        ('{"ids": [1, 2], "spans": 1}', "must be an object with text"),
+        ('{"ids": [1, 2], "spans": [[1]]}', "must be an object with text"),
     ],
 )
-def test_what_are_no_tokens_or_no_spans_of_them_is_named(
+def test_invalid_tokens_and_spans_are_named(
     engine: Engine, tmp_path: Path, line: str, reason: str
 ) -> None:
     file = tmp_path / "ids.jsonl"
@@ -75,38 +78,41 @@ def test_what_are_no_tokens_or_no_spans_of_them_is_named(
 
 def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "ids.jsonl", {"ids": [1, engine.model.n_vocab]})
-    with pytest.raises(TrainError, match=f"have token {engine.model.n_vocab}; this model has 0 to"):
+    with pytest.raises(TrainError, match=f"has token {engine.model.n_vocab}, but this model's"):
         list(read_texts(engine.model, [file], 4))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(engine: Engine, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert list(read_texts(engine.model, [file], 4)) == [Piece([1, 2])]
+    assert list(read_texts(engine.model, [file], 4)) == [Sample([1, 2])]
 
 
-def test_prompts_without_replies_ask_for_them(engine: Engine, tmp_path: Path) -> None:
+def test_the_error_for_prompts_without_replies_suggests_generate(
+    engine: Engine, tmp_path: Path
+) -> None:
     file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    with pytest.raises(TrainError, match="give --generate N"):
+    with pytest.raises(TrainError, match="add --generate N"):
         list(read_texts(engine.model, [file], 64))
 
 
-def test_own_replies_are_plain_decodings_and_know_where_they_stand(
+def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
     engine: Engine, tmp_path: Path
 ) -> None:
     file = lines(
         tmp_path / "p.jsonl", {"prompt": "the cat"}, {"text": "a dog and"}, {"turns": ["a", "b"]}
     )
-    pieces = list(own_replies(engine, [file], 128, 10))
-    assert len(pieces) == 3
-    for piece in pieces:
-        start, end = piece.spans[-1]
-        plain = engine.generate(piece.ids[:start], method="ar", max_tokens=10).run()
-        assert piece.ids[start:end] == plain.token_ids
-    assert list(own_replies(engine, [file], 128, 10, skip=2)) == pieces[2:]
+    samples = list(generate_replies(engine, [file], 128, 10))
+    assert len(samples) == 3
+    for sample in samples:
+        assert sample.spans is not None
+        start, end = sample.spans[-1]
+        plain = engine.generate(sample.ids[:start], method="ar", max_tokens=10).run()
+        assert sample.ids[start:end] == plain.token_ids
+    assert list(generate_replies(engine, [file], 128, 10, skip=2)) == samples[2:]
 
 
-def test_a_reply_that_the_next_turn_shows_otherwise_is_not_learnt_from(tmp_path: Path) -> None:
+def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}<|{{ m.role }}|>"
         "{% if m.role == 'assistant' %}a{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
@@ -115,7 +121,7 @@ def test_a_reply_that_the_next_turn_shows_otherwise_is_not_learnt_from(tmp_path:
     path = write_tiny_gguf(tmp_path / "m.gguf", chat_template=template)
     file = lines(tmp_path / "p.jsonl", {"turns": ["the cat", "a dog"]}, {"prompt": "the cat"})
     with Engine.load(path, EXACT) as engine:
-        two, one = own_replies(engine, [file], 128, 6)
+        two, one = generate_replies(engine, [file], 128, 6)
     assert len(one.spans or []) == 1
     assert two.spans == [(len(two.ids) - 6, len(two.ids))]
 
@@ -128,40 +134,44 @@ def test_a_message_without_role_or_content_is_named(
 ) -> None:
     user = {"role": "user", "content": "a"}
     file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
-    for read in (
+    readers: tuple[Callable[[], object], ...] = (
         lambda: list(read_texts(engine.model, [file], 64)),
-        lambda: list(own_replies(engine, [file], 64, 2)),
-    ):
-        with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*give a role of"):
+        lambda: list(generate_replies(engine, [file], 64, 2)),
+    )
+    for read in readers:
+        with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*needs a role"):
             read()
 
 
-def test_a_cut_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "d.jsonl.gz", *[{"text": f"text {n}"} for n in range(2000)])
     content = file.read_bytes()
     for spoilt in (content[:-200], content[:100] + bytes(300) + content[400:], b"no gzip"):
         file.write_bytes(spoilt)
-        with pytest.raises(TrainError, match=r"d\.jsonl\.gz is no whole gzip file \("):
+        with pytest.raises(TrainError, match=r"d\.jsonl\.gz is not a complete gzip file \("):
             list(read_texts(engine.model, [file], 64))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_file_that_is_no_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_text_is_named(engine: Engine, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_bytes(b"ab\xff\x00")
-    with pytest.raises(InvalidParameter, match=f"{name} is no UTF-8 text .*; give text files"):
+    with pytest.raises(InvalidParameter, match=f"{name} is not UTF-8 text .*; give text files"):
         list(read_texts(engine.model, [file], 64))
 
 
-def test_prompts_that_have_no_room_are_counted(engine: Engine, tmp_path: Path) -> None:
+def test_prompts_without_room_for_a_reply_are_counted(engine: Engine, tmp_path: Path) -> None:
     prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
     file = lines(tmp_path / "p.jsonl", *prompts)
     with pytest.raises(TrainError) as caught:
-        list(own_replies(engine, [file], 64, 64))
-    shortest = min(len(piece.ids) - 1 for piece in own_replies(engine, [file], 64, 1))
+        list(generate_replies(engine, [file], 64, 64))
+    shortest = min(len(sample.ids) - 1 for sample in generate_replies(engine, [file], 64, 1))
     assert str(caught.value) == (
-        f"none of 2 prompts has room for --generate 64 in a context of 64: the shortest has "
-        f"{shortest} tokens; give --ctx {shortest + 64} or more, or a lower --generate"
+        f"none of the 2 prompts leaves room for --generate 64 in a context of 64: the shortest has "
+        f"{shortest} tokens; raise --ctx to at least {shortest + 64} or lower --generate"
     )
     room = shortest + 4
-    assert [bool(piece.ids) for piece in own_replies(engine, [file], room, 4)] == [False, True]
+    assert [bool(sample.ids) for sample in generate_replies(engine, [file], room, 4)] == [
+        False,
+        True,
+    ]

@@ -1,4 +1,4 @@
-"""Training heads: what is learnt from, what is written, and that it ends in heads that draft."""
+"""Training heads: data, evaluation, output files, and that trained heads draft well."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from speculation.system.files import require_writable
 from speculation.train import medusa, states
 from speculation.train.__main__ import main
 from speculation.train.eagle import EagleTraining
-from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replayed
+from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replay
 from speculation.train.redrafter import ReDrafterTraining
-from speculation.train.schedule import held_out_from
-from speculation.train.texts import Piece
+from speculation.train.schedule import held_out_start
+from speculation.train.texts import Sample
 from tests.support.train_data import lines
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
-def test_heads_learn_from_what_the_target_wrote(tmp_path: Path) -> None:
+def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
     folder = fake_states(tmp_path)
     labels = medusa._labels(folder, 2)
     none = medusa._NO_LABEL
-    # Tokens 3 to 6 are a reply. Its first token is followed from the state before it.
+    # Tokens 3 to 6 are a reply. Its first token is predicted from the state before it.
     assert labels.tolist() == [
         [none] * 2, [none] * 2, [13, 14], [14, 15], [15, none], [none] * 2, [none] * 2,
         *[[none] * 2] * 3,
@@ -43,38 +43,38 @@ def test_heads_learn_from_what_the_target_wrote(tmp_path: Path) -> None:
     assert cut[2:5].tolist() == [[0, medusa._NOT_DRAFTED], [medusa._NOT_DRAFTED, 1], [1, none]]
 
 
-def test_pieces_without_anything_to_learn_are_not_held_out(tmp_path: Path) -> None:
+def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     states.begin(folder, {})
-    reply = Piece([5, 6, 7, 8], [(2, 4)])
+    reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
-    nothing = [Piece([5, 6, 7], []), Piece([5, 6], [(1, 2)]), Piece([], [])]
-    pieces = [reply, *nothing, reply, *nothing, reply, *nothing]
-    states.write_samples(folder, pieces, 100, lambda done, total: None)
+    nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
+    samples = [reply, *nothing, reply, *nothing, reply, *nothing]
+    states.write_samples(folder, samples, 100, lambda done, total: None)
     np.save(folder / "hidden.npy", np.zeros((27, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(27, np.int32))
     found = states.States(folder)
-    assert held_out_from(found, 0.05) == 18
-    assert held_out_from(found, 0.5) == 9
+    assert held_out_start(found, 0.05) == 18
+    assert held_out_start(found, 0.5) == 9
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
-def test_heads_are_judged_where_the_last_prompts_had_no_room(
+@pytest.mark.train
+def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    pytest.importorskip("torch")
     prompts = ["the cat", "a dog", "the cat saw " * 40]
     data = lines(tmp_path / "p.jsonl", *[{"prompt": prompt} for prompt in prompts])
     command = [kind, "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1"]
     assert main([*command, "--generate", "12", "--ctx", "64"]) == 0
-    judged = re.search(r"measured on (\d+) states that were held out", capsys.readouterr().out)
-    assert judged is not None
-    assert int(judged[1]) > 0
+    measured = re.search(r"measured on (\d+) held-out states", capsys.readouterr().out)
+    assert measured is not None
+    assert int(measured[1]) > 0
 
 
 def fake_states(folder: Path) -> states.States:
-    """Ten tokens in two pieces; the target wrote tokens 3 to 6 of the first."""
+    """Ten tokens in two sequences; the target generated tokens 3 to 6 of the first."""
     np.save(folder / "tokens.npy", np.arange(10, dtype=np.int32))
     np.save(folder / "choices.npy", np.arange(10, 20, dtype=np.int32))
     np.save(folder / "ends.npy", np.array([7, 10]))
@@ -88,21 +88,22 @@ def test_accuracy_and_replay_count_ranks() -> None:
     ranks = np.array([[-1, -1], [0, 2], [1, 0], [0, other], [0, 0], [1, -1], [-1, -1]])
     accuracy = accuracy_of(ranks)
     np.testing.assert_allclose(accuracy[:, :3], [[0.6, 0.4, 0], [0.5, 0, 0.25]])
-    # Steps begin at states 1 (one draft holds), 3 (one), 5 (none): five tokens in three steps.
-    assert replayed(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
-    # With the second choices too: at 1 both hold, at 4 both, and the text is at its end.
-    assert replayed(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
+    # Steps begin at states 1 (one draft accepted), 3 (one), 5 (none): five tokens in three steps.
+    assert replay(ranks, ((0,), (0, 0))) == pytest.approx(5 / 3)
+    # With the second choices too: at 1 both are accepted, at 4 both, and the text is at its end.
+    assert replay(ranks, ((0,), (1,), (0, 0), (0, 2))) == pytest.approx(6 / 2)
 
 
-def test_a_chain_is_judged_where_the_first_choices_before_were_right() -> None:
+def test_a_chain_is_evaluated_where_all_earlier_first_choices_were_accepted() -> None:
     ranks = np.array([[0, 0, 3], [0, 1, 0], [2, 0, 0], [0, 0, -1], [0, -1, -1]])
     accuracy = chain_accuracy(ranks)
-    # Of five chains four begin rightly; of the three that go on two hold; of these one goes on.
+    # Of five chains four start correctly; of the three with a second token, two are correct.
     np.testing.assert_allclose(accuracy[0, :4], [0.8, 0, 0.2, 0])
     np.testing.assert_allclose(accuracy[1, :4], [2 / 3, 1 / 3, 0, 0])
     np.testing.assert_allclose(accuracy[2, :4], [0, 0, 0, 1])
 
 
+@pytest.mark.train
 def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     torch = pytest.importorskip("torch")
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
@@ -113,10 +114,10 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
-# What is written
+# Output files
 
 
-def test_what_cannot_be_written_is_found_out_and_nothing_left(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_and_no_file_left(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path, "it is a folder"),
         (tmp_path / "none" / "h.gguf", "no such folder"),
@@ -135,7 +136,7 @@ def test_a_device_is_not_replaced() -> None:
 
 
 def heads(path: Path, accuracy: float) -> Path:
-    """A file of two heads whose first choices are right so often."""
+    """A file of two heads whose first choices have this accuracy."""
     info = HeadsInfo("medusa", "tiny", "x", 4, 20)
     rates = np.zeros((2, 10), np.float32)
     rates[:, 0] = accuracy
@@ -159,21 +160,19 @@ def test_a_tree_is_chosen_without_pytorch(tmp_path: Path, monkeypatch: pytest.Mo
     assert show_choices(read_weights(HeadsFile(file)).tree) == "0.0"
 
 
-def test_heads_that_were_never_right_get_a_tree_too(tmp_path: Path) -> None:
+def test_heads_that_were_never_accepted_get_a_tree_too(tmp_path: Path) -> None:
     file = heads(tmp_path / "h.gguf", 0.0)
     assert main(["tree", "--heads", str(file), "--nodes", "3"]) == 0
     assert len(read_weights(HeadsFile(file)).tree) == 3
 
 
-def test_a_tree_that_cannot_be_written_leaves_no_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_tree_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = heads(tmp_path / "h.gguf", 0.5)
     for nodes in ("0", "-3", "256"):
         assert main(["tree", "--heads", str(file), "--nodes", nodes]) == 2
         assert capsys.readouterr().err == f"error: --nodes is {nodes}; give 1 to 255\n"
     assert main(["tree", "--heads", str(file), "--out", str(tmp_path / "other")]) == 2
-    assert "nothing would be written to" in capsys.readouterr().err
+    assert "without a tree there is nothing to write to" in capsys.readouterr().err
     folder = tmp_path / "folder"
     folder.mkdir()
     assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
@@ -181,38 +180,40 @@ def test_a_tree_that_cannot_be_written_leaves_no_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
 
 
-def test_two_trees_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_and_choices_together_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = heads(tmp_path / "h.gguf", 0.5)
     before = file.read_bytes()
     assert main(["tree", "--heads", str(file), "--nodes", "1", "--choices", "0.0"]) == 2
-    assert "--choices is a tree, and so is --nodes; give one" in capsys.readouterr().err
+    assert "--choices and --nodes both choose a tree; give one" in capsys.readouterr().err
     assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("kind", ["redrafter", "eagle", "eagle3"])
-def test_heads_that_grow_their_own_tree_get_none(
+def test_heads_that_grow_their_own_tree_cannot_be_given_one(
     capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     file = resolve(f"bundled-{kind}")
     assert main(["tree", "--heads", str(file)]) == 2
     error = capsys.readouterr().err
-    assert f"{file} holds heads for {kind.replace('eagle3', 'eagle-3')}, which grow their" in error
+    assert f"{file} has heads for {kind.replace('eagle3', 'eagle-3')}, which build their" in error
 
 
 @pytest.mark.parametrize("training", [medusa.MedusaTraining, ReDrafterTraining, EagleTraining])
-def test_a_seed_below_zero_is_refused(training: type) -> None:
+def test_a_negative_seed_is_refused(training: type) -> None:
     with pytest.raises(InvalidParameter, match="seed is -1; give 0 to 4294967295"):
         training(seed=-1)
 
 
-# The whole way
+# The whole training
 
 
 @pytest.mark.parametrize("options", [[], ["--output", "one", "--vocab", "40", "--blocks", "2"]])
-def test_trained_heads_draft_what_the_target_says(
+@pytest.mark.train
+def test_drafts_of_trained_heads_are_accepted(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", *([{"text": "the cat"}] * 5))
     out = tmp_path / "heads.gguf"
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(out)]
@@ -220,16 +221,16 @@ def test_trained_heads_draft_what_the_target_says(
     command += ["--epochs", "15", "--batch", "32", "--rate", "0.01", "--device", "cpu", *options]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "how often each choice is right" in printed
+    assert "accuracy of each choice" in printed
     assert f"{out}: " in printed
     with Engine.load(tiny_model, EXACT, heads=out) as engine:
         plain = engine.generate("the cat", method="ar", max_tokens=80).run()
         ours = engine.generate("the cat", method="medusa", max_tokens=80).run()
         assert ours.token_ids == plain.token_ids
-        assert ours.stats.tokens_per_step > 1.3  # it learnt this very text
+        assert ours.stats.tokens_per_step > 1.3  # the heads were trained on this text
 
     assert main(["tree", "--heads", str(out)]) == 0
-    assert "tokens per step to be expected" in capsys.readouterr().out
+    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
     other = tmp_path / "other.gguf"
     assert main(["tree", "--heads", str(out), "--choices", "0.1/2", "--out", str(other)]) == 0
     assert show_choices(read_weights(HeadsFile(other)).tree) == "0.1/2"
@@ -237,7 +238,8 @@ def test_trained_heads_draft_what_the_target_says(
     assert len(read_weights(HeadsFile(out)).tree) == 1
 
 
-def test_what_is_missing_is_said_in_one_line(
+@pytest.mark.train
+def test_missing_requirements_are_reported_in_one_line(
     tiny_model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -251,7 +253,6 @@ def test_what_is_missing_is_said_in_one_line(
     assert main(command) == 2
     assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
     monkeypatch.undo()
-    pytest.importorskip("torch")
     assert main([*command[:-1], str(tmp_path / "none" / "h.gguf")]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert main([*command, "--heads", "20"]) == 2
@@ -259,23 +260,23 @@ def test_what_is_missing_is_said_in_one_line(
     assert main(["tree", "--heads", str(tiny_model)]) == 2
     assert "holds no drafting heads" in capsys.readouterr().err
     assert main(command) == 2
-    assert "no token of the data can be learnt from" in capsys.readouterr().err
+    assert "the data has no token to train on" in capsys.readouterr().err
     data.write_text("the cat saw a dog", encoding="utf-8")
     assert main([*command, "--work", str(tmp_path / "other")]) == 2
-    assert "some must be held out; give more" in capsys.readouterr().err
+    assert "one must be held out; give more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
-def test_what_cannot_work_is_refused_before_the_model_is_loaded(
+@pytest.mark.train
+def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    pytest.importorskip("torch")
     folder = tmp_path / "folder"
     folder.mkdir()
     command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
     command += ["--out", str(tmp_path / "h.gguf")]
     for flags, reason in (
-        (["--out", command[4]], f"cannot write {command[4]}: it is one of the files that are read"),
+        (["--out", command[4]], f"cannot write {command[4]}: it is one of the input files"),
         (["--out", str(folder)], f"cannot write {folder}: it is a folder"),
         (["--seed", "-1"], "seed is -1; give 0 to 4294967295"),
         (["--generate", "-5"], "--generate is -5; give 0 or more"),
@@ -288,45 +289,45 @@ def test_what_cannot_work_is_refused_before_the_model_is_loaded(
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_the_target_is_not_written_over(
+@pytest.mark.train
+def test_the_target_is_not_overwritten(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(tiny_model)]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot write {tiny_model}: it is one of the files that are")
+    assert error.startswith(f"error: cannot write {tiny_model}: it is one of the input files")
 
 
-def test_what_was_forgotten_can_be_given_in_the_same_folder(
+@pytest.mark.train
+def test_a_failed_command_can_be_corrected_in_the_same_folder(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
     assert main(command) == 2
-    assert "give --generate N as well" in capsys.readouterr().err
+    assert "add --generate N" in capsys.readouterr().err
     assert main([*command, "--generate", "256", "--ctx", "256"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: none of 2 prompts has room for --generate 256 in a context")
+    assert error.startswith("error: none of the 2 prompts leaves room for --generate 256 in a con")
     assert main([*command, "--generate", "8", "--ctx", "128"]) == 0
-    lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # as many bytes
+    lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # the same number of bytes
     assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
-    assert "holds states collected otherwise: data was" in capsys.readouterr().err
+    assert "has states collected with other settings: data was" in capsys.readouterr().err
     (tmp_path / "h.gguf.states" / "run.json").write_text("{", encoding="utf-8")
     assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
-    assert "run.json does not say what was collected" in capsys.readouterr().err
+    assert "run.json is damaged" in capsys.readouterr().err
 
 
-def test_too_little_memory_is_said_with_the_way_out(
+@pytest.mark.train
+def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     tiny_model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--generate", "8", "--ctx", "128"]
@@ -337,13 +338,13 @@ def test_too_little_memory_is_said_with_the_way_out(
     monkeypatch.setattr("speculation.train.__main__.train", train)
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: there is not memory enough for a step; lower --batch, or give")
+    assert error.startswith("error: out of memory in a training step; lower --batch or give")
 
 
-def test_a_context_as_small_as_its_batch_is_read_in_its_batches(
+@pytest.mark.train
+def test_a_context_no_larger_than_a_batch_can_be_collected_from(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat saw"}, {"prompt": "a dog"})
     command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
     command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]

@@ -1,0 +1,156 @@
+"""Measuring c(n) on simulated machines with known costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batching.rows import Rows
+from batching.timing import affordable_text
+from batching.tree import NO_LIMIT
+from speculation.auto import calibration as cost_measured
+from speculation.auto.calibration import measure_curve, measure_regions
+from speculation.auto.cost_curve import SIZES
+
+
+class Machine:
+    """Simulates decodes and returns how long they would take.
+
+    The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds; the
+    two decodes after more than 8 rows cost ``cold`` times as much; ``busy`` lists how much slower
+    it is for 200 decodes each, in turn.
+    """
+
+    def __init__(
+        self, switch: float = 0.0, cold: float = 1.0, busy: tuple[float, ...] = (1.0,)
+    ) -> None:
+        self.switch, self.cold, self.busy = switch, cold, busy
+        self.sizes: list[int] = []
+        self.seconds = 0.0
+
+    def decode(self, n: int) -> float:
+        seconds = 1e-3 * (0.5 + 0.5 * n)
+        if n == 1 and any(size > 8 for size in self.sizes[-2:]):
+            seconds *= self.cold
+        if self.sizes and self.sizes[-1] != n:
+            seconds += self.switch
+        seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
+        self.sizes.append(n)
+        self.seconds += seconds
+        return seconds
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine(),
+        Machine(switch=4e-4),
+        Machine(cold=2.0),
+        Machine(busy=(1.0, 3.0, 1.0, 1.5)),
+        Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
+    ],
+    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it"],
+)
+def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
+    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
+    assert curve.sizes == SIZES
+    ratios = [curve.at(n) / curve.at(1) for n in SIZES]
+    assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
+    assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
+
+
+def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
+    assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
+    busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
+    assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
+
+
+def test_measuring_stays_within_its_time_budget() -> None:
+    enough, little = Machine(), Machine()
+    measure_curve(enough.decode, SIZES, budget_seconds=0.7)
+    assert 0.35 < enough.seconds <= 0.7
+    curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
+    assert curve.sizes == (1, 2, 4, 8, 16, 32)  # the last one exceeded the budget
+    assert curve.at(64) == pytest.approx(32.5e-3)  # extrapolated with the same slope
+
+
+def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
+    """Eight billion parameters on a few cores: a few rows cost no more than reading the weights."""
+    sizes: list[int] = []
+
+    def decode(n: int) -> float:
+        sizes.append(n)
+        return max(0.120, 0.015 * n)
+
+    curve = measure_curve(decode, SIZES, budget_seconds=0.5)
+    assert sizes == [1, 1, 2, 4, 8, 16]  # 0.84 seconds; only the first size is measured twice
+    assert [curve.at(n) for n in (1, 4, 8)] == [0.120] * 3
+    assert curve.at(64) == pytest.approx(0.960)
+
+
+def test_progress_reports_each_size() -> None:
+    reported: list[int] = []
+    measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
+    assert reported == [1, 2, 4]
+
+
+def test_a_curve_can_have_a_single_size() -> None:
+    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
+    assert curve.sizes == (1,)
+    assert curve.at(1) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("row_seconds", "n_past"),
+    [(0.06, 16), (0.004, 62), (0.001, 192)],
+    ids=["billions", "hundreds-of-millions", "small"],
+)
+def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
+    row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class Target:
+        n_ctx, n_batch = 1024, 256
+
+        def decode(self, rows: Rows) -> None:
+            clock[0] += row_seconds * len(rows)
+
+        def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+            pass
+
+    monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
+    target: Any = Target()
+    assert affordable_text(target, 192, seconds=0.25) == n_past
+
+
+class Clocked:
+    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from 1024 on."""
+
+    n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
+
+    def __init__(self, far: float) -> None:
+        self.far, self.now = far, 0.0
+
+    def decode(self, rows: Rows) -> Clocked:
+        if any(rows.outputs):  # not the text before the measured rows
+            self.now += 1e-3 * len(rows.tokens) * (self.far if rows.positions[0] >= 1024 else 1.0)
+        return self
+
+    def argmax(self, row: int) -> int:
+        return row
+
+    def seq_rm(self, seq_id: int, first: int, end: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("far", "regions"), [(1.2, {0, 1024}), (40.0, {0})])
+def test_an_unfinished_curve_of_a_later_region_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, far: float, regions: set[int]
+) -> None:
+    context: Any = Clocked(far)
+    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    cost = measure_regions(context, budget_seconds=6.0)
+    assert set(cost.curves) == regions
+    assert cost.curve(1000).at(64) < 64e-3 * 1.5
