@@ -46,6 +46,8 @@ spec = MethodSpec(
     title="DFlash",
     params=DFlashParams,
     # All levels come from one decode, so drafting time does not limit the depth.
-    make=lambda params, resources: HeadDrafter.over(KIND, params, resources, "dflash", timed=False),
+    make=lambda params, resources: HeadDrafter.for_head(
+        KIND, params, resources, "dflash", timed=False
+    ),
     as_source=AsSource(_source_params),
 )

@@ -189,7 +189,7 @@ class DraftModel(Drafter):
         params = self.params
         path_floor = floor or (params.p_path if params.width == 1 else 0.0)
         for token, prob in top_tokens(logits, params.width):
-            path_prob = parent_prob * self._estimates.of(min(9, int(10 * prob)))
+            path_prob = parent_prob * self._estimates.prob(min(9, int(10 * prob)))
             min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
             if prob >= min_prob and path_prob >= path_floor:
                 candidates.append(Candidate(parent, token, prob, path_prob, None))

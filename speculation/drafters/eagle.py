@@ -109,19 +109,19 @@ eagle_1 = MethodSpec(
     name="eagle-1",
     title="EAGLE-1",
     params=Eagle1Params,
-    make=lambda params, resources: FixedTreeDrafter.over("eagle", params, resources, "eagle-1"),
+    make=lambda params, resources: FixedTreeDrafter.for_head("eagle", params, resources, "eagle-1"),
 )
 eagle_2 = MethodSpec(
     name="eagle-2",
     title="EAGLE-2",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.over("eagle", params, resources, "eagle-2"),
+    make=lambda params, resources: HeadDrafter.for_head("eagle", params, resources, "eagle-2"),
     as_source=AsSource(partial(_source_params, "eagle"), name="eagle"),
 )
 eagle_3 = MethodSpec(
     name="eagle-3",
     title="EAGLE-3",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.over("eagle-3", params, resources, "eagle-3"),
+    make=lambda params, resources: HeadDrafter.for_head("eagle-3", params, resources, "eagle-3"),
     as_source=AsSource(partial(_source_params, "eagle-3")),
 )

@@ -146,7 +146,7 @@ class Medusa(Drafter):
         for head, (choices, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
             first = 10 * min(head, _MAX_HEADS - 1)
             kinds = [first + min(9, int(10 * value)) for value in values]
-            accepted = [self._estimates.of(kind) for kind in kinds]
+            accepted = [self._estimates.prob(kind) for kind in kinds]
             predictions.append(list(zip(choices, kinds, accepted, strict=True)))
         return predictions
 

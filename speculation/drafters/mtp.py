@@ -42,7 +42,7 @@ spec = MethodSpec(
     name="mtp",
     title="Multi-token prediction",
     params=MtpParams,
-    make=lambda params, resources: HeadDrafter.over(
+    make=lambda params, resources: HeadDrafter.for_head(
         KIND,
         params,
         resources,

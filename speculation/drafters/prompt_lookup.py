@@ -212,7 +212,7 @@ class PromptLookup(Drafter):
             del probs[_round_length(len(probs)) :]
         if probs:
             tree.add_chain(0, copied[: len(probs)], probs)
-        if params.branches > 1 and len(matches) > 1 and self._estimates.of(_RIVAL_KIND) >= floor:
+        if params.branches > 1 and len(matches) > 1 and self._estimates.prob(_RIVAL_KIND) >= floor:
             for match in matches[1 : params.branches]:
                 self._add_branch(match, tree, budget, floor)
 

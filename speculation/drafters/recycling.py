@@ -74,7 +74,7 @@ class Recycling(Drafter):
         floor, depth = budget.min_path_prob, self.params.depth
         n_left = min(self.params.nodes, budget.room(tree))
         successors, push, pop = self._table.of, heapq.heappush, heapq.heappop
-        by_tenth = list(accumulate(map(self._estimates.of, range(10)), max))
+        by_tenth = list(accumulate(map(self._estimates.prob, range(10)), max))
         # (-path prob, age to break ties, parent, its successors, index, the parent's path prob)
         heap: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
         age = 0

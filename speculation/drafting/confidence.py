@@ -23,7 +23,7 @@ class Confidence:
 
     def acceptance_prob(self, candidate: Candidate) -> float:
         """Probability that ``candidate`` is accepted if its parent is."""
-        return self.estimates.of(_tenth(candidate.prob))
+        return self.estimates.prob(_tenth(candidate.prob))
 
     def set_candidates(self, nodes: Candidates) -> None:
         """Set this step's candidates, siblings in descending order of probability."""

@@ -18,7 +18,7 @@ class Estimates:
 
     >>> estimates = Estimates([0.5])
     >>> estimates.learn(0, accepted=True)
-    >>> round(estimates.of(0), 4)
+    >>> round(estimates.prob(0), 4)
     0.5125
     """
 
@@ -28,7 +28,7 @@ class Estimates:
         self._shared = 0.0
         self._probs: dict[int, float] = {}  # cache by kind, cleared on learning
 
-    def of(self, kind: int) -> float:
+    def prob(self, kind: int) -> float:
         """The probability that a draft of this kind is accepted."""
         log_odds = self._log_odds[min(kind, self._last)] + self._shared
         return 1.0 / (1.0 + math.exp(-log_odds))
@@ -43,7 +43,7 @@ class Estimates:
             try:
                 p = cached[kind]
             except KeyError:
-                p = cached[kind] = self.of(kind)
+                p = cached[kind] = self.prob(kind)
             probability *= p
             if probability < floor:
                 break

@@ -172,7 +172,7 @@ class HeadDrafter(TreeDrafter):
         )
 
     @classmethod
-    def over(
+    def for_head(
         cls,
         kind: str,
         params: HeadParams,
@@ -192,7 +192,7 @@ class HeadDrafter(TreeDrafter):
         head = resources.require_heads(kind, method, what)
         return cls(
             params,
-            resources.keep(("head context", kind), lambda: _context_of(head)),
+            resources.keep(("head context", kind), lambda: _make_context(head)),
             estimates=resources.keep(("estimates", kind), lambda: Estimates(PRIORS)),
             target_seconds=resources.step_seconds if timed else None,
         )
@@ -228,7 +228,7 @@ class HeadDrafter(TreeDrafter):
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
 
 
-def _context_of(head: Any) -> TreeDraftContext:
+def _make_context(head: Any) -> TreeDraftContext:
     """Create the right kind of context for a head."""
     if head.drafts_blocks:
         return BlockContext(head)

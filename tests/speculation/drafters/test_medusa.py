@@ -229,7 +229,7 @@ def test_estimates_learn_from_the_token_that_followed() -> None:
     medusa.draft([*text, 4], TokenTree(4), DraftBudget())
     best = int(heads.top(fake_hidden((1, 2, 3)), 1)[0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
-    assert estimates.of(5) > estimates.of(3)  # its first choice had 0.5, its second 0.3
+    assert estimates.prob(5) > estimates.prob(3)  # its first choice had 0.5, its second 0.3
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:

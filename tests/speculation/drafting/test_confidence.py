@@ -33,7 +33,7 @@ def after(*came: int) -> list[float]:
     output = FakeOutput([(1,)], [True], fake_logits)
     confidence.learn(Step(tree, output, path, came[-1]))
     # Kinds share some evidence, which is subtracted here.
-    shared = confidence.estimates.of(0)
+    shared = confidence.estimates.prob(0)
     return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
 
 
