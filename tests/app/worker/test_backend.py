@@ -167,7 +167,7 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
     list(backend.load(spec(tiny_model)))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_model.read_bytes()[:20_000])
-    for wrong, reason in ((tmp_path / "none.gguf", "no file"), (broken, "is incomplete")):
+    for wrong, reason in ((tmp_path / "none.gguf", "file not found"), (broken, "is incomplete")):
         failed = list(backend.load(spec(wrong)))[-1]
         assert isinstance(failed, Failed)
         assert reason in failed.message

@@ -335,7 +335,7 @@ def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     def train(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99")
 
-    monkeypatch.setattr("speculation.train.__main__.train", train)
+    monkeypatch.setattr("speculation.train.commands.medusa.train", train)
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: out of memory in a training step; lower --batch or give")

@@ -1,0 +1,7 @@
+"""The subcommands of ``python -m speculation.train``, one line each."""
+
+from __future__ import annotations
+
+from speculation.train.commands import eagle, medusa, redrafter, tree
+
+COMMANDS = (medusa.command, redrafter.command, eagle.command, tree.command)
