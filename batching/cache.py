@@ -16,8 +16,6 @@ from batching.tree import NO_LIMIT, Floats
 
 END = -1  # llama.cpp's "to the last position"
 ALL = -1  # llama.cpp's "any sequence"
-
-
 TAIL = 8  # tokens after the saved state: the next prompt may differ in the last few
 MAX_SAVED = 3
 # Chunk size when hidden states are read (every such row also gets a row of logits), and how many
@@ -117,16 +115,7 @@ class SequenceCache:
         """
         self._drop_deferred()
         self.watch = None
-        n_ctx = self.target.n_ctx
-        if len(tokens) >= n_ctx:
-            raise PromptTooLong(
-                f"the prompt, including the conversation so far, needs {len(tokens) + 1} tokens "
-                f"but the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
-                f"{len(tokens) + 2}",
-                settings=("n_ctx",),
-                requested=len(tokens) + 1,
-                available=n_ctx,
-            )
+        self._check_fits(len(tokens))
         n_reused = common_prefix(self.tokens, tokens)
         read_from = len(tokens) if reader is None else reader.begin(tokens)
         if self.target.n_rewind == NO_LIMIT:
@@ -174,6 +163,18 @@ class SequenceCache:
                 self.target.want_layers(())
         return n_reused
 
+    def _check_fits(self, n_tokens: int) -> None:
+        n_ctx = self.target.n_ctx
+        if n_tokens >= n_ctx:
+            raise PromptTooLong(
+                f"the prompt, including the conversation so far, needs {n_tokens + 1} tokens but "
+                f"the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
+                f"{n_tokens + 2}",
+                settings=("n_ctx",),
+                requested=n_tokens + 1,
+                available=n_ctx,
+            )
+
     def decode(self, rows: Rows) -> Output:
         """Decode the rows of a tree, preceded by any deferred prompt tokens.
 
@@ -183,12 +184,12 @@ class SequenceCache:
         if not n:
             return self.target.decode(rows)
         first = self.n_past - n
-        every_sequence = rows.seq_ids[0]  # the root's
+        all_seqs = rows.seq_ids[0]  # the root's
         return self.target.decode(
             Rows(
                 [*self.tokens[first:], *rows.tokens],
                 [*range(first, first + n), *rows.positions],
-                [every_sequence] * n + list(rows.seq_ids),
+                [all_seqs] * n + list(rows.seq_ids),
                 [False] * n + list(rows.outputs),
                 n_before=n,
             ),

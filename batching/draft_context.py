@@ -62,21 +62,21 @@ class DraftContext:
         """
         return self.extend(tokens[self._cache.n_past :])
 
-    def extend(self, fresh: Sequence[int], embeddings: Floats | None = None) -> Output:
+    def extend(self, new_tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
         """Like ``root`` with only the new tokens; ``embeddings`` are (n, n_embd)."""
-        kept = 0
+        n_reused = 0
         is_limited = self.target.n_rewind < NO_LIMIT
-        text = [*self._cache.tokens, *fresh] if is_limited else []
+        text = [*self._cache.tokens, *new_tokens] if is_limited else []
         if embeddings is None and not self._forked and self._chain:
-            kept = min(common_prefix(self._chain, fresh), len(fresh) - 1)
-            self._cache.tokens.extend(self._chain[:kept])
-        self._drop_tree(kept)
-        rest = text[self._cache.n_past :] if is_limited else list(fresh[kept:])
-        self.root_row = len(rest) - 1
+            n_reused = min(common_prefix(self._chain, new_tokens), len(new_tokens) - 1)
+            self._cache.tokens.extend(self._chain[:n_reused])
+        self._drop_tree(n_reused)
+        pending = text[self._cache.n_past :] if is_limited else list(new_tokens[n_reused:])
+        self.root_row = len(pending) - 1
         self._seq_of = [0]
         n_batch = self.target.n_batch
-        for start in range(0, len(rest), n_batch):
-            chunk = rest[start : start + n_batch]
+        for start in range(0, len(pending), n_batch):
+            chunk = pending[start : start + n_batch]
             inputs = None if embeddings is None else embeddings[start : start + n_batch]
             output = self._cache.extend(chunk, inputs)
             self.root_row = len(chunk) - 1

@@ -228,12 +228,12 @@ class TokenTree:
 
     def children(self, parent: int, token: int) -> list[int]:
         """Draft children of ``parent`` with ``token``: at most one unless added unmerged."""
-        found = []
+        nodes = []
         node = self._child(parent, token)
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self._child(parent, token, node)
-        return found
+        return nodes
 
     def _child(self, parent: int, token: int, after: int = 0) -> int:
         """The first draft child of ``parent`` with ``token`` after node ``after``; 0 = none.

@@ -1,4 +1,4 @@
-"""A method from outside the package: drafts what followed each token the last time."""
+"""A method outside the package: drafts from the bigrams of the text so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Bigrams(Drafter):
     def __init__(self, params: BigramParams) -> None:
         self._params = params
         self._next: dict[int, int] = {}
-        self._n_seen = 0  # tokens of the text whose successors are known
+        self._n_seen = 0  # tokens of the text already in the table
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._next, self._n_seen = {}, 0

@@ -33,11 +33,11 @@ class MtpLayers(NamedTuple):
     """MTP layers found in a file.
 
     n_layers  layers that llama.cpp can run
-    alone     the file lacks the model's own layers
+    mtp_only  the file lacks the model's own layers
     """
 
     n_layers: int
-    alone: bool
+    mtp_only: bool
 
 
 def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
@@ -54,10 +54,10 @@ def find_mtp_layers(path: Path, graphs: MtpGraphs) -> MtpLayers:
         return any(name in file.tensors for file in files)
 
     if not has(f"blk.{first}.{MTP_TENSOR}"):
-        return MtpLayers(0, alone=False)
+        return MtpLayers(0, mtp_only=False)
     can_run = (
         architecture in graphs.architectures
         and (n_layers == 1 or architecture in graphs.several)
         and has(f"blk.{first}.{graphs.needed.get(architecture, MTP_TENSOR)}")
     )
-    return MtpLayers(n_layers if can_run else 0, alone=not has("blk.0.attn_norm.weight"))
+    return MtpLayers(n_layers if can_run else 0, mtp_only=not has("blk.0.attn_norm.weight"))

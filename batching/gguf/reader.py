@@ -78,13 +78,13 @@ class GGUFFile:
 
     def texts(self, key: str) -> list[bytes]:
         """A metadata list of strings; empty if the key is absent."""
-        at, n = self._lists.get(key, (0, 0))
+        pos, n = self._lists.get(key, (0, 0))
         texts = []
         length = struct.Struct("<Q").unpack_from
         for _ in range(n):
-            end = at + 8 + length(self._bytes, at)[0]
-            texts.append(self._bytes[at + 8 : end])
-            at = end
+            end = pos + 8 + length(self._bytes, pos)[0]
+            texts.append(self._bytes[pos + 8 : end])
+            pos = end
         return texts
 
     def check_type(self, name: str) -> None:
@@ -176,56 +176,56 @@ class GGUFFile:
                 f"{self.path} has GGUF version {version}; versions 2 and 3 are supported. Choose a "
                 f"newer conversion of the model, in this machine's byte order"
             )
-        at = 8
-        (n_tensors, n_values), at = struct.unpack_from("<QQ", self._bytes, at), at + 16
+        pos = 8
+        (n_tensors, n_values), pos = struct.unpack_from("<QQ", self._bytes, pos), pos + 16
         for _ in range(n_values):
-            key, at = self._text(at)
-            begin = at
-            (kind,) = struct.unpack_from("<I", self._bytes, at)
-            value, at = self._value(key, kind, at + 4)
-            self._values[key] = slice(begin, at)
+            key, pos = self._text(pos)
+            begin = pos
+            (kind,) = struct.unpack_from("<I", self._bytes, pos)
+            value, pos = self._value(key, kind, pos + 4)
+            self._values[key] = slice(begin, pos)
             if value is not None:
                 self.metadata[key] = value
         for _ in range(n_tensors):
-            name, at = self._text(at)
-            (n_axes,) = struct.unpack_from("<I", self._bytes, at)
+            name, pos = self._text(pos)
+            (n_axes,) = struct.unpack_from("<I", self._bytes, pos)
             if n_axes > _MAX_AXES:
                 raise self._damaged(f"tensor {name!r} has {n_axes} axes; the limit is {_MAX_AXES}")
-            *axes, kind, offset = struct.unpack_from(f"<{n_axes}QIQ", self._bytes, at + 4)
-            at += 4 + 8 * n_axes + 12
+            *axes, kind, offset = struct.unpack_from(f"<{n_axes}QIQ", self._bytes, pos + 4)
+            pos += 4 + 8 * n_axes + 12
             if math.prod(axis for axis in axes if axis) >= _MAX_VALUES:
                 raise self._damaged(f"tensor {name!r} has the size {axes}")
             self.tensors[name] = Tensor(tuple(reversed(axes)), kind, offset)
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._damaged(f"general.alignment is {alignment!r}, not a power of two")
-        start = -(-at // alignment) * alignment
+        start = -(-pos // alignment) * alignment
         for name, tensor in self.tensors.items():
             self.tensors[name] = tensor._replace(offset=start + tensor.offset)
 
-    def _text(self, at: int) -> tuple[str, int]:
-        (n,) = struct.unpack_from("<Q", self._bytes, at)
-        end = at + 8 + n
+    def _text(self, pos: int) -> tuple[str, int]:
+        (n,) = struct.unpack_from("<Q", self._bytes, pos)
+        end = pos + 8 + n
         if end > len(self._bytes):
             raise IndexError
-        return self._bytes[at + 8 : end].decode("utf-8", "replace"), end
+        return self._bytes[pos + 8 : end].decode("utf-8", "replace"), end
 
-    def _value(self, key: str, kind: int, at: int) -> tuple[Any, int]:
+    def _value(self, key: str, kind: int, pos: int) -> tuple[Any, int]:
         if kind == _STRING:
-            return self._text(at)
+            return self._text(pos)
         if kind != _ARRAY:
             form = f"<{self._number_format(key, kind)}"
-            return struct.unpack_from(form, self._bytes, at)[0], at + struct.calcsize(form)
-        inner, n = struct.unpack_from("<IQ", self._bytes, at)
-        at += 12
+            return struct.unpack_from(form, self._bytes, pos)[0], pos + struct.calcsize(form)
+        inner, n = struct.unpack_from("<IQ", self._bytes, pos)
+        pos += 12
         if inner != _STRING:
             form = f"<{n}{self._number_format(key, inner)}"
-            return list(struct.unpack_from(form, self._bytes, at)), at + struct.calcsize(form)
-        self._lists[key] = at, n
+            return list(struct.unpack_from(form, self._bytes, pos)), pos + struct.calcsize(form)
+        self._lists[key] = pos, n
         length = struct.Struct("<Q").unpack_from
         for _ in range(n):  # vocabularies: hundreds of thousands of entries, rarely needed
-            at += 8 + length(self._bytes, at)[0]
-        return None, at
+            pos += 8 + length(self._bytes, pos)[0]
+        return None, pos
 
     def _number_format(self, key: str, kind: int) -> str:
         if kind not in _NUMBERS:

@@ -28,10 +28,10 @@ class BatchMemory:
     first_token, first_pos  direct access to the first row, for changing only these two
     """
 
-    def __init__(self, n_batch: int, n_seq_max: int, *, takes_both: bool = False) -> None:
-        """``takes_both``: the model reads both token and embedding of a row."""
+    def __init__(self, n_batch: int, n_seq_max: int, *, dual_input: bool = False) -> None:
+        """``dual_input``: the model reads both token and embedding of a row."""
         self.n_batch = n_batch
-        self.takes_both = takes_both
+        self.dual_input = dual_input
         self._embd = np.zeros((0, 0), np.float32)  # allocated on first use
         self.token = np.zeros(n_batch, np.int32)
         self.pos = np.zeros(_AXES * n_batch, np.int32)
@@ -79,7 +79,7 @@ class BatchMemory:
         ints, flags = _packers(n)
         ints(self.token, 0, *rows.tokens)
         ints(self.pos, 0, *rows.positions)
-        if rows.embeddings is not None and not self.takes_both:
+        if rows.embeddings is not None and not self.dual_input:
             self.pos[n : 3 * n].reshape(2, n)[:] = self.pos[:n]
             self.pos[3 * n : _AXES * n] = 0
         flags(self.logits, 0, *rows.outputs)
@@ -100,7 +100,7 @@ class BatchMemory:
     def _set_embeddings(self, embeddings: Floats | None) -> None:
         """Point the batch at embeddings, or back at tokens only."""
         token = embd = None
-        if embeddings is None or self.takes_both:
+        if embeddings is None or self.dual_input:
             token = self.token.ctypes.data_as(ctypes.POINTER(C.llama_token))
         if embeddings is not None:
             width = embeddings.shape[1]

@@ -24,14 +24,14 @@ class Charset:
         self._texts = frozenset(texts)
         attributes = [C.llama_vocab_get_attr(vocab, token) for token in range(len(texts))]
 
-        def whole(kinds: int) -> re.Pattern[str]:
-            matches = [t for t, kind in zip(texts, attributes, strict=True) if t and kind & kinds]
+        def pattern(mask: int) -> re.Pattern[str]:
+            matches = [t for t, a in zip(texts, attributes, strict=True) if t and a & mask]
             return re.compile("|".join(re.escape(t.decode("utf-8", "replace")) for t in matches))
 
         # Tokens matched as a whole, before the rest of the text is encoded.
         self._whole = {
-            False: whole(C.LLAMA_TOKEN_ATTR_USER_DEFINED),
-            True: whole(C.LLAMA_TOKEN_ATTR_USER_DEFINED | _CONTROL),
+            False: pattern(C.LLAMA_TOKEN_ATTR_USER_DEFINED),
+            True: pattern(C.LLAMA_TOKEN_ATTR_USER_DEFINED | _CONTROL),
         }
 
     def first_unknown(self, text: str, *, parse_special: bool) -> str | None:

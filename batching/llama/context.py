@@ -33,7 +33,7 @@ from batching.llama.create import create_context, out_of_memory
 from batching.llama.log import capture_log, recent_log
 from batching.llama.model import Model
 from batching.llama.output import DecodeOutput
-from batching.llama.private_api import check_taps, internal
+from batching.llama.private_api import check_layer_inputs, internal
 from batching.rows import Rows
 from batching.target import Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
@@ -80,7 +80,7 @@ class Context:
                 f"{model.path} ({model.description}) contains drafting heads, which do not "
                 f"generate text by themselves; {TEXT_MODEL}"
             )
-        if model.is_mtp_alone and not mtp:
+        if model.is_mtp_only and not mtp:
             raise UnsupportedModel(
                 f"{model.path} contains only multi-token-prediction layers, not the model itself"
             )
@@ -90,8 +90,8 @@ class Context:
             self._handle: Any = create_context(
                 model, params, flash_attn, mtp=mtp, other=None if other is None else other._handle
             )
-        refused = any("Flash Attention not supported" in line for line in log)
-        self.flash_attn = flash_attn != "off" and not refused
+        unsupported = any("Flash Attention not supported" in line for line in log)
+        self.flash_attn = flash_attn != "off" and not unsupported
         if not causal:
             C.llama_set_causal_attn(self._handle, False)
         self.params = params
@@ -104,11 +104,11 @@ class Context:
         if not (mtp or model.can_rewind):
             self.n_rewind = int(C.llama_n_rs_seq(self._handle))
         self._n_back = 0  # rows of the last decode that can be rolled back, if limited
-        self._is_lost = False  # after an aborted decode the recurrent state is invalid
+        self._is_invalid = False  # after an aborted decode the recurrent state is invalid
         self._watch = DecodeWatch(model.n_bytes)
         self._memory = C.llama_get_memory(self._handle)
-        takes_both = mtp or model.takes_both
-        self._batch = BatchMemory(self.n_batch, self.n_seq_max, takes_both=takes_both)
+        dual_input = mtp or model.dual_input
+        self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
         self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
         self._features: BatchMemory | None = None  # for ``encode``, allocated on first use
         self._row_seq = 0  # sequences in the last ``decode_row``; 0 after another decode
@@ -130,7 +130,7 @@ class Context:
         ``Target``.
         """
         self._row_seq = 0
-        # A head's graph computes all rows; llama.cpp would return those of the first ones.
+        # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
@@ -145,10 +145,10 @@ class Context:
 
     def _decode_watched(self, n_rows: int, watch: Watch | None) -> None:
         handle, struct = self._handle, self._batch.struct
-        self._is_lost = True
+        self._is_invalid = True
         if code := self._watch.run(handle, lambda: _llama_decode(handle, struct), watch):
             raise self._error(code, n_rows)
-        self._is_lost = False
+        self._is_invalid = False
 
     def decode_row(self, token: int, position: int, n_seq: int) -> Output:
         """See ``Target``. A row in the same sequences as the last changes only two numbers."""
@@ -201,7 +201,7 @@ class Context:
         """See ``Target``. Raises UnsupportedModel if llama.cpp does not expose them."""
         if tuple(layers) == self._output.layers:
             return
-        check_taps(self.model, layers)
+        check_layer_inputs(self.model, layers)
         for layer in {*self._output.layers} ^ {*layers}:
             if layer == self.model.n_layer:
                 internal("llama_set_embeddings_nextn")(self._handle, layer in layers, False)
@@ -235,7 +235,7 @@ class Context:
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
             C.llama_memory_clear(self._memory, False)  # works for recurrent memory, too
-            self._is_lost = False
+            self._is_invalid = False
         elif self.n_rewind == NO_LIMIT:
             C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
         else:
@@ -248,9 +248,9 @@ class Context:
         one of them, once. llama.cpp would silently accept older copies, too, so ``_n_back`` counts.
         """
         n = C.llama_memory_seq_pos_max(self._memory, 0) + 1 - position
-        if n <= 0 and not self._is_lost:
+        if n <= 0 and not self._is_invalid:
             return
-        can_go_back = n <= self._n_back and not self._is_lost
+        can_go_back = n <= self._n_back and not self._is_invalid
         if not can_go_back or not C.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise CannotRewind(
                 f"{self.model.path} ({self.model.description}) cannot roll back {n} tokens: its "
@@ -272,7 +272,7 @@ class Context:
         if C.llama_state_seq_set_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
             raise ContextError(f"llama.cpp could not restore the state of {self.model.path}")
         self._n_back = 0
-        self._is_lost = False
+        self._is_invalid = False
         C.llama_memory_seq_rm(self._memory, 0, n_tokens, -1)  # the KV cache part
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:

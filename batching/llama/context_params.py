@@ -55,7 +55,7 @@ class ContextParams:
                 )
         if self.kv_type == "q8_0" and self.flash_attn == "off":
             raise InvalidParameter(
-                "{kv_type} q8_0 needs flash attention; drop it, or {flash_attn} off",
+                "a q8_0 KV cache needs flash attention; change {kv_type} or {flash_attn}",
                 settings=("kv_type", "flash_attn"),
             )
 

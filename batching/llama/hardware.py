@@ -38,13 +38,13 @@ def devices() -> list[Device]:
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     kind.argtypes = [ctypes.c_void_p]
-    found = []
+    result = []
     for i in range(count()):
         device = get(i)
         number = kind(device)
         name = describe(device).decode("utf-8", "replace")
-        found.append(Device(_KINDS[number] if number < len(_KINDS) else "other", name))
-    return found
+        result.append(Device(_KINDS[number] if number < len(_KINDS) else "other", name))
+    return result
 
 
 def supports_gpu() -> bool:

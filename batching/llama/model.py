@@ -27,7 +27,13 @@ from batching.llama.charset import Charset, limited_charset
 from batching.llama.hardware import supports_gpu
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, recent_log
-from batching.llama.private_api import GIVE_MTP_STATE, HEADS, LIMITS, MTP_GRAPHS, TAKE_BOTH
+from batching.llama.private_api import (
+    DUAL_INPUT_HEADS,
+    EXPOSES_MTP_STATE,
+    HEAD_ARCHITECTURES,
+    LIMITS,
+    MTP_GRAPHS,
+)
 from batching.llama.text_model import not_a_text_model
 from batching.tree import NO_LIMIT
 
@@ -99,17 +105,17 @@ class Model:
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         architecture = self.metadata("general.architecture")
-        self.takes_both = architecture in TAKE_BOTH
-        self.is_head = architecture in HEADS
+        self.dual_input = architecture in DUAL_INPUT_HEADS
+        self.is_head = architecture in HEAD_ARCHITECTURES
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Multi-token prediction: the model exposes the layers' input state; number of layers
         # loaded and runnable; the file has no other layers.
-        self.gives_mtp_state = architecture in GIVE_MTP_STATE
-        mtp_layers = MtpLayers(0, alone=False)
+        self.exposes_mtp_state = architecture in EXPOSES_MTP_STATE
+        mtp_layers = MtpLayers(0, mtp_only=False)
         if C.llama_model_n_layer_nextn(handle):
             mtp_layers = find_mtp_layers(self.path, MTP_GRAPHS)
         self.n_mtp = mtp_layers.n_layers if mtp else 0
-        self.is_mtp_alone = mtp_layers.alone
+        self.is_mtp_only = mtp_layers.mtp_only
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
         # llama.cpp aborts past the end of learned position embeddings, as GPT-2 has.
         learned_positions = any("position_embd.weight" in file.tensors for file in files)

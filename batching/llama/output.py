@@ -69,9 +69,9 @@ class DecodeOutput:
     def _row(self, row: int) -> int:
         if self._all:
             return row
-        place = self._n_before + row
-        if self._outputs[place]:
-            return sum(self._outputs[:place])
+        index = self._n_before + row
+        if self._outputs[index]:
+            return sum(self._outputs[:index])
         raise IndexError(f"row {row} of this batch has no output: its logits were not requested")
 
     def logits(self, row: int) -> Floats:
@@ -86,8 +86,8 @@ class DecodeOutput:
         start, end = self._row(first), self._row(first + n - 1) + 1
         if end - start != n:
             raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")
-        found: list[int] = self._logits[start:end].argmax(axis=1).tolist()
-        return found
+        tokens: list[int] = self._logits[start:end].argmax(axis=1).tolist()
+        return tokens
 
     def hidden(self, row: int) -> Floats:
         if self._hidden is None:
@@ -104,15 +104,15 @@ class DecodeOutput:
         return hidden
 
     def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
-        found = self._inputs
+        inputs = self._inputs
         row += self._n_before
         for layer in layers:
-            if layer not in found:
-                found[layer] = self._inputs_of(layer)
+            if layer not in inputs:
+                inputs[layer] = self._inputs_of(layer)
         if len(layers) == 1:
-            only: Floats = found[layers[0]][row]
-            return only
-        return np.concatenate([found[layer][row] for layer in layers])
+            single: Floats = inputs[layers[0]][row]
+            return single
+        return np.concatenate([inputs[layer][row] for layer in layers])
 
     def _inputs_of(self, layer: int) -> Floats:
         """The inputs of a layer, (n_rows, n_embd)."""
@@ -124,5 +124,5 @@ class DecodeOutput:
         else:
             pointer = internal("llama_get_embeddings_layer_inp")(self._handle, layer)
             width = model.n_embd
-        found: Floats = np.ctypeslib.as_array(pointer, (len(self._outputs), width))
-        return found
+        inputs: Floats = np.ctypeslib.as_array(pointer, (len(self._outputs), width))
+        return inputs

@@ -41,8 +41,8 @@ EMBEDDING_MODELS = ("llama-embed",)
 
 # Architectures of drafting heads that run beside their target. A row of the first two has both a
 # token and an embedding.
-TAKE_BOTH = ("eagle3", "gemma4-assistant")
-HEADS = (*TAKE_BOTH, "dflash")
+DUAL_INPUT_HEADS = ("eagle3", "gemma4-assistant")
+HEAD_ARCHITECTURES = (*DUAL_INPUT_HEADS, "dflash")
 
 # Architectures whose multi-token-prediction layers llama.cpp has a graph for. It aborts on more
 # than one such layer except in ``several``. MiMo-V2-Flash has three matrices where the graph
@@ -68,11 +68,11 @@ MTP_GRAPHS = MtpGraphs(
     needed={"mimo2": "attn_qkv.weight"},
 )
 # Architectures that expose the state MTP layers start from. Gemma 4's layers are a separate file.
-GIVE_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
+EXPOSES_MTP_STATE = (*MTP_GRAPHS.architectures, "gemma4")
 
 # Architectures whose graphs expose layer inputs. Requesting them aborts others, so unlisted ones
 # are rejected. (qwen4exp is not listed: its inputs are wider than llama.cpp would copy.)
-TAPPED = (
+EXPOSES_LAYER_INPUTS = (
     "bailingmoe3",
     "deepseek4",
     "gemma4",
@@ -141,30 +141,30 @@ def internal(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-class TappedModel(Protocol):
-    """The part of a model that ``check_taps`` uses."""
+class ModelInfo(Protocol):
+    """The part of a model that ``check_layer_inputs`` uses."""
 
     @property
     def path(self) -> Path: ...
     @property
     def n_layer(self) -> int: ...
     @property
-    def gives_mtp_state(self) -> bool: ...
+    def exposes_mtp_state(self) -> bool: ...
     def metadata(self, key: str) -> str | None: ...
 
 
-def check_taps(model: TappedModel, layers: Sequence[int]) -> None:
+def check_layer_inputs(model: ModelInfo, layers: Sequence[int]) -> None:
     """Raise UnsupportedModel if the inputs of ``layers`` are not available."""
-    if model.gives_mtp_state and model.n_layer in layers:
+    if model.exposes_mtp_state and model.n_layer in layers:
         internal("llama_set_embeddings_nextn")
         layers = [layer for layer in layers if layer != model.n_layer]
     if not layers:
         return
     architecture = model.metadata("general.architecture")
-    if architecture not in TAPPED:
+    if architecture not in EXPOSES_LAYER_INPUTS:
         raise UnsupportedModel(
             f"{model.path} has architecture {architecture}, whose layer inputs llama.cpp does not "
-            f"expose; it exposes those of {', '.join(TAPPED)}"
+            f"expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:

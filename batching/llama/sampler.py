@@ -30,9 +30,9 @@ class GreedySampler:
         return output.argmax(row)
 
     def probabilities(self, logits: Floats) -> Floats:
-        found: Floats = np.zeros(len(logits), np.float32)
-        found[logits.argmax()] = 1.0
-        return found
+        probs: Floats = np.zeros(len(logits), np.float32)
+        probs[logits.argmax()] = 1.0
+        return probs
 
     def accept(self, token: int) -> None:
         pass
@@ -182,14 +182,14 @@ class SamplerChain:
         self._fill(logits)
         array = self._array
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        left = np.ctypeslib.as_array(
+        remaining = np.ctypeslib.as_array(
             ctypes.cast(array.data, ctypes.POINTER(ctypes.c_byte)),
             (array.size * _CANDIDATE.itemsize,),
         ).view(_CANDIDATE)
-        weights = np.exp(left["logit"] - left["logit"].max())
-        found: Floats = np.zeros(len(self._candidates), np.float32)
-        found[left["id"]] = weights / weights.sum()
-        return found
+        weights = np.exp(remaining["logit"] - remaining["logit"].max())
+        probs: Floats = np.zeros(len(self._candidates), np.float32)
+        probs[remaining["id"]] = weights / weights.sum()
+        return probs
 
     def copy_state(self) -> SamplerChain:
         """A copy of the chain with its state, without the grammar."""

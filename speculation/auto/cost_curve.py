@@ -35,8 +35,8 @@ class CostCurve:
     table           seconds for 0, 1, 2, … at least 64 rows; read-only
     row_share       lowest average cost of an additional row, as a share of a one-row batch
 
-    >>> CostCurve((1, 4), (1.0, 1.6)).table[:5]
-    [0.0, 1.0, 1.2, 1.4, 1.6]
+    >>> CostCurve((1, 3), (1.0, 2.0)).table[:4]
+    [0.0, 1.0, 1.5, 2.0]
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class CostCurve:
         steps.append((n, seconds))
         if len(steps) < (64 if self._n_followed >= 64 else 8):
             return
-        known, scale = self.seconds, 1.0
-        for rows, took in steps:
+        times, scale = self.seconds, 1.0
+        for rows, observed in steps:
             self._n_followed += 1
             expected = scale * self.at(rows)
-            ratio = min(2.0, max(0.5, took / expected))
+            ratio = min(2.0, max(0.5, observed / expected))
             scale *= ratio ** max(_RATE, 1 / (4 + self._n_followed))
-            i = min(bisect_left(self.sizes, rows), len(known) - 1)
+            i = min(bisect_left(self.sizes, rows), len(times) - 1)
             self.weights[i] = min(self.weights[i] + 1, _MAX_WEIGHT)
-            known[i] *= ratio ** (1 / self.weights[i])
-        self.seconds = [scale * value for value in known]
+            times[i] *= ratio ** (1 / self.weights[i])
+        self.seconds = [scale * value for value in times]
         steps.clear()
         self._rebuild()
 

@@ -77,11 +77,11 @@ def auto_spec(methods: Callable[[], Iterable[MethodSpec]]) -> MethodSpec:
 
 
 def _check_sources(methods: Callable[[], Iterable[MethodSpec]], params: AutoParams) -> None:
-    known = [spec.source_name for spec in methods() if spec.as_source is not None]
+    names = [spec.source_name for spec in methods() if spec.as_source is not None]
     for name in params.named:
-        if name not in known:
+        if name not in names:
             raise InvalidParameter(
-                f"sources contains {name!r}; give all, or some of {', '.join(known)} joined by +"
+                f"sources contains {name!r}; give all, or some of {', '.join(names)} joined by +"
             )
 
 

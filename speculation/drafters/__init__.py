@@ -1,1 +1,1 @@
-"""One file a method. Drafters import nothing of each other."""
+"""The methods, one file each. They do not import each other."""

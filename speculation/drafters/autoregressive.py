@@ -1,4 +1,4 @@
-"""Autoregressive decoding, one token a step: the baseline of every other method."""
+"""Autoregressive decoding, one token per step: the baseline for all other methods."""
 
 from __future__ import annotations
 

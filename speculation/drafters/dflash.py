@@ -1,9 +1,10 @@
-"""DFlash: a head fills in a block of masked tokens at once, from the target's states.
+"""DFlash: a head fills in a block of masked tokens in one decode, from the target's states.
 
 Chen, Liang and Liu 2026, "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv
-2602.06036. The likeliest token of each place is a chain; with more of each the places are levels of
-a tree, and its likeliest nodes are drafted (Ringel and Romano 2026, "Accelerating Speculative
-Decoding with Block Diffusion Draft Trees", arXiv 2604.12989). Neither needs another decode.
+2602.06036. The likeliest token at each position forms a chain. With several per position, the
+positions are the levels of a tree, whose likeliest nodes are drafted (Ringel and Romano 2026,
+"Accelerating Speculative Decoding with Block Diffusion Draft Trees", arXiv 2604.12989). Neither
+needs another decode.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ KIND = "dflash"
 
 @dataclass(frozen=True)
 class DFlashParams(GrownParams):
-    """How much of a block is drafted, and what is kept of it.
+    """The size of the tree drafted from a block.
 
-    depth   draft tokens in a row, at most as many as a block of the head has: one less than its
-            size, or all of it
-    top_k   tokens looked at of each place, and paths that go on to the next: 1 = a chain
-    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
-    p_min   least probability that the head must give a draft
-    window  tokens at the end of a prompt that the head sees. 0 = none: drafting begins with the
+    depth   draft tokens in a row, limited by the head's block size (one less for some heads)
+    top_k   candidates per position, and paths continued to the next: 1 = a chain
+    nodes   draft tokens in the tree: the candidates with the likeliest paths
+    p_min   minimum probability the head must give a draft
+    window  tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the
             second step
     """
 
@@ -45,7 +45,9 @@ spec = MethodSpec(
     name="dflash",
     title="DFlash",
     params=DFlashParams,
-    # A deeper level of a block takes no further decode, so drafting time has no say in the depth.
-    make=lambda params, resources: HeadDrafter.over(KIND, params, resources, "dflash", timed=False),
+    # All levels come from one decode, so drafting time does not limit the depth.
+    make=lambda params, resources: HeadDrafter.for_head(
+        KIND, params, resources, "dflash", timed=False
+    ),
     as_source=AsSource(_source_params),
 )

@@ -1,10 +1,9 @@
-"""Draft-target speculation: a small model of the same vocabulary drafts for the target.
+"""Draft model: a small model with the same vocabulary drafts for the target.
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", arXiv
-2211.17192; Chen et al. 2023, arXiv 2302.01318. The draft model has a context of its own, which
-follows the text and is rolled back with it. Drafts are the draft model's likeliest tokens, as a
-chain or as a tree of the likeliest paths, checked by ``match``; or tokens sampled from q, checked
-by ``rejection``.
+2211.17192; Chen et al. 2023, arXiv 2302.01318. The draft model has its own context, which follows
+the text and is rolled back with it. Drafts are its likeliest tokens, as a chain or a tree, verified
+by ``match``; or tokens sampled from q, verified by ``rejection``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from speculation.drafting.tree_growth import (
     best_nodes,
     depths_of,
     grow,
-    likeliest,
+    top_tokens,
 )
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
@@ -34,25 +33,25 @@ from speculation.sampling import DraftSampler
 from speculation.verify import Match, Rejection, Verifier
 
 VERIFIERS = ("match", "rejection")
-# How often the draft model's first choice is the target's, by q in tenths; set by judgement.
+# How often the draft model's first choice is accepted, by q in tenths; initial guesses.
 PRIORS = (0.08, 0.15, 0.25, 0.35, 0.42, 0.50, 0.58, 0.66, 0.76, 0.92)
 
 
 @dataclass(frozen=True)
 class DraftModelParams:
-    """How far and how broadly the draft model drafts.
+    """The size of the draft, and how it is verified.
 
     draft_max  levels: draft tokens in a row
-    draft_min  drafts of fewer tokens in a row are dropped, as llama.cpp does; for match alone,
-               since what was drawn decides it
-    p_min      drafting stops where the draft model's own first choice is less probable
-    p_path     a chain also ends where all of it is less likely to hold, by what the draft model's
-               word was worth so far: each row costs the same, and the last is the least likely
-    width      nodes of a level: 1 drafts a chain, more a tree of the likeliest paths
-    p_split    probability from which a further choice is drafted beside the first, in a tree
-    nodes      draft tokens of a tree, the likeliest paths first
-    verify     match accepts the very tokens the sampler chooses; rejection samples the drafts from
-               q and accepts them with probability p / q
+    draft_min  shorter drafts are dropped, as in llama.cpp; only with match, because with sampled
+               drafts the decision would depend on the samples
+    p_min      drafting stops when the draft model's first choice is less probable
+    p_path     a chain also ends when its calibrated path probability falls below this: every row
+               costs the same, and the last is the least likely
+    width      nodes per level: 1 drafts a chain, more a tree of the likeliest paths
+    p_split    minimum probability of a second or later choice, in a tree
+    nodes      draft tokens in a tree, likeliest paths first
+    verify     match accepts exactly the tokens the sampler chooses; rejection samples the drafts
+               from q and accepts them with probability p / q
     """
 
     draft_max: int = 16
@@ -91,50 +90,51 @@ class DraftModelParams:
 
 
 class DraftModel(Drafter):
-    """The draft model's context, in step with the text."""
+    """Keeps the draft model's context in step with the text and drafts each step."""
 
     def __init__(
         self,
         params: DraftModelParams,
-        levels: DraftContext,
+        context: DraftContext,
         *,
         estimates: Estimates | None = None,
         sampler: DraftSampler | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``levels`` holds the draft model's context and is shared with the texts before and after.
+        """``context`` is the draft model's, shared by all texts.
 
-        ``sampler`` makes the drafts samples of q. ``target_seconds`` is what a step of the target
-        costs: under a least path probability, drafting goes on only while it is worth its time.
+        ``sampler`` samples the drafts from q. ``target_seconds`` returns the cost of a target step.
+        With it, and if the budget has a minimum path probability, drafting stops when it is no
+        longer worth its time.
         """
         self.params = params
         branches = 0 if params.width == 1 else min(params.nodes, 60)
         self.requires = Requirements(branches=branches)
-        self._levels = levels
+        self._context = context
         self._estimates = estimates or Estimates(PRIORS)
         self._sampler = sampler
         self._target_seconds = target_seconds
-        self._seconds = 0.0  # of a draft decode, on average
-        self._first: list[tuple[int, float]] = []  # this step's likeliest path: token, q
+        self._seconds = 0.0  # average per draft decode
+        self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._estimates.new_text()
-        self._levels.begin(prompt, self.params.width)
+        self._context.begin(prompt, self.params.width)
         if self._sampler is not None:
             self._sampler.begin(prompt)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._first = []
-        levels, params = self._levels, self.params
-        if len(tokens) + params.draft_max * params.width >= levels.target.n_ctx:
+        self._first_path = []
+        context, params = self._context, self.params
+        if len(tokens) + params.draft_max * params.width >= context.target.n_ctx:
             return  # the draft model's context is full: plain decoding from here on
         if budget.max_depth < 1:
             return  # the text's last token
         start = perf_counter()
-        output, first = levels.root(tokens), levels.root_row
+        output, first = context.root(tokens), context.root_row
         nodes = grow(
-            partial(self._children, self._least_path_prob(budget)),
-            levels.level,
+            partial(self._children, self._min_path_prob(budget)),
+            context.level,
             output,
             first,
             depth=min(params.draft_max, budget.max_depth),
@@ -145,18 +145,17 @@ class DraftModel(Drafter):
             self._add(nodes, tree, budget)
 
     def observe(self, step: Step) -> None:
-        became = step.tokens
-        for (token, q), actual in zip(self._first, became, strict=False):
+        for (token, q), actual in zip(self._first_path, step.tokens, strict=False):
             self._estimates.learn(min(9, int(10 * q)), accepted=token == actual)
             if token != actual:
                 break
-        self._first = []
+        self._first_path = []
         if self._sampler is not None:
-            for token in became:
+            for token in step.tokens:
                 self._sampler.accept(token)
 
-    def _least_path_prob(self, budget: DraftBudget) -> float:
-        """Path probability below which another level is not worth its row and its own decode."""
+    def _min_path_prob(self, budget: DraftBudget) -> float:
+        """Path probability below which another level is not worth its row and its decode."""
         if not budget.min_path_prob or self._target_seconds is None:
             return 0.0
         return budget.min_path_prob + self._seconds / self._target_seconds()
@@ -168,10 +167,12 @@ class DraftModel(Drafter):
         parent: int,
         logits: Floats,
     ) -> list[Candidate]:
-        """The drafts below a candidate: the first choice if its probability is at least ``p_min``,
-        and others beside it from ``p_split`` on; where ``floor`` is given, what has such a path.
-        In a chain ``p_path`` is a floor beside ``p_min``."""
-        reached = 1.0 if parent < 0 else nodes[parent].path_prob
+        """The drafts below a candidate.
+
+        With a ``floor``, the choices whose path probability reaches it. Without one, the first
+        choice from ``p_min`` and others from ``p_split``; in a chain, ``p_path`` is a floor, too.
+        """
+        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
             path = []
             node = parent
@@ -179,34 +180,34 @@ class DraftModel(Drafter):
                 path.append(nodes[node].token)
                 node = nodes[node].parent
             q = self._sampler.probabilities(logits, path[::-1])
-            # Whether to draft must not depend on what is drawn, or the draft is no sample of q.
+            # Whether to draft must not depend on the sample, or it no longer follows q.
             if float(q.max()) < self.params.p_min:
                 return []
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
-            return [Candidate(parent, t, float(q[t]), reached * float(q[t]), q) for t in drawn]
-        found: list[Candidate] = []
+            return [Candidate(parent, t, float(q[t]), parent_prob * float(q[t]), q) for t in drawn]
+        candidates: list[Candidate] = []
         params = self.params
-        least = floor or (params.p_path if params.width == 1 else 0.0)
-        for token, prob in likeliest(logits, params.width):
-            path_prob = reached * self._estimates.of(min(9, int(10 * prob)))
-            needed = 0.0 if floor else params.p_split if found else params.p_min
-            if prob >= needed and path_prob >= least:
-                found.append(Candidate(parent, token, prob, path_prob, None))
-        return found
+        path_floor = floor or (params.p_path if params.width == 1 else 0.0)
+        for token, prob in top_tokens(logits, params.width):
+            path_prob = parent_prob * self._estimates.prob(min(9, int(10 * prob)))
+            min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
+            if prob >= min_prob and path_prob >= path_floor:
+                candidates.append(Candidate(parent, token, prob, path_prob, None))
+        return candidates
 
     def _add(self, nodes: Candidates, tree: TokenTree, budget: DraftBudget) -> None:
-        """Hang the likeliest candidates into the tree, parents first, and note the first path."""
-        most = min(self.params.nodes, budget.room(tree))
+        """Add the likeliest candidates to the tree and remember the path of first choices."""
+        max_nodes = min(self.params.nodes, budget.room(tree))
         if self._sampler is None:
-            chosen = best_nodes(nodes, most)
-        else:  # siblings all or none: which are kept must not depend on what was drawn
-            chosen = list(range(min(len(nodes), most - most % self.params.width)))
+            chosen = best_nodes(nodes, max_nodes)
+        else:  # all siblings or none: the choice must not depend on the samples
+            chosen = list(range(min(len(nodes), max_nodes - max_nodes % self.params.width)))
         placed = add_to_tree(nodes, chosen, tree, budget)
-        follow = -1
+        parent = -1
         for c in chosen:
-            if c in placed and nodes[c].parent == follow:
-                self._first.append((nodes[c].token, nodes[c].prob))
-                follow = c
+            if c in placed and nodes[c].parent == parent:
+                self._first_path.append((nodes[c].token, nodes[c].prob))
+                parent = c
 
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
@@ -226,7 +227,7 @@ def _verifier(params: DraftModelParams, resources: Resources) -> Verifier:
 
 
 def _rejects(params: DraftModelParams, resources: Resources) -> bool:
-    """Greedily, q and p are certain, and rejection is match."""
+    """Whether drafts are sampled. With greedy sampling, rejection is the same as match."""
     return params.verify == "rejection" and resources.sampling.temperature > 0
 
 

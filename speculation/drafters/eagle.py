@@ -1,10 +1,10 @@
-"""EAGLE: a head foretells the target's states, one after the other, and so its tokens.
+"""EAGLE: a head predicts the target's states autoregressively, and the tokens from them.
 
-EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2 lets the tree
-follow the head's confidence: of each level the likeliest paths are expanded, and of everything
-found the best nodes are kept (Li et al. 2024, arXiv 2406.16858). EAGLE-3 grows the same tree with
-another head, over states of three layers (Li et al. 2025, arXiv 2503.01840). All draft level by
-level in the head's own context, which then takes in the true states.
+EAGLE-1 drafts a tree of fixed shape (Li et al. 2024, arXiv 2401.15077). EAGLE-2's tree follows the
+head's confidence: the likeliest paths of each level are expanded, and the best of all nodes are
+kept (Li et al. 2024, arXiv 2406.16858). EAGLE-3 grows the same tree with another head, which reads
+three layers' states (Li et al. 2025, arXiv 2503.01840). All draft level by level in the head's own
+context, and then replace the predicted states by the true ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from speculation.drafting.tree_growth import Candidate, Scores, grow_static
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.resources import Resources
 
-# The tree of EAGLE-1's published program: 25 nodes, five levels.
+# The tree of EAGLE-1's published code: 25 nodes, five levels.
 PUBLISHED = (
     "0.0.0.0.0/0.0.0.0.1/0.0.0.1/0.0.0.2/0.0.1/0.0.2/0.1.0/0.1.1/0.2.0/0.2.1/1.0.0/1.1/2.0/2.1/3.0"
 )
@@ -36,12 +36,12 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Eagle1Params:
-    """Which candidates are drafted.
+    """The shape of the fixed tree.
 
     choices  the tree, as paths of ranks: 0.0.0/1.0 goes three deep along the first choices and two
-             deep along the second; candidates on the way to a path's end are part of it
-    window   tokens at the end of a prompt that the head sees; the target gives their states while
-             it reads them, which costs their output. 0 = none: drafting begins with the second step
+             deep along the second; all prefixes of a path are included
+    window   tokens at the end of a prompt that the head reads. The target computes their states
+             and output, which takes time. 0 = none: drafting starts with the second step
     """
 
     choices: Choices = PUBLISHED
@@ -51,10 +51,10 @@ class Eagle1Params:
         object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
         check_window(self.window)
         if self.depth > MAX_DEPTH:
-            raise InvalidParameter(f"choices go {self.depth} deep; give {MAX_DEPTH} at most")
+            raise InvalidParameter(f"choices go {self.depth} deep; the limit is {MAX_DEPTH}")
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
-                f"choices expand {self.width} nodes of a level; give {MAX_WIDTH} at most"
+                f"choices expand {self.width} nodes of a level; the limit is {MAX_WIDTH}"
             )
 
     @property
@@ -67,7 +67,7 @@ class Eagle1Params:
 
     @property
     def width(self) -> int:
-        """Nodes of a level that have children, at most."""
+        """Most nodes with children in one level."""
         inner = {path[:-1] for path in self.shape}
         return max(Counter(map(len, inner)).values())
 
@@ -78,26 +78,26 @@ class Eagle1Params:
 
 @dataclass(frozen=True)
 class Eagle2Params(GrownParams):
-    """How far and how broadly the head drafts, and what is kept of it.
+    """The size of the tree.
 
     depth   levels: draft tokens in a row
-    top_k   nodes of a level that are expanded, and drafts looked at below each
-    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
-    p_min   least probability that the head must give a draft
-    window  tokens at the end of a prompt that the head sees; the target gives their states while
-            it reads them, which costs their output. 0 = none: drafting begins with the second step
+    top_k   nodes expanded per level, and candidates below each
+    nodes   draft tokens in the tree: the candidates with the likeliest paths
+    p_min   minimum probability the head must give a draft
+    window  tokens at the end of a prompt that the head reads. The target computes their states and
+            output, which takes time. 0 = none: drafting starts with the second step
     """
 
 
 class FixedTreeDrafter(HeadDrafter):
-    """EAGLE-1: the tree has a fixed shape, whatever the head's confidence."""
+    """EAGLE-1: a tree of fixed shape, independent of the head's confidence."""
 
-    def _look(
+    def _grow(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]]:
         assert isinstance(self.params, Eagle1Params)
-        levels = self._levels
-        nodes = grow_static(self.params.shape, levels.top, levels.level, output, row)
+        context = self._context
+        nodes = grow_static(self.params.shape, context.top, context.level, output, row)
         return nodes, range(len(nodes))
 
 
@@ -109,19 +109,19 @@ eagle_1 = MethodSpec(
     name="eagle-1",
     title="EAGLE-1",
     params=Eagle1Params,
-    make=lambda params, resources: FixedTreeDrafter.over("eagle", params, resources, "eagle-1"),
+    make=lambda params, resources: FixedTreeDrafter.for_head("eagle", params, resources, "eagle-1"),
 )
 eagle_2 = MethodSpec(
     name="eagle-2",
     title="EAGLE-2",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.over("eagle", params, resources, "eagle-2"),
+    make=lambda params, resources: HeadDrafter.for_head("eagle", params, resources, "eagle-2"),
     as_source=AsSource(partial(_source_params, "eagle"), name="eagle"),
 )
 eagle_3 = MethodSpec(
     name="eagle-3",
     title="EAGLE-3",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.over("eagle-3", params, resources, "eagle-3"),
+    make=lambda params, resources: HeadDrafter.for_head("eagle-3", params, resources, "eagle-3"),
     as_source=AsSource(partial(_source_params, "eagle-3")),
 )

@@ -1,9 +1,9 @@
-"""Jacobi decoding: guess the next m tokens, decode them at once, repeat with what came out.
+"""Jacobi decoding: guess the next m tokens, decode them in parallel, repeat with the results.
 
-Each step is one sweep of a fixed-point iteration: the argmax at every guessed position becomes the
-guess of the next sweep, and the prefix that no longer changes is accepted. Source: Santilli et al.
-2023, "Accelerating Transformer Inference for Translation via Parallel Decoding",
-arXiv 2305.10427; without the n-gram pool of lookahead.
+Each step is one iteration of a fixed-point method: the argmax at every guessed position becomes the
+next guess, and the prefix that no longer changes is accepted. Santilli et al. 2023, "Accelerating
+Transformer Inference for Translation via Parallel Decoding", arXiv 2305.10427. Lookahead without
+the n-gram pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from speculation.drafter import DraftBudget, Drafter, MethodSpec, Step
 
 @dataclass(frozen=True)
 class JacobiParams:
-    """guesses: tokens guessed ahead (m)."""
+    """guesses  tokens guessed ahead (m)"""
 
     guesses: int = 8
 
@@ -28,27 +28,27 @@ class JacobiParams:
 
 
 class Jacobi(Drafter):
-    """The chain of guesses, refreshed by every step."""
+    """Drafts a chain of guesses and updates it after every step."""
 
     def __init__(self, params: JacobiParams) -> None:
         self.params = params
         self._guesses: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        # Any start will do; the last token repeated is right at least where the text repeats.
+        # Any start works; repeating the last token is at least right if the text does so.
         self._guesses = [prompt[-1]] * self.params.guesses
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         tree.add_chain(0, self._guesses, max_new=budget.room(tree))
 
     def observe(self, step: Step) -> None:
-        # Node i's argmax is the new guess for position i + 1; the path's last node gave the bonus,
-        # so the nodes after it speak of what follows the bonus.
+        # Node i's argmax is the new guess for position i + 1. The bonus token came from the last
+        # accepted node, so the nodes after it predict what follows the bonus token.
         m = self.params.guesses
-        accepted = len(step.path)
-        fresh = step.output.argmaxes(accepted, len(step.tree) - accepted)
-        last = fresh[-1] if fresh else step.bonus
-        self._guesses = (fresh + [last] * m)[:m]
+        n_accepted = len(step.path)
+        guesses = step.output.argmaxes(n_accepted, len(step.tree) - n_accepted)
+        last = guesses[-1] if guesses else step.bonus
+        self._guesses = (guesses + [last] * m)[:m]
 
 
 spec = MethodSpec(

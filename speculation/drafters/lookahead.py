@@ -1,8 +1,8 @@
 """Lookahead decoding: a 2-D window of Jacobi iterations feeds a pool of n-grams.
 
-Exactly llama.cpp's ``examples/lookahead``: the same rows in the same order, the same window
-initialisation and roll, the same pool. After Fu et al. 2024, "Break the Sequential Dependency of
-LLM Inference Using Lookahead Decoding", arXiv 2402.02057. ``docs/batches.md`` draws the batch.
+Matches llama.cpp's ``examples/lookahead`` exactly: the same rows in the same order, the same window
+initialisation and roll, the same pool. Fu et al. 2024, "Break the Sequential Dependency of LLM
+Inference Using Lookahead Decoding", arXiv 2402.02057. ``docs/batches.md`` draws the batch.
 
     level        0          1      …   N-2         levels are Jacobi iterations, oldest first
     column 0     root       L1[0]      L[N-2][0]
@@ -10,8 +10,8 @@ LLM Inference Using Lookahead Decoding", arXiv 2402.02057. ``docs/batches.md`` d
     …
     column W-1
 
-The window is a tree: level 0 is a chain below the root, and column i's level j hangs below its
-level j-1. Its last level's argmax is the next iteration; each column then holds an n-gram.
+The window is a tree: level 0 is a chain below the root, and level j of a column is the child of its
+level j-1. The argmax of the last level is the next iteration; each column then forms an n-gram.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
-# How often the n-th token of a pooled n-gram holds when those before it did; set by judgement.
+# Probability that the n-th token of a pooled n-gram is accepted if those before it are; guesses.
 PRIORS = (0.2, 0.45, 0.6, 0.7)
 _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
 
 
 @dataclass(frozen=True)
 class LookaheadParams:
-    """Defaults are those of llama.cpp's example; the options below the line are not in it.
+    """The defaults are llama.cpp's; its example lacks the options below the line.
 
     window            W: columns of the window
-    ngram             N: length of the n-grams, the key token included
-    guesses           G: n-grams verified in a step, and kept for a key
+    ngram             N: length of the n-grams, including the key token
+    guesses           G: n-grams verified per step and kept per key
     ---
-    pool_from_prompt  fill the pool with the prompt's own n-grams
-    window_from_prompt  start the window with tokens of the prompt instead of 100 + i
-    merge             verify common prefixes of n-grams once
+    pool_from_prompt  fill the pool with the prompt's n-grams
+    window_from_prompt  start the window with tokens from the prompt instead of 100 + i
+    merge             verify common prefixes of n-grams only once
     """
 
     window: int = 15
@@ -59,24 +59,24 @@ class LookaheadParams:
         if self.window + self.guesses + 1 > 256:
             raise InvalidParameter(
                 f"window {self.window} and guesses {self.guesses} need "
-                f"{self.window + self.guesses + 1} sequences of 256; lower one of them"
+                f"{self.window + self.guesses + 1} sequences, the limit is 256; lower one of them"
             )
 
     @property
     def window_rows(self) -> int:
-        """Rows of the window: level 0 lacks column 0, which is the root."""
+        """Rows of the window; column 0 of level 0 is the root and does not count."""
         return (self.window - 1) + self.window * (self.ngram - 2)
 
 
 class NgramPool:
-    """For each first token a ring of the latest ``size`` continuations, without duplicates."""
+    """For each first token, a ring buffer of up to ``size`` distinct continuations."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._rings: dict[int, tuple[list[tuple[int, ...]], int]] = {}
 
     def add(self, first: int, rest: tuple[int, ...]) -> None:
-        """Pool ``(first, *rest)``; when the ring is full it takes the oldest one's place."""
+        """Add the n-gram ``(first, *rest)``, replacing the oldest if the ring is full."""
         ring, head = self._rings.get(first, ([], 0))
         if rest in ring:
             return
@@ -92,10 +92,10 @@ class NgramPool:
 
 
 class Lookahead(Drafter):
-    """Window and pool of one text.
+    """The window and pool of one text.
 
-    Where somebody selects among the drafts (the budget has a least path probability), only n-grams
-    that are likely enough are drafted, and the window follows by ``explore``.
+    If the drafts are selected afterwards (the budget has a minimum path probability), only
+    sufficiently likely n-grams are drafted, and ``explore`` adds the window.
     """
 
     def __init__(self, params: LookaheadParams, estimates: Estimates | None = None) -> None:
@@ -115,7 +115,7 @@ class Lookahead(Drafter):
 
     @property
     def explored_branches(self) -> int:
-        """One for each column of the window."""
+        """One per column of the window."""
         return self.params.window
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -132,34 +132,34 @@ class Lookahead(Drafter):
         self._last_level = []
         self._proposed = []
         if budget.min_path_prob:
-            self._propose(tokens[-1], tree, budget)
+            self._add_likely(tokens[-1], tree, budget)
             return
-        if not self._levels:  # as in the example, the prompt's last token is decoded alone
+        if not self._levels:  # as in llama.cpp, the prompt's last token is decoded alone
             return
         ngrams = self._pool.starting_with(tokens[-1])
         n_rows = len(ngrams) * (self.params.ngram - 1) + self.params.window_rows
         if budget.room(tree) < n_rows:
             return
 
-        # Every column's sequence first, then one a guess, used or not: the ids are the example's.
+        # llama.cpp's sequence ids: first one per column, then one per guess, used or not.
         ends = self._add_ngrams(tree, ngrams)
         self._last_level = self._add_window(tree)
         tree.n_seq = 1 + self.requires.branches
         tree.branches += self._last_level
-        tree.branches += dict.fromkeys(ends)  # merged n-grams may be equal: one branch each
+        tree.branches += dict.fromkeys(ends)  # without duplicates, which merging can produce
 
     def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add the window to a tree whose drafts are selected."""
+        """Add the window to a tree whose drafts have been selected."""
         if self._levels and budget.room(tree) >= self.params.window_rows:
             self._last_level = self._add_window(tree)
             tree.branches += self._last_level
 
-    def _propose(self, token: int, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add the n-grams that are likely enough, the latest first."""
-        left = 1.0  # probability that the n-grams so far are all wrong
+    def _add_likely(self, token: int, tree: TokenTree, budget: DraftBudget) -> None:
+        """Add the sufficiently likely n-grams, latest first."""
+        left = 1.0  # probability that all n-grams so far are wrong
         for ngram in reversed(self._pool.starting_with(token)):
-            most = min(len(ngram), budget.room(tree))
-            probs = self._estimates.chain_probs(range(most), left, budget.min_path_prob)
+            length = min(len(ngram), budget.room(tree))
+            probs = self._estimates.chain_probs(range(length), left, budget.min_path_prob)
             if not probs:
                 return
             p = probs[0]
@@ -171,16 +171,15 @@ class Lookahead(Drafter):
     def _learn(self, step: Step) -> None:
         if not self._proposed:
             return
-        became = step.tokens
         for ngram in self._proposed:
-            for depth, (token, actual) in enumerate(zip(ngram, became, strict=False)):
+            for depth, (token, actual) in enumerate(zip(ngram, step.tokens, strict=False)):
                 self._estimates.learn(depth, accepted=token == actual)
                 if token != actual:
                     break
         self._proposed = []
 
     def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
-        """Hang the n-grams below the root, level by level; return their last nodes."""
+        """Add the n-grams below the root, level by level; return their last nodes."""
         g, levels = len(ngrams), self.params.ngram - 1
         if not g:
             return []
@@ -196,11 +195,11 @@ class Lookahead(Drafter):
         return range(len(tree) - g, len(tree))
 
     def _add_window(self, tree: TokenTree) -> list[int]:
-        """Hang the window below the root, level by level; return the last level's nodes."""
+        """Add the window below the root, level by level; return the last level's nodes."""
         w, n = self.params.window, self.params.ngram
         parents, depths, outputs = _window_shape(w, n, len(tree))
         tokens = [*chain.from_iterable(self._levels)]
-        tree.add_nodes(parents, depths, tokens[1:], outputs, draft=False)  # the first is the root
+        tree.add_nodes(parents, depths, tokens[1:], outputs, draft=False)  # tokens[0] is the root
         return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
@@ -210,14 +209,14 @@ class Lookahead(Drafter):
             return
         if not self._last_level:
             return
-        fresh = step.output.argmaxes(self._last_level[0], len(self._last_level))
+        newest = step.output.argmaxes(self._last_level[0], len(self._last_level))
         self._last_level = []
         oldest = self._levels[0]
-        self._roll(fresh)
+        self._roll(newest)
         for first, rest in zip(oldest, zip(*self._levels, strict=True), strict=True):
             self._pool.add(first, rest)
-        # The text moved on by one token for each further one accepted. What the last level would
-        # have become is unknown there; the example repeats the first.
+        # Each accepted draft moves the text on by one more token. The last level is unknown there;
+        # llama.cpp repeats the first one.
         for _ in step.path[1:]:
             self._roll(self._levels[1])
 
@@ -236,14 +235,14 @@ class Lookahead(Drafter):
 
 @lru_cache(maxsize=256)
 def _ngrams_shape(g: int, levels: int, first: int) -> tuple[list[int], list[int]]:
-    """Parents and depths of ``g`` n-grams' nodes, which are numbered from ``first`` on."""
+    """Parents and depths of the nodes of ``g`` n-grams, numbered from ``first``."""
     parents = [0] * g + list(range(first, first + g * (levels - 1)))
     return parents, [level for level in range(1, levels + 1) for _ in range(g)]
 
 
-@lru_cache(maxsize=256)  # it changes with the number of n-grams before it alone
+@lru_cache(maxsize=256)  # varies only with the number of n-grams before the window
 def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], list[bool]]:
-    """Parents, depths and outputs of a window's nodes, which are numbered from ``first`` on."""
+    """Parents, depths and outputs of the window's nodes, numbered from ``first``."""
     columns = [0, *range(first, first + w - 1)]  # the root and level 0
     level_1 = first + w - 1
     parents = columns[:-1] + columns + list(range(level_1, level_1 + (n - 3) * w))
@@ -252,7 +251,7 @@ def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], lis
 
 
 def _source_params(resources: Resources) -> LookaheadParams | None:
-    """The largest window whose rows cost at most a quarter of a plain step, if any."""
+    """The largest window that adds at most a quarter to the cost of a plain step, if any."""
     if resources.n_rewind < NO_LIMIT:
         return None
     curve = resources.cost.curve(0)

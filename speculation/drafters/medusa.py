@@ -1,9 +1,9 @@
-"""Medusa: heads over the target's last hidden state guess the tokens after the next, all at once.
+"""Medusa: heads on the target's last hidden state predict several future tokens at once.
 
-Cai et al. 2024, arXiv 2401.10774. Of each head the likeliest tokens are candidates; a fixed tree
-says which choice of which head goes below which. Where somebody selects among the drafts (the
-budget has a least path probability), the likeliest paths are drafted instead. In the first step of
-a text nothing is drafted, see ``last_state``.
+Cai et al. 2024, arXiv 2401.10774. Head i predicts the token i + 1 positions after the next. A fixed
+tree combines the heads' likeliest tokens into paths. If the drafts are selected afterwards (the
+budget has a minimum path probability), the likeliest paths are drafted instead. Drafts nothing in a
+text's first step, see ``last_state``.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from speculation.verify import Match, Typical, Verifier
 
 LOSSY = "typical-lossy"
 VERIFIERS = ("match", LOSSY)
-# How often a head's first or second choice is the target's, by its probability in tenths, for the
-# head that looks one token ahead and for those beyond it.
+# How often a head's first or second choice is accepted, by its probability in tenths; the same
+# initial values for every head.
 _FIRST = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 _MAX_HEADS = 8
 PRIORS = _FIRST * _MAX_HEADS
-_N_BEST = 8  # choices of a head that are looked at where the tree is not fixed
-_N_LEARNT = 2  # and those whose outcome teaches how far its probabilities are to be believed
+_N_CHOICES = 8  # choices per head if the tree is not fixed
+_N_LEARNT = 2  # choices per head whose outcome updates the estimates
 
 
 @dataclass(frozen=True)
 class MedusaParams:
-    """Which candidates are drafted, and how they are checked.
+    """The shape of the tree, and how it is verified.
 
     choices  the tree, as paths of ranks: 0.0.0.0/0.1.0/1.0/1.1 goes four deep along the first
-             choices; candidates on the way to a path's end are part of it (the heads' own tree)
-    nodes    draft tokens of a tree chosen by the accuracies that were measured in training; 0 takes
-             the heads' own tree
-    verify   match accepts the very tokens the sampler chooses; typical-lossy accepts any that are
-             likely enough for the target, so that the text is another one
-    epsilon  typical-lossy: a token is accepted from this probability on
-    delta    typical-lossy: or from this share of exp(-entropy), where that is lower
+             choices; all prefixes of a path are included (default: the heads' own tree)
+    nodes    draft tokens of a tree built from the accuracies measured in training; 0 = the heads'
+             own tree
+    verify   match accepts exactly the tokens the sampler chooses; typical-lossy accepts any token
+             that is likely enough for the target, which changes the text
+    epsilon  typical-lossy: minimum probability of an accepted token
+    delta    typical-lossy: or this share of exp(-entropy), if that is lower
     """
 
     choices: Choices = ""
@@ -66,9 +66,9 @@ class MedusaParams:
         if self.choices:
             object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
         if self.verify == "typical":
-            object.__setattr__(self, "verify", LOSSY)  # it is to say so wherever it is shown
+            object.__setattr__(self, "verify", LOSSY)  # shows everywhere that it is lossy
         if self.choices and self.nodes:
-            raise InvalidParameter("choices and nodes are both given; give one")
+            raise InvalidParameter("choices and nodes are both set; give only one")
         if self.verify not in VERIFIERS:
             raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
         check_ranges(
@@ -81,7 +81,7 @@ class MedusaParams:
         )
 
     def tree(self, heads: Heads) -> tuple[Path, ...]:
-        """The nodes to draft. Raises InvalidParameter when they are deeper than there are heads."""
+        """The nodes to draft. Raises InvalidParameter if they are deeper than there are heads."""
         if self.nodes:
             return best_tree(heads.accuracy, self.nodes)
         if not self.choices:
@@ -89,21 +89,21 @@ class MedusaParams:
         nodes = parse_choices(self.choices)
         if len(nodes[-1]) > heads.n_heads:
             raise InvalidParameter(
-                f"choices go {len(nodes[-1])} deep and there are {heads.n_heads} heads, one for "
-                f"each depth; shorten the paths"
+                f"choices go {len(nodes[-1])} deep, but there are only {heads.n_heads} heads, one "
+                f"per level; shorten the paths"
             )
         return nodes
 
 
 class Medusa(Drafter):
-    """The heads' guesses after the state of the last accepted token."""
+    """Drafts the heads' predictions from the state of the last accepted token."""
 
     def __init__(
         self, params: MedusaParams, heads: Heads, estimates: Estimates | None = None
     ) -> None:
-        """``estimates`` may be shared with the texts before.
+        """``estimates`` may be shared with earlier texts.
 
-        Raises InvalidParameter when the tree is deeper than there are heads.
+        Raises InvalidParameter if the tree is deeper than there are heads.
         """
         self.params = params
         self._heads = heads
@@ -112,72 +112,72 @@ class Medusa(Drafter):
         self.requires = Requirements(hidden=True, branches=n_leaves(self._nodes))
         self._estimates = estimates or Estimates(PRIORS)
         self._state = LastState()
-        self._guesses: list[list[tuple[int, int, float]]] = []  # by head: token, kind, probability
+        # By head: (token, kind of estimate, acceptance probability).
+        self._predictions: list[list[tuple[int, int, float]]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._estimates.new_text()
-        self._state.forget()
+        self._state.reset()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        hidden = self._state.before(tokens)
-        self._guesses = []
+        hidden = self._state.get(tokens)
+        self._predictions = []
         if hidden is None:
-            return  # the first step of a text, or steps went by unseen
-        self._guesses = self._guess(
-            hidden, _N_BEST if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
+            return  # the first step of a text, or it missed a step
+        self._predictions = self._predict(
+            hidden, _N_CHOICES if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
         )
         if budget.min_path_prob:
             self._add_likeliest(tree, budget)
         else:
-            self._add_chosen(tree, budget)
+            self._add_fixed_tree(tree, budget)
 
     def observe(self, step: Step) -> None:
-        became = step.tokens
-        for guesses, token in zip(self._guesses, became, strict=False):
-            for guess, kind, _ in guesses[:_N_LEARNT]:
-                self._estimates.learn(kind, accepted=guess == token)
-        self._guesses = []
-        self._state.see(step)
+        for choices, actual in zip(self._predictions, step.tokens, strict=False):
+            for token, kind, _ in choices[:_N_LEARNT]:
+                self._estimates.learn(kind, accepted=token == actual)
+        self._predictions = []
+        self._state.observe(step)
 
-    def _guess(self, hidden: Floats, n: int) -> list[list[tuple[int, int, float]]]:
-        """The ``n`` likeliest tokens of each head, with how likely they are to hold."""
+    def _predict(self, hidden: Floats, n: int) -> list[list[tuple[int, int, float]]]:
+        """The ``n`` likeliest tokens of each head, with their acceptance probabilities."""
         tokens, probs = self._heads.top(hidden, n)
-        guesses = []
-        for head, (some, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
+        predictions = []
+        for head, (choices, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
             first = 10 * min(head, _MAX_HEADS - 1)
             kinds = [first + min(9, int(10 * value)) for value in values]
-            held = [self._estimates.of(kind) for kind in kinds]
-            guesses.append(list(zip(some, kinds, held, strict=True)))
-        return guesses
+            accepted = [self._estimates.prob(kind) for kind in kinds]
+            predictions.append(list(zip(choices, kinds, accepted, strict=True)))
+        return predictions
 
-    def _add_chosen(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """The fixed tree, as far as there is room; parents come before their children."""
+    def _add_fixed_tree(self, tree: TokenTree, budget: DraftBudget) -> None:
+        """Add the fixed tree, parents first, while there is room."""
         placed: dict[Path, int] = {(): 0}
         for path in self._nodes:
             if budget.room(tree) <= 0:
                 return
-            guesses = self._guesses[len(path) - 1]
-            if path[-1] < len(guesses) and path[:-1] in placed:
-                token, _, prob = guesses[path[-1]]
+            choices = self._predictions[len(path) - 1]
+            if path[-1] < len(choices) and path[:-1] in placed:
+                token, _, prob = choices[path[-1]]
                 placed[path] = tree.add(placed[path[:-1]], token, prob=prob)
 
     def _add_likeliest(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Best first, every path that is at least as likely as the budget asks."""
-        open_paths: list[tuple[float, int, int, int, int, float]] = []
-        age = 0
+        """Add all paths that reach the budget's minimum path probability, best first."""
+        heap: list[tuple[float, int, int, int, int, float]] = []
+        age = 0  # breaks ties
 
-        def open_below(node: int, depth: int, reached: float) -> None:
+        def push_children(node: int, depth: int, path_prob: float) -> None:
             nonlocal age
-            if depth < len(self._guesses):
-                for token, _, prob in self._guesses[depth]:
-                    if reached * prob >= budget.min_path_prob:
+            if depth < len(self._predictions):
+                for token, _, prob in self._predictions[depth]:
+                    if path_prob * prob >= budget.min_path_prob:
                         age += 1
-                        heapq.heappush(open_paths, (-reached * prob, age, node, depth, token, prob))
+                        heapq.heappush(heap, (-path_prob * prob, age, node, depth, token, prob))
 
-        open_below(0, 0, 1.0)
-        while open_paths and budget.room(tree) > 0:
-            negative, _, parent, depth, token, prob = heapq.heappop(open_paths)
-            open_below(tree.add(parent, token, prob=prob), depth + 1, -negative)
+        push_children(0, 0, 1.0)
+        while heap and budget.room(tree) > 0:
+            negative, _, parent, depth, token, prob = heapq.heappop(heap)
+            push_children(tree.add(parent, token, prob=prob), depth + 1, -negative)
 
 
 def _make(params: MedusaParams, resources: Resources) -> Medusa:

@@ -1,7 +1,7 @@
-"""MTP: a model's own layer for multi-token prediction drafts, here mostly chains.
+"""MTP: drafts with the model's own multi-token-prediction layer, by default a chain.
 
-DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437. The layer is a head over the
-target's states, as EAGLE's is, and comes with the model's GGUF or as an assistant beside it.
+DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437. Like EAGLE's, the layer is a
+head on the target's states. It is part of the model's GGUF, or comes as a separate assistant file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ KIND = "mtp"
 
 @dataclass(frozen=True)
 class MtpParams(GrownParams):
-    """How far and how broadly the model's own prediction layer drafts, and what is kept of it.
+    """The size of the tree.
 
     depth   levels: draft tokens in a row; the layer was trained for the first
-    top_k   nodes of a level that are expanded, and drafts looked at below each
-    nodes   draft tokens of the tree: of all candidates those with the likeliest paths
-    p_min   least probability that the layer must give a draft; auto goes by costs instead
-    window  tokens at the end of a prompt that the layer reads as well. 0 = none: drafting begins
-            with the second step
+    top_k   nodes expanded per level, and candidates below each
+    nodes   draft tokens in the tree: the candidates with the likeliest paths
+    p_min   minimum probability the layer must give a draft; auto decides by cost instead
+    window  tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the
+            second step
     """
 
     depth: int = 6
@@ -42,12 +42,12 @@ spec = MethodSpec(
     name="mtp",
     title="Multi-token prediction",
     params=MtpParams,
-    make=lambda params, resources: HeadDrafter.over(
+    make=lambda params, resources: HeadDrafter.for_head(
         KIND,
         params,
         resources,
         "mtp",
-        what="a model with layers of its own for multi-token prediction, or a file of such layers,",
+        what="a model with multi-token-prediction layers, or a file of such layers,",
     ),
     as_source=AsSource(_source_params),
 )

@@ -1,11 +1,11 @@
-"""Token recycling: what the model thought likely after a token, last time it was there.
+"""Token recycling: drafts from the target's own earlier predictions after each token.
 
-A table holds for every token the k most likely successors of the row where it was decoded last.
-They cost nothing: the target computed them anyway. From the last token of the text a tree is grown
-through the table, best path first, and the table is refreshed from the rows of every step. After
-Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
-Token Recycling", arXiv 2408.08696. There the tree's shape is fixed by rank; here the successors'
-own probabilities shape it, corrected by how often such drafts have held.
+A bigram table has, for every token, the k likeliest successors from the last row with that token.
+They are free, because the target computes them anyway. Each step grows a tree through the table
+from the text's last token, best path first, and updates the table from its rows. Luo et al. 2024,
+"Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
+arXiv 2408.08696. The paper's tree has a shape fixed by ranks; here it follows the successors'
+calibrated probabilities.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
 ROWS = ("path", "all")
-# How often a successor is accepted, by its probability when it was stored, in tenths; set by
-# judgement, and soon overruled by what is counted.
+# How often a successor is accepted, by its stored probability in tenths; initial guesses, soon
+# replaced by what is learnt.
 PRIORS = (0.04, 0.12, 0.20, 0.27, 0.34, 0.41, 0.48, 0.55, 0.63, 0.75)
 
 
 @dataclass(frozen=True)
 class RecyclingParams:
-    """How the tree is grown and the table refreshed.
+    """The size of the tree, and how the table is updated.
 
-    nodes   draft tokens of a tree
+    nodes   draft tokens in a tree
     depth   longest path
-    rows    whose successors are kept: those of accepted tokens (path), or of rejected ones too
-            (all), as in the paper; each costs a partial sort of the vocabulary
-    warm    start with the table that comes with the model, if there is one
+    rows    rows that update the table: accepted ones (path), or rejected ones too (all), as in the
+            paper; each costs a partial sort of the vocabulary
+    warm    start with the table supplied with the model, if any
     """
 
     nodes: int = 39
@@ -52,12 +52,12 @@ class RecyclingParams:
 
 
 class Recycling(Drafter):
-    """A tree through the bigram table each step."""
+    """Drafts a tree from the bigram table each step."""
 
     def __init__(
         self, params: RecyclingParams, table: BigramTable, estimates: Estimates | None = None
     ) -> None:
-        """``table`` and ``estimates`` may be shared with the texts before."""
+        """``table`` and ``estimates`` may be shared with earlier texts."""
         self.params = params
         self.requires = Requirements(branches=min(params.nodes, 60))
         self._table = table
@@ -67,42 +67,40 @@ class Recycling(Drafter):
         self._estimates.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        """Best-first: of all successors of nodes in the tree the one with the likeliest path.
+        """Grow the tree best-first: repeatedly add the successor with the likeliest path.
 
-        A node's successors wait behind its likeliest one: one comes into question when the one
-        before it is taken.
+        Only the likeliest unused successor of each node is in the heap.
         """
         floor, depth = budget.min_path_prob, self.params.depth
-        most = min(self.params.nodes, budget.room(tree))
+        n_left = min(self.params.nodes, budget.room(tree))
         successors, push, pop = self._table.of, heapq.heappush, heapq.heappop
-        by_tenth = list(accumulate(map(self._estimates.of, range(10)), max))
-        # -path prob, age, parent, its successors, which of them, the parent's path prob
-        waiting: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
+        by_tenth = list(accumulate(map(self._estimates.prob, range(10)), max))
+        # (-path prob, age to break ties, parent, its successors, index, the parent's path prob)
+        heap: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
         age = 0
-        node, reached, known = 0, 1.0, successors(tree.tokens[0])
+        node, node_prob, children = 0, 1.0, successors(tree.tokens[0])
         while True:
-            if known and tree.depths[node] < depth:
-                path_prob = reached * by_tenth[min(9, int(10 * known[0][1]))]
+            if children and tree.depths[node] < depth:
+                path_prob = node_prob * by_tenth[min(9, int(10 * children[0][1]))]
                 if path_prob >= floor:
-                    push(waiting, (-path_prob, age, node, known, 0, reached))
+                    push(heap, (-path_prob, age, node, children, 0, node_prob))
                     age += 1
-            if most <= 0 or not waiting:
+            if n_left <= 0 or not heap:
                 return
-            negative, _, parent, siblings, i, above = pop(waiting)
-            token, reached = siblings[i][0], -negative
-            node = tree.add(parent, token, prob=reached / above)
-            most -= 1
-            known = successors(token)
+            negative, _, parent, siblings, i, parent_prob = pop(heap)
+            token, node_prob = siblings[i][0], -negative
+            node = tree.add(parent, token, prob=node_prob / parent_prob)
+            n_left -= 1
+            children = successors(token)
             if i + 1 < len(siblings):
-                path_prob = above * by_tenth[min(9, int(10 * siblings[i + 1][1]))]
+                path_prob = parent_prob * by_tenth[min(9, int(10 * siblings[i + 1][1]))]
                 if path_prob >= floor:
-                    push(waiting, (-path_prob, age, parent, siblings, i + 1, above))
+                    push(heap, (-path_prob, age, parent, siblings, i + 1, parent_prob))
                     age += 1
 
     def observe(self, step: Step) -> None:
         tree, table = step.tree, self._table
-        became = step.tokens
-        for node, token in zip(step.path, became, strict=True):
+        for node, token in zip(step.path, step.tokens, strict=True):
             for successor, p in table.of(tree.tokens[node])[:2]:
                 self._estimates.learn(min(9, int(10 * p)), accepted=successor == token)
         if self.params.rows == "all":

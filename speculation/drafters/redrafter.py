@@ -1,9 +1,9 @@
-"""ReDrafter: a recurrent head searches for the likeliest beams after the target's last state.
+"""ReDrafter: a recurrent head runs a beam search from the target's last hidden state.
 
-Cheng et al. 2024, arXiv 2403.09919. Beams that begin alike are verified once: in a tree they are
-one path. Where somebody selects among the drafts (the budget has a least path probability), beams
-are no longer than they are worth, and what fell out of the search stays as a branch. In the first
-step of a text nothing is drafted, as with Medusa: the state is missing.
+Cheng et al. 2024, arXiv 2403.09919. The tree merges common prefixes of beams, so they are verified
+once. If the drafts are selected afterwards (the budget has a minimum path probability), a beam ends
+where it is no longer worth its cost, and candidates dropped by the search stay as branches. Drafts
+nothing in a text's first step, see ``last_state``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.confidence import PRIORS
 from speculation.drafting.estimates import Estimates
-from speculation.drafting.head_drafter import SearchingDrafter
+from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
     Candidate,
     best_nodes,
     grow,
-    likeliest,
-    named,
     top_beams,
+    top_tokens,
+    with_target_ids,
 )
 from speculation.heads.redrafter import RecurrentHead
 from speculation.ranges import check_ranges
@@ -35,10 +35,10 @@ MAX_NODES = 255
 
 @dataclass(frozen=True)
 class ReDrafterParams:
-    """How far and how broadly the head searches.
+    """The size of the beam search.
 
-    beams   paths kept from level to level, and tokens looked at below each
-    length  tokens of a beam
+    beams   paths kept per level, and candidates below each
+    length  tokens in a beam
     """
 
     beams: int = 4
@@ -49,12 +49,12 @@ class ReDrafterParams:
         if self.beams * self.length > MAX_NODES:
             raise InvalidParameter(
                 f"{self.beams} beams of {self.length} tokens may be {self.beams * self.length} "
-                f"nodes; give {MAX_NODES} at most"
+                f"nodes; the limit is {MAX_NODES}"
             )
 
 
-class ReDrafter(SearchingDrafter):
-    """Beams after the state of the last accepted token."""
+class ReDrafter(TreeDrafter):
+    """Drafts the beams found from the state of the last accepted token."""
 
     def __init__(
         self,
@@ -68,23 +68,23 @@ class ReDrafter(SearchingDrafter):
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
-        self._top = named(likeliest, head.tokens)
+        self._top = with_target_ids(top_tokens, head.tokens)
         self._state = LastState()
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self._state.forget()
+        self._state.reset()
 
     def observe(self, step: Step) -> None:
         super().observe(step)
-        self._state.see(step)
+        self._state.observe(step)
 
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]] | None:
-        hidden, params = self._state.before(tokens), self.params
+        hidden, params = self._state.get(tokens), self.params
         if hidden is None:
-            return None  # the first step of a text, or another drafter's steps came in between
+            return None  # the first step of a text, or it missed a step
         nodes = grow(
             self._children(self._top, params.beams, budget),
             self._head.level,

@@ -1,13 +1,13 @@
-"""HeadContext: a text in the context of a head that is fed with the target's states, and trees.
+"""HeadContext: the KV state of a head that takes the target's states as input, and its trees.
 
-A row of such a head takes a token and the state before it. States come in as the target reads the
-prompt and decodes the steps; each waits until the text has the token after it. Below the text's
-last token the head's own guesses stand for the states, and go again with the tree: what was
-accepted of it is decoded anew from the true states, as in EAGLE (arXiv 2401.15077).
+A row of the head combines a token with the target's state before it. States arrive as the target
+decodes the prompt and the steps; each waits until the next token of the text is known. Below the
+text's last token, the head's own predictions replace the target's states. They are dropped with the
+tree; accepted tokens are decoded again from the true states, as in EAGLE (arXiv 2401.15077).
 
-Where states are missing, because the target held that part of the text already or other drafters
-were at work, the head's context simply lacks those tokens: its positions count rows, and attention
-knows only how far apart two rows are.
+States may be missing, because that part of the prompt was cached or because other drafters ran. The
+head's context then skips these tokens: its positions count rows, and attention depends only on the
+distance between rows.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from batching.draft_context import DraftContext
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import Floats
-from speculation.drafting.tree_growth import Top, likeliest, named
+from speculation.drafting.tree_growth import Top, top_tokens, with_target_ids
 from speculation.heads.base import DraftHead, StateHead
 
 H = TypeVar("H", bound=StateHead)
-_UNREAD = 16  # rows before the last that are decoded in one batch with it, output and all
+_MAX_OUTPUT_ROWS = 16  # more new rows than this are decoded without output, except the last
 
 
-class _OfHead(Generic[H]):
-    """What drafting asks of a head, whatever becomes of the text.
+class _HeadContext(Generic[H]):
+    """Common to all head contexts.
 
-    top  the likeliest tokens after a row of what the head gives
+    top  the likeliest tokens for a row of the head's output
     """
 
     def __init__(self, head: H, top: Top) -> None:
@@ -49,152 +49,158 @@ class _OfHead(Generic[H]):
         return self.head.layers
 
 
-class HeadKVState(_OfHead[H]):
-    """What a head's context holds of the text; reads prompts (``batching.cache.StateReader``).
+class HeadKVState(_HeadContext[H]):
+    """Tracks which tokens of the text have a row; reads prompts (``batching.cache.StateReader``).
 
-    ahead   how far behind a state in the text the token is that its row stands for
-    window  tokens at the end of a prompt whose states are wanted, for the texts to come
+    offset  a state at position p makes the row of the token at p + offset
+    window  tokens at the end of a prompt whose states to read, for the next texts
     """
 
-    ahead = 1
+    offset = 1
 
     def __init__(self, head: H, top: Top) -> None:
         super().__init__(head, top)
         self.window = 0
-        self._text: list[int] = []  # as far as it is known and, of a prompt, was read
+        self._text: list[int] = []  # of a prompt, only the part read so far
         self._prompt: list[int] = []
-        self._places: list[int] = []  # which tokens of the text have a row
-        self._states: dict[int, Floats] = {}  # by token, until there is a row for it
+        self._positions: list[int] = []  # positions in the text that have a row
+        self._states: dict[int, Floats] = {}  # by position, until it has a row
 
     def begin(self, tokens: Sequence[int]) -> int:
-        """A text starts with ``tokens``: the first whose state is wanted, as far as needed.
+        """Start a text with ``tokens``; return the first position whose state is needed.
 
-        What was known of the tokens that the text before began with stays; the first after these is
-        asked for, seen before or not.
+        Rows and states of the prefix shared with the last text are kept. The position after it is
+        always requested.
         """
         n_common = common_prefix(self._text, tokens)
-        del self._places[bisect_left(self._places, n_common) :]
+        del self._positions[bisect_left(self._positions, n_common) :]
         self._states = {p: state for p, state in self._states.items() if p < n_common}
         first = len(tokens)
         if self.window:
-            known = max(self._done - self.ahead, *self._states, -1)
+            known = max(self._last_position - self.offset, *self._states, -1)
             first = max(0, first - self.window, known + 1)
         self._prompt, self._text = list(tokens), list(tokens[:first])
         return first
 
     def read(self, first: int, n: int, output: Output) -> None:
         for row in range(n):
-            self.see(first + row, output, row)
+            self.add_state(first + row, output, row)
         self._text = self._prompt[: first + n]
 
-    def see(self, place: int, output: Output, row: int) -> None:
-        """The state after token ``place`` of the text is in ``row`` of the target's output."""
-        self._states[place] = self.head.states_of(output, row).copy()
+    def add_state(self, position: int, output: Output, row: int) -> None:
+        """Store the target's state at ``position``, from ``row`` of its output."""
+        self._states[position] = self.head.states_of(output, row).copy()
 
-    def follows(self, prompt: Sequence[int]) -> bool:
-        """Whether ``begin`` was called for this very prompt, but for its last token."""
+    def has_begun(self, prompt: Sequence[int]) -> bool:
+        """Whether ``begin`` was called for this prompt, without its last token."""
         return self._text == list(prompt[:-1])
 
     @property
-    def _done(self) -> int:
-        """The last token that has a row."""
-        return self._places[-1] if self._places else -1
+    def _last_position(self) -> int:
+        """The last position that has a row; -1 if none."""
+        return self._positions[-1] if self._positions else -1
 
     def _take_states(self, last: int) -> tuple[list[int], list[Floats]]:
-        """States that came and have no row yet, of tokens before ``last``: their rows' tokens, by
-        place in the text, and what they are. None is left."""
-        done = self._done
-        known = sorted(p for p in self._states if done < p + self.ahead and p < last)
-        states = [self._states[place] for place in known]
+        """Take the states before position ``last`` that have no row yet; discard the rest.
+
+        Returns the positions of their rows, ascending, and the states.
+        """
+        done = self._last_position
+        known = sorted(p for p in self._states if done < p + self.offset and p < last)
+        states = [self._states[position] for position in known]
         self._states.clear()
-        return [place + self.ahead for place in known], states
+        return [position + self.offset for position in known], states
 
 
 class HeadContext(HeadKVState[DraftHead]):
-    """The text in the context of a head that goes on from its own states.
+    """The context of an autoregressive head, which continues from its own states.
 
-    n_leaves nodes that can be decoded in one level
+    n_leaves  most nodes in one level
     """
 
     def __init__(self, head: DraftHead) -> None:
-        super().__init__(head, named(likeliest, head.tokens))
+        super().__init__(head, with_target_ids(top_tokens, head.tokens))
         self.n_leaves = 1
-        self._n_below = 0  # rows of a tree below the text's last token, at most
-        self._levels = DraftContext(head.context)
-        self._row = 0  # of the last level's first node in its output
+        self._max_tree_rows = 0
+        self._draft = DraftContext(head.context)
+        self._row = 0  # output row of the last level's first node
         self._output: Output | None = None
 
     def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        """A text will be drafted with trees of ``n_leaves``, ``depth`` levels deep, by ``window``
-        tokens of its prompt: how deep they can be."""
+        """Set the sizes of the next text's trees; return the depth they can reach.
+
+        window    prompt tokens to read
+        n_leaves  most nodes in one level
+        depth     levels
+        """
         self.window = window
-        self._n_below = depth * n_leaves
+        self._max_tree_rows = depth * n_leaves
         if n_leaves != self.n_leaves:
             self.n_leaves = n_leaves
-            self._levels.keep(len(self._places), n_leaves)
+            self._draft.keep(len(self._positions), n_leaves)
         return depth
 
     def begin(self, tokens: Sequence[int]) -> int:
         first = super().begin(tokens)
-        self._levels.keep(len(self._places), self.n_leaves)
+        self._draft.keep(len(self._positions), self.n_leaves)
         return first
 
     def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
-        """Decode rows for the tokens of the text whose states came: output and row of the last.
+        """Decode rows for the new states of ``tokens``, the whole text; output and row of the last.
 
-        None where the state before the last token is unknown, or the context has no room for that
-        and a tree.
+        None if the state before the last token is unknown, or if the context has no room for these
+        rows and a tree.
         """
         last = len(tokens) - 1
-        places, known = self._take_states(last)
-        n_rows = len(self._places) + len(places) + self._n_below
-        if not places or places[-1] != last or n_rows > self.head.context.n_ctx:
+        positions, states = self._take_states(last)
+        n_rows = len(self._positions) + len(positions) + self._max_tree_rows
+        if not positions or positions[-1] != last or n_rows > self.head.context.n_ctx:
             return None
         self._text += tokens[len(self._text) :]
-        fresh = [tokens[place] for place in places]
-        embeddings = self.head.inputs(fresh, self.head.encode(np.stack(known)))
-        if self._levels.n_past != len(self._places):  # an error came in between
-            self._levels.keep(len(self._places), self.n_leaves)
-        if len(fresh) > _UNREAD:  # a prompt: no output but for the last row
+        new_tokens = [tokens[position] for position in positions]
+        embeddings = self.head.inputs(new_tokens, self.head.encode(np.stack(states)))
+        if self._draft.n_past != len(self._positions):  # an error interrupted the last step
+            self._draft.keep(len(self._positions), self.n_leaves)
+        if len(new_tokens) > _MAX_OUTPUT_ROWS:  # a prompt: output only for the last row
             self.head.context.want_hidden(False)
             try:
-                self._levels.extend(fresh[:-1], embeddings[:-1])
+                self._draft.extend(new_tokens[:-1], embeddings[:-1])
             finally:
                 self.head.context.want_hidden(True)
-            fresh, embeddings = fresh[-1:], embeddings[-1:]
-        self._output = self._levels.extend(fresh, embeddings)
-        self._row = self._levels.root_row
-        self._places += places
+            new_tokens, embeddings = new_tokens[-1:], embeddings[-1:]
+        self._output = self._draft.extend(new_tokens, embeddings)
+        self._row = self._draft.root_row
+        self._positions += positions
         return self._output, self._row
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
-        """Decode ``tokens`` below nodes of the level before; see ``DraftContext.level``."""
+        """Decode ``tokens`` below nodes of the previous level; see ``DraftContext.level``."""
         assert self._output is not None, "a tree begins with its root"
         states = np.stack([self._output.hidden(self._row + parent) for parent in parents])
         self._row = 0
-        self._output = self._levels.level(parents, tokens, self.head.inputs(tokens, states))
+        self._output = self._draft.level(parents, tokens, self.head.inputs(tokens, states))
         return self._output
 
 
-class AttachedHeadContext(_OfHead[DraftHead]):
-    """The same for a head that attends to the target's KV cache, and so holds nothing of a text.
+class AttachedHeadContext(_HeadContext[DraftHead]):
+    """The context of a head that attends to the target's KV cache and has none of its own.
 
-    A tree needs the state before the text's last token and no other; all of its rows have that
-    token's position.
+    A tree needs only the state before the text's last token; all of its rows have that token's
+    position.
     """
 
     window = 1
 
     def __init__(self, head: DraftHead) -> None:
-        super().__init__(head, named(likeliest, head.tokens))
+        super().__init__(head, with_target_ids(top_tokens, head.tokens))
         self._text: list[int] = []
-        self._last = -1  # the token of the text whose state was seen last
+        self._last = -1  # position of the latest state
         self._state: Floats | None = None
         self._position = 0
         self._output: Output | None = None
 
     def prepare(self, window: int, n_leaves: int, depth: int) -> int:
-        """Whatever the tree, there is nothing to prepare."""
+        """Nothing to prepare; any depth works."""
         return depth
 
     def begin(self, tokens: Sequence[int]) -> int:
@@ -203,17 +209,19 @@ class AttachedHeadContext(_OfHead[DraftHead]):
         return max(0, len(tokens) - 1)
 
     def read(self, first: int, n: int, output: Output) -> None:
-        self.see(first + n - 1, output, n - 1)
+        self.add_state(first + n - 1, output, n - 1)
 
-    def see(self, place: int, output: Output, row: int) -> None:
-        self._last, self._state = place, self.head.states_of(output, row).copy()
+    def add_state(self, position: int, output: Output, row: int) -> None:
+        self._last, self._state = position, self.head.states_of(output, row).copy()
 
-    def follows(self, prompt: Sequence[int]) -> bool:
+    def has_begun(self, prompt: Sequence[int]) -> bool:
         return self._text == list(prompt[:-1])
 
     def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
-        """Decode the text's last token: output and row. None where the state before it is
-        unknown."""
+        """Decode the text's last token; its output and row.
+
+        None if the state before it is unknown.
+        """
         self._position = len(tokens) - 1
         if self._last != self._position - 1 or self._state is None:
             return None

@@ -1,9 +1,9 @@
-"""HeadDrafter: drafts from a head that is fed with the target's states, whatever kind it is.
+"""HeadDrafter: drafts with any head that takes the target's states as input.
 
-The tree follows the head's confidence, as EAGLE-2's does (Li et al. 2024, arXiv 2406.16858): of
-each level the likeliest paths go on, and of everything found the best nodes are kept. Where the
-levels come from is the head's affair: from its own guesses, one after the other (``head_levels``),
-or from the places of a block that it drafted at once (``block_levels``).
+The tree follows the head's confidence, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the
+likeliest paths of each level are expanded, and the best of all nodes are kept. The levels come from
+successive decodes of the head (``head_context``) or from the positions of one block
+(``block_context``).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from speculation.drafting.tree_growth import (
     Scores,
     Top,
     add_to_tree,
-    below,
     best_nodes,
     grow,
+    top_children,
 )
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
-MAX_WIDTH = 16  # nodes of a level that are expanded: sequences of the head's context
+MAX_WIDTH = 16  # expanded nodes per level: sequences of the head's context
 MAX_DEPTH = 16
 
 TreeDraftContext = HeadContext | AttachedHeadContext | BlockContext
 
 
 class HeadParams(Protocol):
-    """What all have of parameters: ``window`` tokens of a prompt, trees of such a size."""
+    """The parameters of every head method: prompt tokens to read, and the size of the trees."""
 
     @property
     def window(self) -> int: ...
@@ -54,13 +54,13 @@ class HeadParams(Protocol):
 
 @dataclass(frozen=True)
 class GrownParams:
-    """How far and how broadly a head drafts, and what is kept of it.
+    """The size of a confidence-driven tree.
 
     depth   levels: draft tokens in a row
-    top_k   nodes of a level that go on, and drafts looked at below each
-    nodes   draft tokens of the tree: of all that were looked at those with the likeliest paths
-    p_min   least probability that the head must give a draft
-    window  tokens at the end of a prompt that the head sees
+    top_k   nodes expanded per level, and candidates below each
+    nodes   draft tokens in the tree: the candidates with the likeliest paths
+    p_min   minimum probability the head must give a draft
+    window  tokens at the end of a prompt that the head reads
     """
 
     depth: int = 5
@@ -91,16 +91,15 @@ class GrownParams:
 
 
 def check_window(window: int) -> None:
-    """Raise InvalidParameter for less than no tokens."""
+    """Raise InvalidParameter if ``window`` is negative."""
     if window < 0:
         raise InvalidParameter(f"window is {window}; give 0 or more tokens")
 
 
-class SearchingDrafter(Drafter):
-    """Base of drafters whose head gives candidates below the last token, level by level.
+class TreeDrafter(Drafter):
+    """Base of drafters whose head yields a tree of candidates below the text's last token.
 
-    It calibrates the head's probabilities by what became of the candidates, and weighs drafting
-    time. A subclass has ``_search``.
+    Calibrates the head's probabilities and weighs drafting time. Subclasses implement ``_search``.
     """
 
     def __init__(
@@ -108,10 +107,10 @@ class SearchingDrafter(Drafter):
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``estimates`` may be shared with the texts before.
+        """``estimates`` may be shared with earlier texts.
 
-        ``target_seconds`` is what a step of the target costs: under a least path probability,
-        drafting goes on only while it is worth its own time.
+        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
+        minimum path probability, drafting stops when it is no longer worth its time.
         """
         self._confidence = Confidence(estimates)
         self._time = LevelTime(target_seconds)
@@ -120,15 +119,15 @@ class SearchingDrafter(Drafter):
         self._confidence.estimates.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._confidence.note(())
+        self._confidence.set_candidates(())
         start = perf_counter()
-        found = self._search(tokens, tree, budget)
-        if found is None:
+        result = self._search(tokens, tree, budget)
+        if result is None:
             return
-        nodes, chosen = found
-        add_to_tree(nodes, chosen, tree, budget, self._confidence.holds)
-        self._confidence.note(nodes)
-        self._time.took(perf_counter() - start, nodes)
+        nodes, chosen = result
+        add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
+        self._confidence.set_candidates(nodes)
+        self._time.record(perf_counter() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
@@ -136,45 +135,44 @@ class SearchingDrafter(Drafter):
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]] | None:
-        """The candidates of this step, and which of them to draft.
+        """All candidates, and the indexes of those to draft.
 
-        None where the head cannot draft: the first states of a text are still to come, or there is
-        no room.
+        None if the head cannot draft: no state yet, or its context is full.
         """
         raise NotImplementedError
 
     def _children(self, top: Top, width: int, budget: DraftBudget, p_min: float = 0.0) -> Children:
-        """What finds the ``width`` likeliest candidates below a row, by calibrated confidence."""
-        least = self._time.least_path_prob(budget)
-        return below(top, width, least, self._confidence.holds, p_min=p_min)
+        """Children = the ``width`` likeliest tokens, with calibrated path probabilities."""
+        floor = self._time.min_path_prob(budget)
+        return top_children(top, width, floor, self._confidence.acceptance_prob, p_min=p_min)
 
 
-class HeadDrafter(SearchingDrafter):
-    """The head's context in step with the text, and a tree of its guesses each step."""
+class HeadDrafter(TreeDrafter):
+    """Keeps the head's context in step with the text and drafts a tree each step."""
 
     def __init__(
         self,
         params: HeadParams,
-        levels: TreeDraftContext,
+        context: TreeDraftContext,
         *,
         estimates: Estimates | None = None,
         target_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """``levels`` is shared with the texts before and after; see the base for the others."""
+        """``context`` is shared by all texts; see the base class for the rest."""
         super().__init__(estimates, target_seconds)
         self.params = params
-        self._levels = levels
-        self._last = 0  # place of the text's last token
-        self._depth = levels.prepare(params.window, params.width, params.depth)
+        self._context = context
+        self._last = 0  # position of the text's last token
+        self._depth = context.prepare(params.window, params.width, params.depth)
         self.requires = Requirements(
-            hidden=levels.head.needs_hidden,
-            layers=levels.head.layers,
-            prompt_reader=levels,
+            hidden=context.head.needs_hidden,
+            layers=context.head.layers,
+            prompt_reader=context,
             branches=params.n_branches,
         )
 
     @classmethod
-    def over(
+    def for_head(
         cls,
         kind: str,
         params: HeadParams,
@@ -184,54 +182,54 @@ class HeadDrafter(SearchingDrafter):
         timed: bool = True,
         what: str = "",
     ) -> HeadDrafter:
-        """A drafter with the loaded head of a kind.
+        """A drafter with the loaded head of the given kind.
 
-        ``timed`` weighs drafting time, as ``target_seconds`` above; ``what`` the head is called in
-        the error where none was loaded.
+        timed  weigh drafting time, see ``target_seconds`` above
+        what   name of the head in the error message
 
-        Raises MissingResource when no such head was loaded.
+        Raises MissingResource if no such head is loaded.
         """
         head = resources.require_heads(kind, method, what)
         return cls(
             params,
-            resources.keep(("head context", kind), lambda: _context_of(head)),
+            resources.keep(("head context", kind), lambda: _make_context(head)),
             estimates=resources.keep(("estimates", kind), lambda: Estimates(PRIORS)),
             target_seconds=resources.step_seconds if timed else None,
         )
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
-        self._levels.prepare(self.params.window, self.params.width, self.params.depth)
-        if not self._levels.follows(prompt):
-            self._levels.begin(prompt[:-1])
+        self._context.prepare(self.params.window, self.params.width, self.params.depth)
+        if not self._context.has_begun(prompt):
+            self._context.begin(prompt[:-1])
 
     def observe(self, step: Step) -> None:
         super().observe(step)
         for node in step.path:
-            self._levels.see(self._last, step.output, node)
+            self._context.add_state(self._last, step.output, node)
             self._last += 1
 
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]] | None:
         self._last = len(tokens) - 1
-        root = self._levels.root(tokens)
-        return None if root is None else self._look(*root, tree, budget)
+        root = self._context.root(tokens)
+        return None if root is None else self._grow(*root, tree, budget)
 
-    def _look(
+    def _grow(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
     ) -> tuple[list[Candidate], Sequence[int]]:
-        """The candidates below the root, whose logits are in ``row``, and those to be drafted."""
-        params, levels = self.params, self._levels
-        assert isinstance(params, GrownParams), "others have their own way to look"
-        children = self._children(levels.top, params.width, budget, params.p_min)
+        """Grow the tree from the root, whose logits are in ``row``; see ``_search``."""
+        params, context = self.params, self._context
+        assert isinstance(params, GrownParams), "subclasses with other parameters override this"
+        children = self._children(context.top, params.width, budget, params.p_min)
         depth = min(self._depth, budget.max_depth)
-        nodes = grow(children, levels.level, output, row, depth=depth, width=params.width)
+        nodes = grow(children, context.level, output, row, depth=depth, width=params.width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
 
 
-def _context_of(head: Any) -> TreeDraftContext:
-    """The kind of context that drafts with a head."""
+def _make_context(head: Any) -> TreeDraftContext:
+    """Create the right kind of context for a head."""
     if head.drafts_blocks:
         return BlockContext(head)
     return AttachedHeadContext(head) if head.attends_to_target else HeadContext(head)

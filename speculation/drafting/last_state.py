@@ -1,4 +1,4 @@
-"""LastState: the target's state that its last token was chosen from, for heads that start there."""
+"""LastState: the target's last hidden state, for heads that draft from it alone."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from speculation.drafter import Step
 class LastState:
     """The state after the last accepted token; unknown in a text's first step.
 
-    It is that of the prompt's last but one token there, and a prompt is read without states: they
-    would cost an output for each of its rows, to save one step of the whole text.
+    The first step would need a state from the prompt, which is decoded without hidden states: they
+    would cost one output per prompt row, to save a single step.
     """
 
     def __init__(self) -> None:
         self._hidden: Floats | None = None
-        self._n_tokens = 0  # of the text that it belongs to, and its next token
+        self._n_tokens = 0  # length of the text including the token chosen from the state
 
-    def forget(self) -> None:
-        """Another text begins."""
+    def reset(self) -> None:
+        """Forget the state: another text begins."""
         self._hidden = None
 
-    def before(self, tokens: Sequence[int]) -> Floats | None:
-        """The state that the last of ``tokens`` was chosen from, (n_embd,), if it was seen."""
+    def get(self, tokens: Sequence[int]) -> Floats | None:
+        """The state the last of ``tokens`` was chosen from, (n_embd,); None if unknown."""
         known = self._n_tokens == len(tokens)
         self._n_tokens = len(tokens)
         return self._hidden if known else None
 
-    def see(self, step: Step) -> None:
-        """The step that went on from ``tokens`` is over."""
+    def observe(self, step: Step) -> None:
+        """Store the state of the last accepted node."""
         self._hidden = step.output.hidden(step.path[-1]).copy()
         self._n_tokens += len(step.path)

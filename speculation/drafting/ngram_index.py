@@ -1,39 +1,44 @@
-"""NgramIndex: where every n-gram of a growing text occurs."""
+"""NgramIndex: finds earlier occurrences of n-grams in a growing text."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-LONGEST_CONTEXT = 32  # common context is told apart up to this length
-_TOKENS = 1 << 20  # tokens that a key tells apart; keys of three have two of Python's digits
+LONGEST_CONTEXT = 32  # longer common contexts count as this
+_TOKENS = 1 << 20  # vocabulary bound; a trigram key then fits two digits of a Python integer
 
 
 class NgramIndex:
-    """Where every n-gram of a growing text occurs.
+    """All positions of every n-gram of a growing text.
 
-    An n-gram's positions are linked, each to the one before: a dictionary has the latest. Appending
-    a token costs one dictionary entry a length, looking one up as much and what is looked at of
-    its positions, whatever the length of the text. Keys and positions are integers: tuples and
-    lists for every token would have Python's garbage collector run again and again.
+    The positions of an n-gram form a linked list, latest first; a dictionary has its head. The time
+    to append or look up a token does not depend on the length of the text: one dictionary access
+    per n-gram length, plus the positions visited. Keys and positions are integers, because tuples
+    and lists for every token would trigger Python's garbage collector over and over.
+
+    >>> index = NgramIndex(1, 2)
+    >>> index.extend([7, 8, 9, 7, 8])
+    >>> index.latest(), index.continuation(2, 3)
+    ([2, 2], [9, 7, 8])
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.tokens: list[int] = []
         self._min_ngram = min_ngram
-        # For each length from 1 on: n-gram -> the position right after it, the latest; position ->
-        # the one before it that follows the same n-gram. No n-gram ends at 0: it stands for none.
+        # For each length n: the latest position after each n-gram, and for each position the
+        # previous one after the same n-gram. 0 = none, since no n-gram ends there.
         self._lengths: list[tuple[int, dict[int, int], list[int]]] = [
             (n, {}, [0]) for n in range(1, max_ngram + 1)
         ]
 
     @property
     def known(self) -> Container[int]:
-        """The tokens that another one follows somewhere, where single tokens are looked up."""
+        """The tokens followed by another one somewhere. Requires ``min_ngram`` 1."""
         return self._lengths[0][1]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append ``tokens``. An n-gram is indexed once a token follows it."""
-        text, least = self.tokens, self._min_ngram
+        text, min_ngram = self.tokens, self._min_ngram
         first = max(len(text), 1)
         text.extend(tokens)
         for end in range(first, len(text)):
@@ -43,58 +48,61 @@ class NgramIndex:
                     before.append(0)
                     continue
                 key = key * _TOKENS + text[end - n]
-                if n >= least:
+                if n >= min_ngram:
                     before.append(latest.get(key, 0))
                     latest[key] = end
 
     def latest(self) -> list[int]:
-        """The latest position that follows an earlier occurrence of the text's last token, of its
-        last two and so on, as far as there is one; 0 for lengths that are not indexed."""
+        """For n = 1, 2, …: the latest position after an earlier occurrence of the last n tokens.
+
+        Ends at the longest n-gram that has occurred; 0 for lengths that are not indexed.
+        """
         text, end = self.tokens, len(self.tokens)
-        found: list[int] = []
+        positions: list[int] = []
         key = 0
         for n, latest, _ in self._lengths:
             if n > end:
                 break
             key = key * _TOKENS + text[end - n]
             position = latest.get(key, 0)
-            if not position and n >= self._min_ngram:  # nor has a longer one occurred
+            if not position and n >= self._min_ngram:  # no longer one has occurred either
                 break
-            found.append(position)
-        return found
+            positions.append(position)
+        return positions
 
-    def matches(self, n: int, position: int, most: int) -> list[int]:
-        """``position`` and the positions before it that follow the same ``n`` tokens.
-
-        The latest first, ``most`` of them.
-        """
+    def matches(self, n: int, position: int, limit: int) -> list[int]:
+        """Up to ``limit`` positions after the same ``n`` tokens, latest first from ``position``."""
         _, _, before = self._lengths[n - 1]
-        found: list[int] = []
-        while position and len(found) < most:
-            found.append(position)
+        positions: list[int] = []
+        while position and len(positions) < limit:
+            positions.append(position)
             position = before[position]
-        return found
+        return positions
 
     def continuation(self, position: int, length: int) -> list[int]:
-        """``length`` tokens from ``position`` on. Where the text ends it goes on with the copy
-        itself, so that a repetition shorter than the draft is repeated further."""
+        """The ``length`` tokens from ``position``.
+
+        At the end of the text, continues with the copy itself, so a short period is repeated.
+        """
         period = self.tokens[position : position + length]
         if len(period) == length:
             return period
         return (period * (length // len(period) + 1))[:length]
 
     def common_context(self, position: int, length: int = 0) -> int:
-        """How many tokens before ``position`` equal those at the end of the text, 32 at most;
-        ``length`` of them are known to."""
+        """How many tokens before ``position`` equal those at the end of the text; 32 at most.
+
+        ``length`` of them are known to be equal.
+        """
         text, end = self.tokens, len(self.tokens)
         longest = min(LONGEST_CONTEXT, position)
         if length < longest and text[position - 1 - length] != text[end - 1 - length]:
             return length
         if text[position - longest : position] == text[end - longest : end]:
             return longest
-        here, there = position - length, end - length
-        while here >= 8 and text[here - 8 : here] == text[there - 8 : there]:
-            here, there = here - 8, there - 8
-        while text[here - 1] == text[there - 1]:
-            here, there = here - 1, there - 1
-        return position - here
+        start, suffix = position - length, end - length
+        while start >= 8 and text[start - 8 : start] == text[suffix - 8 : suffix]:
+            start, suffix = start - 8, suffix - 8
+        while text[start - 1] == text[suffix - 1]:
+            start, suffix = start - 1, suffix - 1
+        return position - start

@@ -1,9 +1,9 @@
-"""Trees whose next level comes from the output of the level before, by whatever decodes it.
+"""Grows draft trees level by level, for draft models and autoregressive heads.
 
-Draft models and autoregressive heads grow them alike: look at the likeliest tokens after some
-nodes, decode the most promising of those, look again. ``grow`` lets the tree follow the draft's own
-confidence, as EAGLE-2 does (Li et al. 2024, arXiv 2406.16858); ``grow_static`` has its shape fixed
-by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Pure but for the decoding they are given.
+Take the likeliest tokens after each node of a level, decode the most promising of them, repeat.
+``grow`` follows the draft's confidence, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858);
+``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Pure
+except for the decode function passed in.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from speculation.heads.tree import Path
 
 
 class Candidate(NamedTuple):
-    """A draft token that may go into the tree.
+    """A candidate draft token.
 
-    parent     index of the candidate above; -1 = the root
-    prob       of the draft
-    path_prob  product along the path from the root, however its factors were estimated
-    q          what it was drawn from, (n_vocab,); None for the likeliest tokens
+    parent     index of the parent candidate; -1 = the root
+    prob       probability given by the draft
+    path_prob  path probability, from either the draft's or calibrated probabilities
+    q          the distribution it was sampled from, (n_vocab,); None if it was not sampled
     """
 
     parent: int
@@ -36,45 +36,45 @@ class Candidate(NamedTuple):
 
 
 class Scores(Protocol):
-    """What a draft says of the tokens that follow each row it was given."""
+    """A draft's scores for the token after each row of a level."""
 
     def logits(self, row: int) -> Floats:
-        """Of every token that can be drafted, (n_drafted,), or what else the draft's Top reads."""
+        """Scores in the form the draft's ``Top`` takes: usually logits, (n_drafted,)."""
         ...
 
 
 Candidates = Sequence[Candidate]
-# Candidates so far, the one whose children are looked for (-1 = the root), its logits.
+# (candidates so far, parent, the parent's logits) -> children; parent -1 = the root
 Children = Callable[[Candidates, int, Floats], list[Candidate]]
-# The likeliest tokens after a row of logits, as many as wanted, and how likely each is.
+# (logits, k) -> the k likeliest tokens with their probabilities
 Top = Callable[[Floats, int], list[tuple[int, float]]]
-# Decode tokens below nodes of the level before, given by their places in it.
+# (parents as indexes into the previous level, tokens) -> scores of the decoded level
 Level = Callable[[Sequence[int], Sequence[int]], Scores]
 
 
 def grow(
     children: Children, level: Level, output: Scores, row: int, *, depth: int, width: int
 ) -> list[Candidate]:
-    """Candidates level by level, ``depth`` levels at most; parents come before their children.
+    """Grow up to ``depth`` levels of candidates; parents come before their children.
 
-    Of each level the ``width`` likeliest paths are decoded, and only where that can have another
-    level below. ``output`` holds the root's logits in ``row``.
+    Decodes the ``width`` likeliest paths of each level except the last. The root's logits are in
+    ``row`` of ``output``.
     """
     nodes: list[Candidate] = []
-    frontier = [-1]  # candidates whose children are looked for; their rows are row, row + 1, …
+    frontier = [-1]  # candidates to expand; their output rows are row, row + 1, …
     for above in range(depth):
         first = len(nodes)
-        found: list[Candidate] = []
+        new_nodes: list[Candidate] = []
         for i, parent in enumerate(frontier):
-            found += children(nodes, parent, output.logits(row + i))
-        nodes += found
-        if not found or above + 1 == depth:
+            new_nodes += children(nodes, parent, output.logits(row + i))
+        nodes += new_nodes
+        if not new_nodes or above + 1 == depth:
             break
-        # A level is no broader than its sequences: the likeliest paths go on.
+        # The width of a level is limited by the context's sequences.
         order = sorted(range(first, len(nodes)), key=lambda c: -nodes[c].path_prob)
         chosen = sorted(order[:width])
-        place = {candidate: i for i, candidate in enumerate(frontier)}
-        output = level([place[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen])
+        index = {candidate: i for i, candidate in enumerate(frontier)}
+        output = level([index[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen])
         row, frontier = 0, chosen
     return nodes
 
@@ -82,61 +82,62 @@ def grow(
 def grow_static(
     shape: Sequence[Path], top: Top, level: Level, output: Scores, row: int
 ) -> list[Candidate]:
-    """The candidates of a tree fixed by ranks; ``shape`` has parents first, siblings by rank."""
+    """Grow a tree of fixed shape: paths of ranks, parents first, siblings by rank."""
     nodes: list[Candidate] = []
     index: dict[Path, int] = {(): -1}
     inner = {path[:-1] for path in shape}
     frontier: list[Path] = [()]
     while frontier:
-        below: list[Path] = []
+        next_frontier: list[Path] = []
         for i, path in enumerate(frontier):
             ranks = [longer[-1] for longer in shape if longer[:-1] == path]
-            found = top(output.logits(row + i), max(ranks) + 1)
-            reached = nodes[index[path]].path_prob if path else 1.0
+            choices = top(output.logits(row + i), max(ranks) + 1)
+            parent_prob = nodes[index[path]].path_prob if path else 1.0
             for rank in ranks:
-                if rank < len(found):
+                if rank < len(choices):
                     child = (*path, rank)
-                    token, prob = found[rank]
+                    token, prob = choices[rank]
                     index[child] = len(nodes)
-                    nodes.append(Candidate(index[path], token, prob, reached * prob))
+                    nodes.append(Candidate(index[path], token, prob, parent_prob * prob))
                     if child in inner:
-                        below.append(child)
-        if below:
-            place = {path: i for i, path in enumerate(frontier)}
+                        next_frontier.append(child)
+        if next_frontier:
+            row_of = {path: i for i, path in enumerate(frontier)}
             output = level(
-                [place[path[:-1]] for path in below], [nodes[index[path]].token for path in below]
+                [row_of[path[:-1]] for path in next_frontier],
+                [nodes[index[path]].token for path in next_frontier],
             )
-        row, frontier = 0, below
+        row, frontier = 0, next_frontier
     return nodes
 
 
-def best_nodes(nodes: Candidates, most: int) -> list[int]:
-    """Indexes of the ``most`` likeliest candidates, ascending: a tree, and none expects more.
+def best_nodes(nodes: Candidates, limit: int) -> list[int]:
+    """Indexes of the ``limit`` likeliest candidates, ascending: the best tree of that size.
 
-    EAGLE-2's reranking. No child is likelier than its parent, and of equals the one found first,
-    which is the parent, is taken first; so whoever is taken has its parent taken.
+    EAGLE-2's reranking. No child is likelier than its parent, and the sort is stable, so every
+    chosen node's parent is chosen, too.
     """
     order = sorted(range(len(nodes)), key=lambda c: -nodes[c].path_prob)
-    return sorted(order[:most])
+    return sorted(order[:limit])
 
 
 def depths_of(nodes: Candidates) -> list[int]:
-    """How deep each candidate is below the root, whose children are at 1."""
+    """Depth of each candidate; the root's children have depth 1."""
     depths: list[int] = []
     for node in nodes:
         depths.append(1 if node.parent < 0 else depths[node.parent] + 1)
     return depths
 
 
-def top_beams(nodes: Candidates, most: int) -> list[int]:
-    """Indexes of the ``most`` likeliest of the deepest candidates and all above them, ascending.
+def top_beams(nodes: Candidates, width: int) -> list[int]:
+    """Indexes of the ``width`` likeliest of the deepest candidates and their ancestors, ascending.
 
-    What beam search of that width ends with, paths that begin alike being one.
+    The result of a beam search of that width, with common prefixes merged.
     """
     depths = depths_of(nodes)
     deepest = [c for c in range(len(nodes)) if depths[c] == max(depths)]
     kept: set[int] = set()
-    for c in sorted(deepest, key=lambda c: -nodes[c].path_prob)[:most]:
+    for c in sorted(deepest, key=lambda c: -nodes[c].path_prob)[:width]:
         while c >= 0:
             kept.add(c)
             c = nodes[c].parent
@@ -150,70 +151,75 @@ def add_to_tree(
     budget: DraftBudget,
     prob: Callable[[Candidate], float] | None = None,
 ) -> dict[int, int]:
-    """Add the chosen candidates to ``tree``; tree node by candidate, with -1 for the root.
+    """Add the chosen candidates to ``tree``; return candidate -> tree node, with -1 for the root.
 
-    ``prob`` is how likely one is to hold below its parent, by default as its path says.
+    ``prob`` is a candidate's acceptance probability given its parent; by default it follows from
+    the path probabilities.
     """
     placed = {-1: 0}
     for c in chosen:
         candidate = nodes[c]
         if candidate.parent not in placed or budget.room(tree) <= 0:
             continue
-        reached = 1.0 if candidate.parent < 0 else nodes[candidate.parent].path_prob
         if prob is not None:
-            holds = prob(candidate)
+            node_prob = prob(candidate)
         else:
-            holds = candidate.path_prob / reached if reached else 0.0
+            parent_prob = 1.0 if candidate.parent < 0 else nodes[candidate.parent].path_prob
+            node_prob = candidate.path_prob / parent_prob if parent_prob else 0.0
         placed[c] = tree.add(
             placed[candidate.parent],
             candidate.token,
             merge=candidate.q is None,
-            prob=holds,
+            prob=node_prob,
             draft_probs=candidate.q,
         )
     return placed
 
 
-def below(
+def top_children(
     top: Top,
     width: int,
     floor: float,
-    holds: Callable[[Candidate], float],
+    acceptance_prob: Callable[[Candidate], float],
     *,
     p_min: float = 0.0,
 ) -> Children:
-    """The ``width`` likeliest tokens below a candidate, for a draft whose word ``holds`` judges.
+    """Children = the ``width`` likeliest tokens below a candidate.
 
-    With a floor it matters how likely a path is: as likely as ``holds`` says, and no path below the
-    floor is looked at. Without one it only matters which is likelier, and the draft says that; it
-    drafts nothing that it gives less than ``p_min`` itself.
+    With a ``floor``, path probabilities are calibrated by ``acceptance_prob``, and paths below the
+    floor are dropped. Without one only their order matters, so the draft's own probabilities
+    are used, and tokens below ``p_min`` are dropped.
     """
 
     def children(nodes: Candidates, parent: int, logits: Floats) -> list[Candidate]:
-        reached = 1.0 if parent < 0 else nodes[parent].path_prob
-        found = []
+        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
+        candidates = []
         for token, prob in top(logits, width):
             if prob < p_min and not floor:
                 break
-            candidate = Candidate(parent, token, prob, reached * prob)
+            candidate = Candidate(parent, token, prob, parent_prob * prob)
             if floor:
-                candidate = candidate._replace(path_prob=reached * holds(candidate))
+                path_prob = parent_prob * acceptance_prob(candidate)
+                candidate = candidate._replace(path_prob=path_prob)
             if candidate.path_prob >= floor:
-                found.append(candidate)
-        return found
+                candidates.append(candidate)
+        return candidates
 
     return children
 
 
-def named(top: Top, tokens: npt.NDArray[np.int32] | None) -> Top:
-    """``top`` for logits of some ``tokens`` only, (n_drafted,), or of all: by the target's ids."""
+def with_target_ids(top: Top, tokens: npt.NDArray[np.int32] | None) -> Top:
+    """Make ``top`` return the target's token ids.
+
+    ``tokens`` maps a reduced draft vocabulary to target ids, (n_drafted,); None = same ids.
+    """
     if tokens is None:
         return top
     return lambda logits, n: [(int(tokens[token]), prob) for token, prob in top(logits, n)]
 
 
-def likeliest(logits: Floats, k: int) -> list[tuple[int, float]]:
-    """The ``k`` likeliest tokens and their probabilities, the likeliest first."""
+def top_tokens(logits: Floats, k: int) -> list[tuple[int, float]]:
+    """The ``k`` likeliest tokens with their probabilities, likeliest first."""
     peak = logits.max()
     total = float(np.exp(logits - peak).sum())
     if k == 1:

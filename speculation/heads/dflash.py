@@ -19,10 +19,10 @@ import numpy as np
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from batching.llama.private_api import check_taps, internal
+from batching.llama.private_api import check_layer_inputs, internal
 from batching.target import Output
 from batching.tree import Floats
-from speculation.drafting.tree_growth import likeliest
+from speculation.drafting.tree_growth import top_tokens
 from speculation.heads import dflash_file
 from speculation.heads.aux_states import AuxStatesHead
 
@@ -38,7 +38,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     out what goes into the model's layers.
     """
     block = dflash_file.check_dflash(gguf, model)
-    check_taps(model, block.layers)
+    check_layer_inputs(model, block.layers)
     if block.says_more:
         internal("llama_set_embeddings_nextn")
         internal("llama_get_embeddings_nextn")
@@ -75,7 +75,7 @@ class DFlashHead(AuxStatesHead):
         row, block = self._block.first + depth, self._block
         if block.n_candidates:
             return self._of_lattice(output, row, depth, above, most)
-        found = np.array(likeliest(output.logits(row), most), np.float32).T
+        found = np.array(top_tokens(output.logits(row), most), np.float32).T
         if block.has_confidence:
             first, held = found[1, 0], output.hidden(row)[0]  # the same in all components
             found[1, 1:] *= (1 - held) / (1 - first) if first < 1 else 0
@@ -89,5 +89,5 @@ class DFlashHead(AuxStatesHead):
         before = 0  # of the first draft, whose predecessor is the text's last token, all are equal
         if depth:
             before = int(np.argmax(output.hidden(row - 1)[:n] == above))
-        best = likeliest(scores[before * n : (before + 1) * n], most)
+        best = top_tokens(scores[before * n : (before + 1) * n], most)
         return np.array([(tokens[i], prob) for i, prob in best], np.float32).T

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from batching.llama.private_api import check_taps, internal
+from batching.llama.private_api import check_layer_inputs, internal
 from batching.tree import Floats
 from speculation.heads import eagle3_file
 from speculation.heads.aux_states import AuxStatesHead
@@ -33,7 +33,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     out what goes into the model's layers.
     """
     layers = eagle3_file.check_eagle3(gguf, model)
-    check_taps(model, layers)
+    check_layer_inputs(model, layers)
     internal("llama_set_embeddings_nextn")
     return Eagle3Head(gguf.path, model, layers)
 

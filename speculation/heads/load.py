@@ -61,7 +61,9 @@ KINDS = (
     _converted(eagle3.METHOD, eagle3.ARCHITECTURE, eagle3.load_eagle3),
     _converted(mtp.METHOD, assistant.ARCHITECTURE, assistant.load_assistant),
     _converted(dflash.METHOD, dflash.ARCHITECTURE, dflash.load_dflash),
-    HeadsKind(mtp.METHOD, lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).alone, mtp.load_mtp),
+    HeadsKind(
+        mtp.METHOD, lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).mtp_only, mtp.load_mtp
+    ),
 )
 
 

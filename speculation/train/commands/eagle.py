@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from batching.errors import InvalidParameter
 from batching.llama.model import Model
-from batching.llama.private_api import check_taps
+from batching.llama.private_api import check_layer_inputs
 from batching.llama.weights import Weights
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo, target_output
@@ -90,7 +90,7 @@ def _check_layers(model: Model, layers: Sequence[int]) -> None:
                 f"--layers has {layer}, but the model has {model.n_layer} layers; give numbers "
                 f"from 0 to {model.n_layer - 1}"
             )
-    check_taps(model, layers)
+    check_layer_inputs(model, layers)
 
 
 command = Command("eagle", "train an EAGLE head", _add_arguments, _run)

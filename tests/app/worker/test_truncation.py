@@ -102,7 +102,7 @@ def test_a_message_that_does_not_fit_alone_is_an_error_and_leaves_nothing_out(
     conversation = Conversation()
     say(conversation, backend)
     reply = say(conversation, backend, 300)
-    assert "has 297 tokens and the context holds 256; shorten it" in reply.error
+    assert "needs 297 tokens but the context holds 256; shorten it" in reply.error
     assert full(conversation) == [0, 0]
     assert say(conversation, backend).error == ""
 
@@ -113,7 +113,7 @@ def test_a_chat_stops_at_a_full_context_if_set_to(backend: LocalBackend) -> None
         say(conversation, backend)
     conversation.ask("x" * 39)
     reply = run(conversation, backend, leave_out=False, **BRIEF)
-    assert "has 319 tokens and the context holds 256" in reply.error
+    assert "needs 319 tokens but the context holds 256" in reply.error
 
 
 def test_a_reply_that_fills_the_context_can_be_continued(backend: LocalBackend) -> None:

@@ -266,8 +266,8 @@ def test_the_heads_context_follows_the_text_over_several_turns(
         assert drafted.stats.rows_histogram == alone.stats.rows_histogram
         assert drafted.stats.n_accepted == alone.stats.n_accepted > 0
         # Every token but those of the last step has exactly one row.
-        assert levels._places == list(range(len(levels._places)))
-        assert len(levels._places) >= len(text) + 40 - 1 - (1 + N_COUNTED)
+        assert levels._positions == list(range(len(levels._positions)))
+        assert len(levels._positions) >= len(text) + 40 - 1 - (1 + N_COUNTED)
         text = [*text, *drafted.token_ids]
 
 
@@ -281,7 +281,7 @@ def test_the_heads_context_lacks_only_what_other_methods_generated(
         text = [*text, *reply.token_ids, 60]
     levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
     assert isinstance(levels, BlockContext)
-    missing = set(range(len(text) - 6)) - {*levels._places}
+    missing = set(range(len(text) - 6)) - {*levels._positions}
     assert 100 < len(missing) < 240  # of 202; up to 64 are decoded again
     assert max(missing) < 31 + 303
     assert reply.stats.n_accepted > 0

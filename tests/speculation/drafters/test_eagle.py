@@ -29,7 +29,7 @@ from speculation.drafting.tree_growth import (
     best_nodes,
     grow,
     grow_static,
-    likeliest,
+    top_tokens,
 )
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
@@ -106,7 +106,7 @@ def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
 
     def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
-        return [Candidate(parent, t, p, reached * p) for t, p in likeliest(logits, width)]
+        return [Candidate(parent, t, p, reached * p) for t, p in top_tokens(logits, width)]
 
     output = levels.root(prefix)
     return grow(children, levels.level, output, levels.root_row, depth=depth, width=width)
@@ -122,9 +122,9 @@ def test_the_dynamic_tree_is_as_good_as_exhaustive_search() -> None:
         prefix = (seed, seed + 1, 3)
         # All candidates: three drafts below each node, two levels deep.
         values: dict[tuple[int, ...], float] = {}
-        for token, p in likeliest(fake_logits(prefix), 3):
+        for token, p in top_tokens(fake_logits(prefix), 3):
             values[(token,)] = p
-            for below, q in likeliest(fake_logits((*prefix, token)), 3):
+            for below, q in top_tokens(fake_logits((*prefix, token)), 3):
                 values[(token, below)] = p * q
         for most in (1, 4, 6):
             best = max(
@@ -158,7 +158,7 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     levels.begin(text, 2)
     output = levels.root(text)
     shape = parse_choices("0.0.1/1.0")
-    nodes = grow_static(shape, likeliest, levels.level, output, levels.root_row)
+    nodes = grow_static(shape, top_tokens, levels.level, output, levels.root_row)
     ranked = np.argsort(-fake_logits(text))
     a, b = int(ranked[0]), int(ranked[1])
     aa, ba = (int(np.argmax(fake_logits((*text, t)))) for t in (a, b))
@@ -315,9 +315,9 @@ def test_parameters_out_of_range_are_refused() -> None:
         Eagle2Params(top_k=17)
     with pytest.raises(InvalidParameter, match="window is -1"):
         Eagle1Params(window=-1)
-    with pytest.raises(InvalidParameter, match="choices go 17 deep; give 16 at most"):
+    with pytest.raises(InvalidParameter, match="choices go 17 deep; the limit is 16"):
         Eagle1Params(choices=".".join("0" * 17))
-    with pytest.raises(InvalidParameter, match="choices expand 20 nodes of a level; give 16"):
+    with pytest.raises(InvalidParameter, match="choices expand 20 nodes .*; the limit is 16"):
         Eagle1Params(choices=[[a, 0] for a in range(20)])
     with pytest.raises(InvalidParameter, match="needs eagle heads; load them with heads"):
         parse_method("eagle-2").drafters()

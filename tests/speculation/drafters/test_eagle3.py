@@ -133,12 +133,12 @@ def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
     with Model(target) as model, Context(model, EXACT) as context:
         with pytest.raises(UnsupportedModel, match="need the input of layer 4, .* layers 0 to 3"):
             context.want_layers((1, 4))
-        monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
+        monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
         with pytest.raises(UnsupportedModel, match="architecture llama, .* exposes those of qwen3"):
             context.want_layers((1,))
     other = write_recurrent_gguf(tmp_path / "other.gguf")
     with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
-        private_api.check_taps(model, (0,))
+        private_api.check_layer_inputs(model, (0,))
 
 
 def test_a_library_without_a_needed_function_is_refused_by_name(
@@ -350,13 +350,13 @@ def test_a_target_without_layer_taps_is_refused_on_loading(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_eagle3(tmp_path / "head.gguf")
-    monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
+    monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
         Engine.load(target, EXACT, heads=path)
 
 
 def test_hunyuan_models_are_listed_under_the_names_in_their_files() -> None:
-    assert {"hunyuan-dense", "hunyuan_vl"} <= set(private_api.TAPPED) & set(
+    assert {"hunyuan-dense", "hunyuan_vl"} <= set(private_api.EXPOSES_LAYER_INPUTS) & set(
         MODEL_ARCH_NAMES.values()
     )
 

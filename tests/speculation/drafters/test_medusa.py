@@ -229,18 +229,18 @@ def test_estimates_learn_from_the_token_that_followed() -> None:
     medusa.draft([*text, 4], TokenTree(4), DraftBudget())
     best = int(heads.top(fake_hidden((1, 2, 3)), 1)[0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
-    assert estimates.of(5) > estimates.of(3)  # its first choice had 0.5, its second 0.3
+    assert estimates.prob(5) > estimates.prob(3)  # its first choice had 0.5, its second 0.3
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="choices go 5 deep and there are 4 heads"):
+    with pytest.raises(InvalidParameter, match="choices go 5 deep, but there are only 4 heads"):
         Medusa(MedusaParams(choices="0.0.0.0.0"), FakeHeads())
 
 
 def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
     assert str(parse_method("medusa:verify=typical")) == "medusa:verify=typical-lossy"
-    with pytest.raises(InvalidParameter, match="choices and nodes are both given"):
+    with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
         parse_method("medusa:verify=rejection")

@@ -132,7 +132,7 @@ def test_a_model_without_its_mtp_layers_works_like_any_other(tmp_path: Path) -> 
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
     with Engine.load(path, EXACT, mtp=False) as engine:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
-        with pytest.raises(InvalidParameter, match="method mtp needs a model with layers of its"):
+        with pytest.raises(InvalidParameter, match="method mtp needs a model with multi-token"):
             engine.generate(PROMPT, method="mtp").run()
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
     with Engine.load(missing, EXACT) as engine:  # its metadata declare a layer
@@ -207,22 +207,22 @@ def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["glm5-next", "nemotron_h", "mimo2"])
 def test_layers_without_a_graph_are_ignored(tmp_path: Path, architecture: str) -> None:
     path = write_mtp_header(tmp_path / "other.gguf", architecture)
-    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(0, alone=False)
+    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
     has_graph = write_mtp_header(tmp_path / "moe.gguf", "nemotron_h_moe")
-    assert find_mtp_layers(has_graph, MTP_GRAPHS) == MtpLayers(1, alone=False)
+    assert find_mtp_layers(has_graph, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
 
 
 def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:
     whole = write_mtp_gguf(tmp_path / "mtp.gguf")
-    assert find_mtp_layers(whole, MTP_GRAPHS) == MtpLayers(1, alone=False)
+    assert find_mtp_layers(whole, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
-    assert find_mtp_layers(alone, MTP_GRAPHS) == MtpLayers(1, alone=True)
+    assert find_mtp_layers(alone, MTP_GRAPHS) == MtpLayers(1, mtp_only=True)
     missing = write_mtp_gguf_with_kv(tmp_path / "missing.gguf", without=True)
-    assert find_mtp_layers(missing, MTP_GRAPHS) == MtpLayers(0, alone=False)
+    assert find_mtp_layers(missing, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
     assert find_mtp_layers(write_tiny_gguf(tmp_path / "llama.gguf"), MTP_GRAPHS).n_layers == 0
     write_mtp_gguf(tmp_path / "split.gguf", tensors_per_file=20)
     first, *others = sorted(tmp_path.glob("split-*.gguf"))
-    assert find_mtp_layers(first, MTP_GRAPHS) == MtpLayers(1, alone=False)
+    assert find_mtp_layers(first, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
     with Engine.load(first, EXACT) as engine:
         assert engine.generate(PROMPT, method="mtp", max_tokens=40).run().stats.n_accepted > 15
     others[-1].unlink()

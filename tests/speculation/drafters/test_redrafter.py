@@ -237,7 +237,7 @@ def test_a_least_path_probability_selects_exactly_the_paths_above_it() -> None:
         for i, token in enumerate(path):
             logits = head.after((5, *path[:i]))
             prob = float(np.exp(logits[token] - logits.max()) / np.exp(logits - logits.max()).sum())
-            likely *= confidence.holds(Candidate(-1, token, prob, prob))
+            likely *= confidence.acceptance_prob(Candidate(-1, token, prob, prob))
         assert (path in reached) == (likely >= 0.1)
 
 
@@ -247,7 +247,7 @@ def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     logits = head.after((5,))
     best = int(logits.argmax())
     first = Candidate(-1, best, float(1 / np.exp(logits - logits.max()).sum()), 1.0)
-    before = drafter._confidence.holds(first)
+    before = drafter._confidence.acceptance_prob(first)
     state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
     drafter.begin([1, 2, 3])
     drafter.draft([1, 2, 3], TokenTree(3), DraftBudget())
@@ -255,7 +255,7 @@ def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     tree = TokenTree(5)
     drafter.draft([1, 2, 3, 5], tree, DraftBudget())
     drafter.observe(Step(tree, state, [0, 1], 4))
-    assert drafter._confidence.holds(first) > before
+    assert drafter._confidence.acceptance_prob(first) > before
 
 
 def test_a_state_from_another_position_is_not_used() -> None:
@@ -267,7 +267,7 @@ def test_a_state_from_another_position_is_not_used() -> None:
     [
         ("redrafter:beams=0", "beams is 0"),
         ("redrafter:length=33", "length is 33"),
-        ("redrafter:beams=64,length=32", "may be 2048 nodes; give 255 at most"),
+        ("redrafter:beams=64,length=32", "may be 2048 nodes; the limit is 255"),
     ],
 )
 def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:

@@ -24,7 +24,7 @@ def after(*came: int) -> list[float]:
     The last token is the bonus; the others were accepted in a tree with other drafters' nodes.
     """
     confidence = Confidence(Estimates((0.5,) * 10))
-    confidence.note(NODES)
+    confidence.set_candidates(NODES)
     tree = TokenTree(1)
     tree.add(0, 9)  # a node of another drafter, so that node numbers shift
     path = [0]
@@ -33,8 +33,8 @@ def after(*came: int) -> list[float]:
     output = FakeOutput([(1,)], [True], fake_logits)
     confidence.learn(Step(tree, output, path, came[-1]))
     # Kinds share some evidence, which is subtracted here.
-    shared = confidence.estimates.of(0)
-    return [confidence.holds(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
+    shared = confidence.estimates.prob(0)
+    return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
 
 
 def test_each_token_is_compared_with_the_first_choice_of_its_level() -> None:

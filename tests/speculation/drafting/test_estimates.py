@@ -12,5 +12,5 @@ def test_estimates_learn_from_accepted_and_rejected_drafts() -> None:
     assert estimates.chain_probs(range(10), 1.0, 0.2) == pytest.approx([0.5, 0.7, 0.7])
     for _ in range(200):
         estimates.learn(1, accepted=False)
-    assert estimates.of(1) < 0.2
-    assert estimates.of(0) < 0.5  # evidence is shared between kinds
+    assert estimates.prob(1) < 0.2
+    assert estimates.prob(0) < 0.5  # evidence is shared between kinds

@@ -113,6 +113,6 @@ def test_missing_layer_taps_and_missing_library_functions_are_reported(
         patch.setattr("speculation.heads.dflash.internal", private_api.internal)
         with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
             Engine.load(target, EXACT, heads=path)
-    monkeypatch.setattr(private_api, "TAPPED", ("qwen3",))
+    monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
     with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
         Engine.load(target, EXACT, heads=path)
