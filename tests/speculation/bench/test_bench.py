@@ -315,7 +315,7 @@ def test_the_list_of_methods_explains_every_parameter(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert shown == list_methods() + "\n"
     assert max(map(len, shown.splitlines())) <= 100
-    assert "\nmtp  MTP: a model's own layer for multi-token prediction drafts" in shown
+    assert "\nmtp  MTP:" in shown
     for kind in METHODS.values():
         assert f"\n{kind.name}  " in "\n" + shown
         for name, text in parameter_docs(kind.params).items():
