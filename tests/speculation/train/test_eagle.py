@@ -249,7 +249,7 @@ def test_drafts_of_a_trained_eagle_3_head_are_accepted(
             "--layers has 2, but the model has 2",
         ),
         ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1, but the model has 2"),
-        ("qwen2", ["--eagle3"], "is of the architecture qwen2, of which llama.cpp does not give"),
+        ("qwen2", ["--eagle3"], "has architecture qwen2, whose layer inputs llama.cpp does not"),
     ],
 )
 def test_layers_that_cannot_be_read_are_refused_before_replies_are_generated(
