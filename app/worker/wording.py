@@ -11,6 +11,7 @@ FIELDS = {
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
+    "output": "--output",  # of speculation.train
 }
 
 

@@ -1,5 +1,7 @@
-"""Drafting heads: small networks over the target's hidden states, and the files they come in.
+"""Drafting heads: their forward passes and file formats.
 
-``file`` reads what every kind of heads has in common, a module for each kind its weights; ``tree``
-knows which candidates of several heads are worth a row. Nothing here knows of drafting or texts.
+Each kind of heads has a module; a ``_file`` module beside it reads and writes its files, or checks
+llama.cpp's. ``load`` detects the kind of a file, ``file`` has what this project's formats share,
+``converted`` the checks of llama.cpp's formats, ``tree`` the static trees of Medusa and EAGLE-1.
+Nothing here knows about drafters or texts.
 """

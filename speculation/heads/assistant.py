@@ -1,13 +1,13 @@
-"""Gemma 4's assistant: a small model for multi-token prediction that reads its target's KV cache.
+"""Gemma 4's assistant: a small multi-token-prediction model that attends to its target's KV cache.
 
-A GGUF of the architecture ``gemma4-assistant``, as Google publishes one for each size of Gemma 4. A
-row takes a token, by the target's embedding, and the state before it:
+Google publishes one for each size of Gemma 4, as a GGUF of architecture ``gemma4-assistant``. Each
+row combines the target's embedding of a token with the state before it:
 
     x = P [e(token); g]        g' = Q layers(x)        logits = O norm(layers(x))
 
-g is the target's state after its last norm, then what the row above gave. Its layers have queries
-alone and attend to the keys and values of the target's last layers, so it keeps nothing of a text.
-All rows of a step have the position of the text's last token, as the model was trained.
+g is the target's state after the final norm, or g' of the parent row. The layers have only queries
+and attend to the keys and values of the target's last layers, so the assistant has no KV cache. As
+in its training, all rows of a step have the position of the text's last token.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ TARGET = "gemma4"
 
 
 def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
-    """The head for ``target``.
+    """Load the head for ``target``.
 
-    Raises HeadsError for the assistant of another model, VocabularyMismatch where its tokens are
-    others, and what ``Model`` raises.
+    Raises HeadsError for another model's assistant, VocabularyMismatch, and the errors of
+    ``Model``.
     """
     model = Model(gguf.path, n_gpu_layers=target.n_gpu_layers)
     try:
         architecture = target.metadata("general.architecture")
         if (architecture, target.n_embd) != (TARGET, model.n_embd_out):
             raise HeadsError(
-                f"{gguf.path.name} is the assistant of a {TARGET} model {model.n_embd_out} wide, "
-                f"and {model_name(target)!r} is {architecture}, {target.n_embd} wide; take the "
-                f"assistant that belongs to it"
+                f"{gguf.path.name} is the assistant of a {TARGET} model of width "
+                f"{model.n_embd_out}, but {model_name(target)!r} has architecture {architecture} "
+                f"and width {target.n_embd}; use the assistant made for this model"
             )
         check_same_vocabulary(target, model, special=False)
         return AssistantHead(target, model)
@@ -47,7 +47,7 @@ def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
 
 
 class AssistantHead(MtpHead):
-    """The assistant in a context that has the KV cache of the target's."""
+    """The assistant, in a context that shares the target's KV cache."""
 
     attends_to_target = True
 

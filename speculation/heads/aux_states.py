@@ -1,7 +1,7 @@
-"""A head in a file of llama.cpp's own form, fed with what goes into some of the target's layers.
+"""AuxStatesHead: base of EAGLE-3 and DFlash heads, which take the target's auxiliary hidden states.
 
-All of it runs in llama.cpp. The target's embeddings and output matrix, where the file has none of
-its own, are reached through a small context of the target.
+llama.cpp runs the whole head, from a file in its own format. If the file has no embeddings or
+output matrix, llama.cpp takes the target's, through a small context of the target.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from speculation.heads.file import model_name
 
 
 class AuxStatesHead(HeadInContext):
-    """What such heads have in common.
+    """A head that takes the inputs of some of the target's layers.
 
-    causal  whether a row sees only those before it
+    causal  whether a row attends only to those before it
     """
 
     needs_hidden = False
-    tokens = None  # llama.cpp gives logits for the whole vocabulary
+    tokens = None  # llama.cpp returns logits for the whole vocabulary
     causal = True
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
-        """Raises VocabularyMismatch or HeadsError where the head's tokens are not the target's."""
+        """Raises VocabularyMismatch or HeadsError if the head's tokens differ from the target's."""
         super().__init__(Model(path, n_gpu_layers=target.n_gpu_layers))
         self.layers = layers
         self._target = target
@@ -46,12 +46,12 @@ class AuxStatesHead(HeadInContext):
         check_same_vocabulary(target, model, special=False)
         if model.n_vocab != target.n_vocab:
             raise HeadsError(
-                f"the head {model.path.name} knows {model.n_vocab} tokens, the model "
-                f"{model_name(target)!r} {target.n_vocab}; take the head that was made for it"
+                f"the head {model.path.name} has {model.n_vocab} tokens, but "
+                f"{model_name(target)!r} has {target.n_vocab}; use the head made for this model"
             )
 
     def _make_context(self, params: ContextParams, target: Context) -> Context:
-        # The target's own context may be made anew while this one lives, so it gets another.
+        # The target's main context may be recreated while this one exists, so use another.
         if self._shared is None:
             small = replace(params, n_ctx=32, n_batch=1, n_seq_max=1)
             self._shared = Context(self._target, small)

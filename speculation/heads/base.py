@@ -1,4 +1,7 @@
-"""What drafting needs of heads over the target's states, and the base of those llama.cpp runs."""
+"""Interfaces of heads that take the target's hidden states, and the base of those llama.cpp runs.
+
+``StateHead`` is common to all; ``DraftHead`` drafts one token per decode, ``BlockHead`` several.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from batching.tree import Floats
 
 
 class StateHead(Protocol):
-    """A head that is fed with the target's states, in a context of its own."""
+    """A head that takes the target's hidden states as input and has its own context."""
 
     @property
     def context(self) -> Target:
@@ -24,39 +27,39 @@ class StateHead(Protocol):
 
     @property
     def drafts_blocks(self) -> bool:
-        """Whether it drafts several tokens at once, and does not go on from them."""
+        """Whether it drafts a block per decode instead of continuing from its own drafts."""
         ...
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether the states after the target's final norm are what it reads."""
+        """Whether it takes the states after the target's final norm."""
         ...
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Of which layers of the target it reads the inputs."""
+        """The target's layers whose inputs (auxiliary hidden states) it takes."""
         ...
 
     def states_of(self, output: Output, row: int) -> Floats:
-        """What the head reads of a row of the target, (width,); a view."""
+        """The states the head takes from a row of the target's output, (width,); a view."""
         ...
 
 
 class DraftHead(StateHead, Protocol):
-    """A head that is autoregressive over states, as EAGLE's are.
+    """A head that is autoregressive over states, such as EAGLE's.
 
-    A row of its context takes a token and the state before it, and gives the state after it: the
-    target's where that is known, or what the row above gave. ``Output.hidden`` of its context is
-    what a row below takes as its state.
+    A row of its context combines a token with the state before it. The result, ``Output.hidden``,
+    is the predicted state at the token, which the row's children take. Rows of the text take the
+    target's states instead.
     """
 
     @property
     def attends_to_target(self) -> bool:
-        """Whether it reads the target's KV cache, and so has none of its own."""
+        """Whether it attends to the target's KV cache and has none of its own."""
         ...
 
     def encode(self, states: Floats) -> Floats:
-        """What was read of the target, (n, width), as the states that rows take, (n, n_embd)."""
+        """Convert the target's states, (n, width), to those that rows take, (n, n_embd)."""
         ...
 
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
@@ -65,7 +68,7 @@ class DraftHead(StateHead, Protocol):
 
     @property
     def tokens(self) -> npt.NDArray[np.int32] | None:
-        """The target's ids of the tokens of its logits, (n_drafted,), where they are not all."""
+        """The target's ids of the draft vocabulary, (n_drafted,); None = the whole vocabulary."""
         ...
 
 
@@ -74,45 +77,46 @@ class BlockHead(StateHead, Protocol):
 
     @property
     def n_drafts(self) -> int:
-        """Tokens that a block drafts at most."""
+        """Most tokens drafted per block."""
         ...
 
     def block(self, last: int, n_drafts: int) -> list[int]:
-        """The rows that draft ``n_drafts`` tokens after the text's last one."""
+        """The block's rows that draft ``n_drafts`` tokens after ``last``, the text's last token."""
         ...
 
-    def candidates(self, output: Output, depth: int, above: int, most: int) -> Floats:
-        """The likeliest tokens, best first, and their probabilities, (2, n) with n <= ``most``.
+    def candidates(self, output: Output, depth: int, previous: int, limit: int) -> Floats:
+        """The likeliest tokens, best first, and their probabilities, (2, n) with n <= ``limit``.
 
-        For the draft at ``depth`` below the text's last token (0 = the next), where the one before
-        it is ``above``; ``output`` is that of the block.
+        output    the block's
+        depth     of the draft below the text's last token; 0 = the next token
+        previous  the token before the draft
         """
         ...
 
 
 class HeadInContext:
-    """A head whose layer llama.cpp runs, in a context of its own. Close it with the target.
+    """A head whose layers llama.cpp runs, in a separate context. Close it with the target.
 
-    gives_states  whether its rows give more than logits: ``Output.hidden``
+    outputs_hidden  whether its rows have ``Output.hidden`` besides logits
     """
 
     attends_to_target = False
     drafts_blocks = False
-    gives_states = True
+    outputs_hidden = True
 
     def __init__(self, model: Model) -> None:
-        """``model`` is what llama.cpp is to run; it is closed with the head."""
+        """``model`` has the head's layers; it is closed with the head."""
         self.model = model
         self._context: Context | None = None
 
     def start(self, params: ContextParams, target: Context) -> None:
-        """Make the context, by what the target's is: ``flash_attn`` on or off."""
+        """Create the context; ``params.flash_attn`` must be on or off, as in ``target``."""
         self.stop()
         self._context = self._make_context(params, target)
-        self._context.want_hidden(self.gives_states)
+        self._context.want_hidden(self.outputs_hidden)
 
     def stop(self) -> None:
-        """Free the context until the next start, as where that of the target is made anew."""
+        """Free the context until the next start, for example while the target's is recreated."""
         if self._context is not None:
             self._context.close()
             self._context = None
@@ -127,6 +131,6 @@ class HeadInContext:
         return self._context
 
     def close(self) -> None:
-        """Free context and layer. Idempotent."""
+        """Free the context and the model. Idempotent."""
         self.stop()
         self.model.close()

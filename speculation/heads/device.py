@@ -1,4 +1,4 @@
-"""Where heads that are matrices compute: on the GPU if the target does, and PyTorch can."""
+"""Chooses between NumPy on the CPU and PyTorch on the GPU for Medusa and ReDrafter heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batching.llama.hardware import supports_gpu
 
 
 def torch_on_gpu() -> Any:
-    """PyTorch where llama.cpp runs on a GPU and PyTorch has CUDA as well; else None."""
+    """The torch module if both llama.cpp and PyTorch can use a GPU, else None."""
     if supports_gpu() and find_spec("torch") is not None:
         import torch
 

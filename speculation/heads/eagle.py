@@ -1,14 +1,14 @@
-"""EAGLE's head: one decoder layer that foretells the target's next state instead of its next token.
+"""EAGLE's head: one decoder layer that predicts the target's next hidden state.
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", arXiv
-2401.15077. A row stands for a token of the text, and knows the state before it:
+2401.15077. Each row combines a token of the text with the state before it:
 
     x_t = F [e(token_t); f_(t-1)] + b        f_t = norm(layer(x_0 … x_t))        logits_t = O f_t
 
-e is the target's own embedding, O its own output matrix, f its state after the final norm, of which
-the head's is a guess. F is applied in NumPy. The layer is a Llama layer and is run by llama.cpp, as
-a model of one layer that is fed with embeddings; the file of that model is put together when the
-heads are loaded, since O is already in the target's.
+e is the target's embedding, O its output matrix, and f its state after the final norm, or the
+head's prediction of that state. NumPy applies F. The layer is a Llama layer; llama.cpp runs it as a
+one-layer model that takes embeddings. Loading the head writes that model to a temporary file, so
+that the head's own file need not include O.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from speculation.heads.base import HeadInContext
 class EagleShape:
     """Sizes of the layer.
 
-    n_head, n_head_kv  heads of the attention, and of its keys and values
+    n_head, n_head_kv  attention heads, and key-value heads
     n_ff               width of the feed-forward block
     rope_base, norm_eps  as in the target
     """
@@ -45,7 +45,7 @@ class EagleShape:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the head's tensors by name; those of the layer have llama.cpp's names."""
+        """Shapes of the head's tensors by name; the layer's tensors have llama.cpp's names."""
         n, n_kv = self.n_embd, self.n_embd // self.n_head * self.n_head_kv
         return {
             "fc.weight": (n, 2 * n),
@@ -64,7 +64,7 @@ class EagleShape:
 
 
 class EagleHead(HeadInContext):
-    """F in NumPy, the layer in llama.cpp."""
+    """EAGLE's head, with F in NumPy and the layer in llama.cpp."""
 
     needs_hidden = True
     layers: tuple[int, ...] = ()
@@ -80,16 +80,18 @@ class EagleHead(HeadInContext):
         folder: TemporaryDirectory[str] | None = None,
         n_gpu_layers: int | None = None,
     ) -> None:
-        """``weight`` and ``bias`` are F and b, (n_embd, 2 n_embd) and (n_embd,).
+        """Load the layer's model.
 
-        ``embeddings`` gives the target's embeddings of tokens, (n, n_embd). ``layer`` is the GGUF
-        of the layer, in ``folder`` if that is to go with the head. ``tokens`` are the target's ids
-        of what it drafts, (n_drafted,), where that is not everything.
+        weight, bias  F, (n_embd, 2 n_embd), and b, (n_embd,)
+        embeddings    returns the target's embeddings of tokens, (n, n_embd)
+        layer         the layer's GGUF
+        tokens        the draft vocabulary, (n_drafted,); None = the whole vocabulary
+        folder        deleted when the head is closed
         """
         super().__init__(Model(layer, n_gpu_layers=n_gpu_layers))
         n_embd = len(bias)
-        self._of_token = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
-        self._of_state = np.ascontiguousarray(weight[:, n_embd:].T)
+        self._token_matrix = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
+        self._state_matrix = np.ascontiguousarray(weight[:, n_embd:].T)
         self._bias = bias
         self._embeddings = embeddings
         self.tokens = tokens
@@ -102,8 +104,8 @@ class EagleHead(HeadInContext):
         return states
 
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
-        rows: Floats = self._embeddings(tokens) @ self._of_token
-        rows += states @ self._of_state
+        rows: Floats = self._embeddings(tokens) @ self._token_matrix
+        rows += states @ self._state_matrix
         rows += self._bias
         return rows
 

@@ -1,13 +1,13 @@
-"""EAGLE-3's head, in llama.cpp's own form: a GGUF of the architecture ``eagle3``.
+"""EAGLE-3's head, from a GGUF of llama.cpp's architecture ``eagle3``.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
-Training-Time Test", arXiv 2503.01840. Published heads that llama.cpp's converter has converted
-load unchanged. What goes into three layers of the target is encoded to one state; a row takes a
-token and the state before it, the target's or one that the head itself gave:
+Training-Time Test", arXiv 2503.01840. Published heads load as converted by llama.cpp. An encoder
+reduces the inputs l, m and h of three of the target's layers to one state g. Each row combines a
+token with the state before it, from the encoder or predicted by the head:
 
     g_t = F [l_t; m_t; h_t]        g^_t = layer([norm(e(token_t)); norm(g_(t-1))]) + g_(t-1)
 
-Encoder, layer and output run in llama.cpp.
+llama.cpp runs the encoder, the layer and the output.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ METHOD = "eagle-3"
 
 
 def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
-    """The head for ``model``; ``start`` it before drafting.
+    """Load the head for ``model``; ``start`` it before drafting.
 
-    Raises HeadsError for a head that cannot be the model's or that llama.cpp cannot run,
-    VocabularyMismatch where its tokens are others, UnsupportedModel where llama.cpp does not give
-    out what goes into the model's layers.
+    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it,
+    VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
     layers = eagle3_file.check_eagle3(gguf, model)
     check_layer_inputs(model, layers)
@@ -39,7 +38,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
 
 
 class Eagle3Head(AuxStatesHead):
-    """Encoder, layer and output in llama.cpp, over three layers of the target."""
+    """EAGLE-3's head over the inputs of three of the target's layers."""
 
     def encode(self, states: Floats) -> Floats:
         return self.context.encode(states)

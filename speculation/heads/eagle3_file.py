@@ -1,7 +1,7 @@
-"""Whether a GGUF of the architecture ``eagle3`` is a head that llama.cpp can run for a model.
+"""Checks whether llama.cpp can run an EAGLE-3 head (architecture ``eagle3``) for a model.
 
-llama.cpp's converter writes more than llama.cpp runs, and some of what does not fit is found while
-decoding, where it ends the process. So everything is looked at here, before anything is loaded.
+llama.cpp's converter accepts heads that llama.cpp does not run correctly: it ignores unknown
+tensors, and aborts the process on some mismatches. So all are checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from speculation.heads.converted import (
-    ANEW,
-    ANOTHER,
-    DRAFTED,
+    CONVERT_AGAIN,
+    DRAFT_TOKENS,
     EMBEDDINGS,
     OUTPUT,
-    check_drafted,
+    USE_MATCHING,
+    check_draft_vocabulary,
     check_last_layer,
-    check_made_for,
+    check_target,
     check_width,
 )
 from speculation.heads.file import model_name
@@ -32,15 +32,15 @@ LAYER_TENSORS = {
 
 
 def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
-    """The layers of ``model`` that the head reads, in its order.
+    """Check a head; return the layers of ``model`` whose inputs it reads, in its order.
 
-    Raises HeadsError where head and model do not fit each other, or llama.cpp cannot run the head.
+    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it.
     """
-    check_made_for(gguf, model)
+    check_target(gguf, model)
     check_width(gguf, model, _value(gguf, "target_hidden_size"))
     _check_graph(gguf)
     _check_sharing(gguf, model)
-    check_drafted(gguf, model)
+    check_draft_vocabulary(gguf, model)
     return _layers(gguf, model)
 
 
@@ -49,47 +49,49 @@ def _layers(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
     layers = _value(gguf, "target_layers")
     if not isinstance(layers, list) or len(layers) != 3:
         raise HeadsError(
-            f"the head {name} names {layers!r} as the layers it reads, and llama.cpp runs heads "
-            f"over three; take another, or if it was converted by an old llama.cpp, {ANEW}"
+            f"the head {name} lists {layers!r} as the layers it reads, but llama.cpp runs only "
+            f"heads that read three; use another, or if an old llama.cpp converted this one, "
+            f"{CONVERT_AGAIN}"
         )
     check_last_layer(gguf, model, layers)
     return tuple(layers)
 
 
 def _check_graph(gguf: GGUFFile) -> None:
-    """The head must be all that llama.cpp computes of it: what it passes over would be missing."""
+    """Raise HeadsError if llama.cpp would leave out a part of the head."""
     name = gguf.path.name
     n_blocks = _value(gguf, "block_count")
     if n_blocks != 1:
         raise HeadsError(
-            f"the head {name} has {n_blocks} layers, and llama.cpp runs heads of one; take another"
+            f"the head {name} has {n_blocks} layers, but llama.cpp runs only heads with one; use "
+            f"another"
         )
-    known = {DRAFTED, *(f"{of}.weight" for of in TENSORS)}
-    known |= {f"blk.0.{of}.weight" for of in LAYER_TENSORS}
+    known = {DRAFT_TOKENS, *(f"{tensor}.weight" for tensor in TENSORS)}
+    known |= {f"blk.0.{tensor}.weight" for tensor in LAYER_TENSORS}
     if _value(gguf, "norm_before_fc"):
         known.add(NORM_BEFORE_FC)
     unknown = sorted(set(gguf.tensors) - known)
     if unknown:
         raise HeadsError(
-            f"the head {name} has {', '.join(unknown)}, which llama.cpp does not run in a head for "
-            f"EAGLE-3; take a head without"
+            f"the head {name} has {', '.join(unknown)}, which llama.cpp ignores in EAGLE-3 heads; "
+            f"use a head without them"
         )
 
 
 def _check_sharing(gguf: GGUFFile, model: Model) -> None:
-    """What the head lacks of embeddings and output matrix is the model's, and must fit."""
+    """Raise HeadsError if the embeddings or output matrix, own or shared, do not fit."""
     name = gguf.path.name
     own_width = _value(gguf, "embedding_length")
     for shared in (EMBEDDINGS, OUTPUT):
         if shared not in gguf.tensors and own_width != model.n_embd:
             raise HeadsError(
-                f"the head {name} has no {shared} and is {own_width} wide, {model_name(model)!r} "
-                f"{model.n_embd}: it cannot share the model's; {ANOTHER}"
+                f"the head {name} is {own_width} wide and has no {shared}; it cannot share that of "
+                f"{model_name(model)!r}, which is {model.n_embd} wide; {USE_MATCHING}"
             )
     if EMBEDDINGS in gguf.tensors and gguf.tensors[EMBEDDINGS].shape[0] < model.n_vocab:
         raise HeadsError(
-            f"the head {name} has embeddings of {gguf.tensors[EMBEDDINGS].shape[0]} tokens, "
-            f"{model_name(model)!r} has {model.n_vocab}; {ANOTHER}"
+            f"the head {name} has embeddings of {gguf.tensors[EMBEDDINGS].shape[0]} tokens, but "
+            f"{model_name(model)!r} has {model.n_vocab}; {USE_MATCHING}"
         )
 
 

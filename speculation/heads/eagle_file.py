@@ -1,4 +1,4 @@
-"""EAGLE's head in its file: read for a model, and joined with it to what llama.cpp can run."""
+"""Reads and writes files of EAGLE heads, and builds the one-layer model that llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 
 
 def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
-    """The head for ``model``, which the file was checked against; ``start`` it before drafting.
+    """Load the head for ``model``, after ``HeadsFile.check_target``; ``start`` it before drafting.
 
-    Raises HeadsError where it has other sizes than its file says, UnsupportedModel where the
+    Raises HeadsError if the file's tensors contradict its metadata, UnsupportedModel if the
     target's file has no output matrix or no embeddings.
     """
     shape = read_shape(file)
@@ -50,7 +50,7 @@ def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
 
 
 def read_shape(file: HeadsFile) -> EagleShape:
-    """The sizes that a file says its layer has. Raises HeadsError where they make no layer."""
+    """Read the layer's sizes from the metadata. Raises HeadsError if they are inconsistent."""
     shape = EagleShape(
         n_embd=file.info.n_embd,
         n_head=file.value("eagle.head_count", int),
@@ -65,8 +65,8 @@ def read_shape(file: HeadsFile) -> EagleShape:
         or shape.n_head % shape.n_head_kv
     ):
         raise HeadsError(
-            f"{file.path}: states of {shape.n_embd} do not split into {shape.n_head} heads over "
-            f"{shape.n_head_kv}; train it again"
+            f"{file.path}: states {shape.n_embd} wide do not split into {shape.n_head} attention "
+            f"heads with {shape.n_head_kv} key-value heads; train the heads again"
         )
     return shape
 
@@ -78,16 +78,16 @@ def write_layer(
     target: GGUFFile,
     tokens: npt.NDArray[np.int32] | None = None,
 ) -> None:
-    """Write the layer as a model of one layer, with the target's output matrix in its own type.
+    """Write a one-layer model for llama.cpp, with the target's output matrix in its stored type.
 
-    Without a vocabulary of its own, and with output and embeddings tied: the latter are not used.
+    It has no tokenizer. Output and embeddings are tied, because the embeddings are not used.
     """
     name = target.output_name
     matrix, rows = target.tensors[name], target.raw(name)
     if matrix.shape != (file.info.n_vocab, file.info.n_embd):
         raise HeadsError(
             f"the output matrix of {target.path.name} is {' × '.join(map(str, matrix.shape))}, not "
-            f"{file.info.n_vocab} × {file.info.n_embd}: no head can share it"
+            f"{file.info.n_vocab} × {file.info.n_embd}, so no head can share it"
         )
     if tokens is not None:
         rows = rows[tokens]
@@ -100,7 +100,7 @@ def write_layer(
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": f"EAGLE's layer for {file.info.target_name}",
-        "llama.context_length": 1 << 20,  # positions are relative: nothing depends on it
+        "llama.context_length": 1 << 20,  # has no effect: positions are relative
         "llama.embedding_length": shape.n_embd,
         "llama.block_count": 1,
         "llama.feed_forward_length": shape.n_ff,
@@ -124,7 +124,12 @@ def write_eagle(
     tokens: npt.NDArray[np.int32] | None = None,
     kind: str = "q8_0",
 ) -> None:
-    """Write a head, its matrices as ``kind``; ``tensors`` are those that ``shape`` names."""
+    """Write a head to a GGUF.
+
+    tensors  by the names in ``shape.tensors``
+    tokens   the draft vocabulary, (n_drafted,); None = the whole vocabulary
+    kind     type of the matrices, see ``new_tensor``
+    """
     metadata: dict[str, int | float] = {
         "eagle.head_count": shape.n_head,
         "eagle.head_count_kv": shape.n_head_kv,

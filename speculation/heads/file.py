@@ -1,6 +1,6 @@
-"""Files of heads: one GGUF for each set, with the model it was trained on written in it.
+"""Reads and writes GGUF files of drafting heads: what Medusa, ReDrafter and EAGLE files share.
 
-docs/heads-file.md lists metadata and tensors. What is common to every kind of heads stands here.
+A file records the model the heads were trained on. docs/heads-file.md lists metadata and tensors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ARCHITECTURE = "speculation-heads"
 
 @dataclass(frozen=True)
 class HeadsInfo:
-    """What heads are, and of which model.
+    """The method that heads are for, and the model they were trained on.
 
     method       the method that drafts with them
-    target_name  the target's own name, or that of its file
-    fingerprint  the target's, by ``batching.gguf.reader.fingerprint``
+    target_name  the target's name, or its file name
+    fingerprint  the target's, see ``batching.gguf.reader.fingerprint``
     n_embd       width of the target's hidden states
-    n_vocab      tokens of its vocabulary
+    n_vocab      size of its vocabulary
     """
 
     method: str
@@ -43,16 +43,16 @@ class HeadsInfo:
 
     @classmethod
     def of_target(cls, method: str, model: Model) -> HeadsInfo:
-        """Heads of ``method`` for ``model``."""
+        """For heads of ``method`` trained on ``model``."""
         return cls(
             method, model_name(model), fingerprint(model.path), model.n_embd_out, model.n_vocab
         )
 
 
 class HeadsFile:
-    """A heads file that is open, and whole: its metadata, its tensors by name and shape.
+    """An open heads file: its metadata, and its tensors by name and shape.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or HeadsError for a GGUF of something else.
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF, or HeadsError for a GGUF without heads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,8 +61,10 @@ class HeadsFile:
         architecture = self.gguf.metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise HeadsError(
-                f"{path} holds no drafting heads but the architecture {architecture!r}; give a "
-                f"file made by python -m speculation.train, or a draft model as --draft-model"
+                f"{path} contains no drafting heads: its architecture is {architecture!r}; give a "
+                f"file made by python -m speculation.train, or if this is a draft model, give it "
+                f"with {{draft_model}}",
+                settings=("draft_model",),
             )
         self.info = HeadsInfo(
             method=self.value("heads.method", str),
@@ -73,71 +75,70 @@ class HeadsFile:
         )
 
     def check_target(self, model: Model) -> None:
-        """Refuse heads that were trained on another model: HeadsError with both names.
+        """Raise HeadsError if the heads were trained on another model.
 
-        Another quantisation of the same model counts as another: its states are not the same.
+        Another quantization counts as another model, because its hidden states differ.
         """
         info = self.info
         if info.fingerprint != fingerprint(model.path):
             raise HeadsError(
-                f"the heads {self.path.name} were trained on {info.target_name!r} (file "
-                f"{info.fingerprint}), and the model is {model_name(model)!r} ({model.path.name}, "
-                f"file {fingerprint(model.path)}); load that model, or train heads for this one"
+                f"the heads {self.path.name} were trained on {info.target_name!r} (fingerprint "
+                f"{info.fingerprint}), but the model is {model_name(model)!r} ({model.path.name}, "
+                f"fingerprint {fingerprint(model.path)}); load that model, or train heads for "
+                f"this one"
             )
-        for name, heads, target in (
-            ("hidden states are", info.n_embd, model.n_embd_out),
-            ("vocabularies are", info.n_vocab, model.n_vocab),
+        for name, in_file, in_target in (
+            ("width of hidden states", info.n_embd, model.n_embd_out),
+            ("vocabulary size", info.n_vocab, model.n_vocab),
         ):
-            if heads != target:
+            if in_file != in_target:
                 raise HeadsError(
-                    f"{self.path.name}: its {name} {heads} wide, those of {model_name(model)!r} "
-                    f"{target}; train the heads again"
+                    f"the {name} is {in_file} in {self.path.name}, but {in_target} in "
+                    f"{model_name(model)!r}; train the heads again"
                 )
 
     def value(self, key: str, kind: type[Any]) -> Any:
-        """A metadata value of the type ``kind``. Raises HeadsError where there is none."""
+        """A metadata value. Raises HeadsError if it is missing or not of type ``kind``."""
         found = self.gguf.metadata.get(key)
         if not isinstance(found, kind):
-            raise HeadsError(f"{self.path} has {found!r} for {key}; train the heads again")
+            raise HeadsError(f"{key} is {found!r} in {self.path}; train the heads again")
         return found
 
     def tensor(self, name: str, *shape: int) -> Floats:
-        """A tensor of the shape that it must have, as float32.
-
-        Raises HeadsError where it is missing or has another shape.
-        """
+        """A tensor as float32. Raises HeadsError if it is missing or not of this shape."""
         self.check_tensor(name, *shape)
         return self.gguf.tensor(name)
 
     def check_tensor(self, name: str, *shape: int) -> None:
-        """Raise HeadsError where a tensor is missing or has another shape."""
+        """Raise HeadsError if a tensor is missing or not of this shape."""
         tensor = self.gguf.tensors.get(name)
         if tensor is None or tensor.shape != shape:
             found = "is missing" if tensor is None else f"is {_sizes(tensor.shape)}"
             raise HeadsError(
-                f"{self.path}: {name} {found}, where heads for hidden states of "
-                f"{self.info.n_embd} have {_sizes(shape)}; train the heads again"
+                f"{self.path}: {name} {found}; heads for hidden states {self.info.n_embd} wide "
+                f"need {_sizes(shape)}; train the heads again"
             )
 
     def tokens(self) -> npt.NDArray[np.int32] | None:
-        """The tokens that are drafted at all, where it is not the whole vocabulary.
+        """The draft vocabulary, (n_drafted,); None = the whole vocabulary.
 
-        Raises HeadsError where they are not of the vocabulary.
+        Raises HeadsError if it has tokens outside the vocabulary.
         """
         if "tokens" not in self.gguf.tensors:
             return None
-        found = self.gguf.integers("tokens")
-        if found.min() < 0 or found.max() >= self.info.n_vocab:
+        tokens = self.gguf.integers("tokens")
+        if tokens.min() < 0 or tokens.max() >= self.info.n_vocab:
             raise HeadsError(
-                f"{self.path}: it drafts tokens beyond {self.info.n_vocab}; train it again"
+                f"{self.path}: the draft vocabulary has tokens outside 0 to "
+                f"{self.info.n_vocab - 1}; train the heads again"
             )
-        return found
+        return tokens
 
     def output_matrix(self, shares_target: bool, target: Path | None) -> Floats:
-        """The output matrix, (n_drafted, n_embd): the target's own, or the one in this file.
+        """The output matrix, (n_drafted, n_embd): the target's, or the one in this file.
 
-        ``target`` is the target's GGUF. Without it a shared matrix is empty, (0, n_embd): for tools
-        that need only the rest. Raises what ``tensor`` and ``target_output`` raise.
+        ``target`` is the target's GGUF. Without it, a shared matrix is empty, (0, n_embd), for
+        tools that do not need it. Raises the errors of ``tensor`` and ``target_output``.
         """
         tokens, n_embd, n_vocab = self.tokens(), self.info.n_embd, self.info.n_vocab
         if shares_target and target is None:
@@ -152,20 +153,20 @@ def target_output(
 ) -> Floats:
     """The target's output matrix, or its rows for ``tokens``, as float32.
 
-    Raises OutOfMemory, UnsupportedModel where the file has none, HeadsError where it has another
-    shape.
+    Raises OutOfMemory, UnsupportedModel if the file has none, HeadsError if it has another shape.
     """
     needed, free = 4 * n_vocab * n_embd, available_memory()
     if free is not None and needed > free:
         raise OutOfMemory(
-            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB and "
+            f"the output matrix of {path.name} takes {needed / 2**30:,.1f} GiB, but only "
             f"{free / 2**30:,.1f} GiB are free; choose a smaller model"
         )
     matrix = Weights(path).output_matrix()
     if matrix.shape != (n_vocab, n_embd):
         raise HeadsError(
-            f"the output matrix of {path.name} is {matrix.shape[0]} × {matrix.shape[1]}, not "
-            f"{n_vocab} × {n_embd}: heads cannot share it; train them with --output each"
+            f"the output matrix of {path.name} is {_sizes(matrix.shape)}, not {n_vocab} × "
+            f"{n_embd}, so heads cannot share it; train them with {{output}} each",
+            settings=("output",),
         )
     return matrix if tokens is None else matrix[tokens]
 
@@ -179,9 +180,11 @@ def write_heads(
     tokens: npt.NDArray[np.integer[Any]] | None = None,
     kind: str = "f16",
 ) -> None:
-    """Write heads to one GGUF, matrices as ``kind``. The file appears when it is whole.
+    """Write heads to one GGUF. The file appears only once it is complete.
 
-    ``tokens`` are those that the heads draft, (n_drafted,); None where they draft every token.
+    kind    type of the matrices, see ``new_tensor``
+    tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
+
     Raises DiskFull.
     """
     common: dict[str, Value] = {
@@ -200,9 +203,9 @@ def write_heads(
 
 
 def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
-    """A tensor to write: a matrix as ``kind`` (f32, f16 or q8_0), a vector or integers as they are.
+    """Encode a tensor: matrices as ``kind`` (f32, f16 or q8_0), vectors as F32, integers as is.
 
-    A matrix whose rows do not divide into Q8_0's blocks of 32 becomes F16.
+    With q8_0, a matrix whose row length is not a multiple of the block size, 32, becomes F16.
     """
     if values.dtype == np.int64:
         return encoded_tensor(values, TensorType.I64)
@@ -210,14 +213,14 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
         return encoded_tensor(values, TensorType.I32)
     if values.ndim < 2 or kind == "f32":
         return encoded_tensor(values, TensorType.F32)
-    whole_blocks = values.shape[-1] % 32 == 0
+    fits_blocks = values.shape[-1] % 32 == 0
     return encoded_tensor(
-        values, TensorType.Q8_0 if kind == "q8_0" and whole_blocks else TensorType.F16
+        values, TensorType.Q8_0 if kind == "q8_0" and fits_blocks else TensorType.F16
     )
 
 
 def model_name(model: Model) -> str:
-    """The name in the GGUF, or that of the file."""
+    """The model's name from its GGUF, or else the file's stem."""
     return model.metadata("general.name") or model.path.stem
 
 

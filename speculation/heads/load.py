@@ -1,4 +1,4 @@
-"""Heads files -> heads that are ready to draft, by the method that uses them."""
+"""load_heads: loads drafting heads of any kind from their files, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from speculation.heads.redrafter_file import load_redrafter
 
 
 class HeadsKind(NamedTuple):
-    """A kind of heads.
+    """A kind of heads file.
 
-    method   the method that drafts with them
-    matches  whether a file holds such heads
-    load     makes them for a model; raises HeadsError where they do not fit it
+    method   the method that drafts with the heads
+    matches  whether a file is of this kind
+    load     loads the heads for a model; raises HeadsError if they do not fit it
     """
 
     method: str
@@ -32,12 +32,13 @@ class HeadsKind(NamedTuple):
     load: Callable[[GGUFFile, Model], Any]
 
 
-def _own(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKind:
-    """Heads in this project's own form of file."""
+def _own_format(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKind:
+    """Heads in this project's file format."""
 
     def matches(gguf: GGUFFile) -> bool:
-        is_own = gguf.metadata.get("general.architecture") == ARCHITECTURE
-        return is_own and gguf.metadata.get("heads.method") == method
+        if gguf.metadata.get("general.architecture") != ARCHITECTURE:
+            return False
+        return gguf.metadata.get("heads.method") == method
 
     def load_checked(gguf: GGUFFile, model: Model) -> Any:
         file = HeadsFile(gguf.path)
@@ -47,20 +48,22 @@ def _own(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKind:
     return HeadsKind(method, matches, load_checked)
 
 
-def _converted(method: str, architecture: str, load: Callable[[GGUFFile, Model], Any]) -> HeadsKind:
-    """Heads that llama.cpp's converter wrote, which have an architecture of their own."""
+def _llama_format(
+    method: str, architecture: str, load: Callable[[GGUFFile, Model], Any]
+) -> HeadsKind:
+    """Heads written by llama.cpp's converter, with an architecture of their own."""
     return HeadsKind(
         method, lambda gguf: gguf.metadata.get("general.architecture") == architecture, load
     )
 
 
 KINDS = (
-    _own("medusa", load_medusa),
-    _own("redrafter", load_redrafter),
-    _own("eagle", load_eagle),
-    _converted(eagle3.METHOD, eagle3.ARCHITECTURE, eagle3.load_eagle3),
-    _converted(mtp.METHOD, assistant.ARCHITECTURE, assistant.load_assistant),
-    _converted(dflash.METHOD, dflash.ARCHITECTURE, dflash.load_dflash),
+    _own_format("medusa", load_medusa),
+    _own_format("redrafter", load_redrafter),
+    _own_format("eagle", load_eagle),
+    _llama_format(eagle3.METHOD, eagle3.ARCHITECTURE, eagle3.load_eagle3),
+    _llama_format(mtp.METHOD, assistant.ARCHITECTURE, assistant.load_assistant),
+    _llama_format(dflash.METHOD, dflash.ARCHITECTURE, dflash.load_dflash),
     HeadsKind(
         mtp.METHOD, lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).mtp_only, mtp.load_mtp
     ),
@@ -68,27 +71,28 @@ KINDS = (
 
 
 def require_no_heads(path: Path) -> None:
-    """Say so where what could not be loaded as a model is a file of heads. Raises HeadsError."""
+    """Raise HeadsError if the file, given as a model, contains drafting heads instead."""
     try:
         gguf = GGUFFile(path)
         is_heads = any(kind.matches(gguf) for kind in KINDS)
     except ModelError:
-        return  # what is wrong with it was found before
+        return  # other checks report a broken file
     if is_heads or gguf.metadata.get("general.architecture") == ARCHITECTURE:
         raise HeadsError(
-            f"{path} is no model: it holds drafting heads, which draft for the model that they "
-            f"were trained on; give it with --heads, and that model with --model"
+            f"{path} contains drafting heads, not a model; give it with {{heads}}, and the model "
+            f"it was trained for with {{model}}",
+            settings=("heads", "model"),
         )
 
 
 def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
-    """The heads of each file by their method, checked against ``model``, and its own if loaded.
+    """Load heads for ``model``, by method; includes the model's own MTP layer if it is loaded.
 
-    Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file of something else, of
-    another model, or of a method that another file is for already; VocabularyMismatch,
-    UnsupportedModel where llama.cpp lacks what the heads need of the model; OutOfMemory.
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file without heads, with heads
+    for another model, or with heads for the same method as another file; VocabularyMismatch;
+    UnsupportedModel if llama.cpp lacks something the heads need; OutOfMemory.
     """
-    found: dict[str, Any] = {}
+    heads: dict[str, Any] = {}
     files: dict[str, Path] = {}
     try:
         for path in paths:
@@ -97,27 +101,28 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
             method = kind.method
             if method in files:
                 raise HeadsError(
-                    f"{files[method].name} and {path.name} are both heads for {method}; give one"
+                    f"{files[method].name} and {path.name} are both heads for {method}; give only "
+                    f"one of them"
                 )
             files[method] = path
-            found[method] = kind.load(gguf, model)
-        if model.n_mtp and mtp.METHOD not in found:
-            found[mtp.METHOD] = mtp.MtpHead(model, model)
+            heads[method] = kind.load(gguf, model)
+        if model.n_mtp and mtp.METHOD not in heads:
+            heads[mtp.METHOD] = mtp.MtpHead(model, model)
     except BaseException:
-        for head in found.values():
+        for head in heads.values():
             if isinstance(head, HeadInContext):
                 head.close()
         raise
-    return found
+    return heads
 
 
 def _kind(gguf: GGUFFile) -> HeadsKind:
     for kind in KINDS:
         if kind.matches(gguf):
             return kind
-    method = HeadsFile(gguf.path).info.method  # raises for a file of something else
+    method = HeadsFile(gguf.path).info.method  # raises HeadsError if the file has no heads
     methods = ", ".join(dict.fromkeys(kind.method for kind in KINDS))
     raise HeadsError(
-        f"{gguf.path} holds heads for the method {method!r}, which this version does not have; "
-        f"it has {methods}"
+        f"{gguf.path} contains heads for method {method!r}, which this version does not support; "
+        f"it supports {methods}"
     )

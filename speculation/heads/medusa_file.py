@@ -1,4 +1,4 @@
-"""Medusa heads in their file: read for a model, written after training."""
+"""Reads and writes files of Medusa heads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 
 DEFAULT_NODES = 15
-_N_RANKS = 10  # of the assumed accuracy
+_N_RANKS = 10  # choices per head if the file has no measured accuracies
 
 
 def load_medusa(file: HeadsFile, model: Model) -> Heads:
-    """Heads for ``model``, which the file was checked against, to run where the model does.
+    """Load heads for ``model``, after ``HeadsFile.check_target``.
 
-    On a GPU they need PyTorch, with CUDA, to run there as well; else they run in NumPy.
+    If the model runs on a GPU and PyTorch can use it, the heads run in PyTorch, else in NumPy.
 
-    Raises HeadsError where they have other sizes than their file says, OutOfMemory where the
-    target's output matrix does not fit.
+    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
+    for the target's output matrix.
     """
     weights = read_weights(file, model.path)
     torch = torch_on_gpu()
@@ -35,9 +35,10 @@ def load_medusa(file: HeadsFile, model: Model) -> Heads:
 
 
 def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
-    """The matrices of a file; ``target`` is the GGUF of the model whose output they may share.
+    """Read the parameters from a file.
 
-    Without it shared output matrices are left empty: for tools that only look at the rest.
+    ``target`` is the target's GGUF, for a shared output matrix. Without it, a shared matrix is left
+    empty, for tools that do not need it.
     """
     n_embd, n_vocab = file.info.n_embd, file.info.n_vocab
     n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
@@ -61,25 +62,28 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
     if accuracy.size == 0:
         accuracy = assumed_accuracy(n_heads, _N_RANKS)
     elif accuracy.size % n_heads:
-        raise HeadsError(f"{file.path}: medusa.accuracy has {accuracy.size} values; train it again")
+        raise HeadsError(
+            f"{file.path}: medusa.accuracy has {accuracy.size} values for {n_heads} heads; train "
+            f"the heads again"
+        )
     accuracy = accuracy.reshape(n_heads, -1)
     choices = file.gguf.metadata.get("medusa.choices", "")
     tree = parse_choices(choices) if choices else default_tree(accuracy, DEFAULT_NODES)
     if len(tree[-1]) > n_heads:
-        raise HeadsError(f"{file.path}: its tree is deeper than its {n_heads} heads; make it anew")
+        raise HeadsError(
+            f"{file.path}: the tree is {len(tree[-1])} deep, but there are only {n_heads} heads; "
+            f"train the heads again"
+        )
     return MedusaWeights(weights, biases, output, shares_target, tokens, accuracy, tree)
 
 
 def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:
-    """The best tree by ``accuracy``, or, where nothing was ever right, by what is assumed."""
+    """The best tree by ``accuracy``, or by ``assumed_accuracy`` if every accuracy is 0."""
     return best_tree(accuracy, n_nodes) or best_tree(assumed_accuracy(*accuracy.shape), n_nodes)
 
 
 def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
-    """Write heads to one GGUF, matrices as F16.
-
-    The target's own output matrix is not written.
-    """
+    """Write heads to a GGUF, matrices as F16, without an output matrix shared with the target."""
     metadata: dict[str, bool | int | float | str | list[float]] = {
         "medusa.head_count": weights.n_heads,
         "medusa.block_count": len(weights.weights),

@@ -1,13 +1,13 @@
-"""Multi-token prediction: a model's own layer for the token after the next, as a drafting head.
+"""Multi-token prediction (MTP): a model's own layer for the token after the next, used as a head.
 
-Models trained with such layers carry them in their GGUF (DeepSeek-AI 2024, "DeepSeek-V3 Technical
-Report", arXiv 2412.19437, section 2.2; Gloeckle et al. 2024, arXiv 2404.19737, had the idea). A row
-takes a token and the model's state before it, as with EAGLE:
+The GGUFs of models trained with such layers include them (DeepSeek-AI 2024, "DeepSeek-V3 Technical
+Report", arXiv 2412.19437, section 2.2, after Gloeckle et al. 2024, arXiv 2404.19737). As in EAGLE,
+each row combines a token with the model's state before it:
 
     x_t = F [norm(e(token_t)); norm(h_(t-1))]     g_t = layer(x_0 … x_t)     logits_t = O norm(g_t)
 
-All of it runs in llama.cpp, in a context over the model that is loaded already, so that only the
-layer and its KV cache are added. Trained for one token, it goes on from its own states g for more.
+llama.cpp runs all of it, in another context of the loaded model, which adds only the layer and its
+KV cache. The layer was trained for one token; for more, it continues from its own states g.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ METHOD = "mtp"
 
 
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
-    """The head for ``target`` from a file of its own.
+    """Load the head for ``target`` from a separate file.
 
-    Raises HeadsError for that of another model, VocabularyMismatch where its tokens are others,
-    UnsupportedModel for what llama.cpp cannot run, and what ``Model`` raises.
+    Raises HeadsError for the layers of another model, VocabularyMismatch, UnsupportedModel if
+    llama.cpp cannot run them, and the errors of ``Model``.
     """
     model = Model(gguf.path, n_gpu_layers=target.n_gpu_layers, mtp=True)
     try:
         if not model.n_mtp:
             raise UnsupportedModel(
-                f"{gguf.path} holds layers for multi-token prediction that llama.cpp cannot run: "
-                f"for {model.metadata('general.architecture')} it has no graph, or one for other "
-                f"layers; leave the file out"
+                f"{gguf.path} contains multi-token-prediction layers that llama.cpp cannot run: "
+                f"its graph for {model.metadata('general.architecture')} is missing or expects "
+                f"other layers; load the model without this file"
             )
         ours, theirs = (
             (m.metadata("general.architecture"), m.n_layer, m.n_embd_out, m.n_vocab)
@@ -48,9 +48,9 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
         )
         if ours != theirs:
             raise HeadsError(
-                f"{gguf.path.name} holds layers for multi-token prediction of a model "
-                f"{_sizes(*theirs)}; {model_name(target)!r} is {_sizes(*ours)}: take the file that "
-                f"belongs to it"
+                f"{gguf.path.name} contains multi-token-prediction layers for a model with "
+                f"{_sizes(*theirs)}, but {model_name(target)!r} has {_sizes(*ours)}; use the "
+                f"file made for this model"
             )
         check_same_vocabulary(target, model, special=False)
         return MtpHead(target, model)
@@ -60,25 +60,25 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
 
 
 def _sizes(architecture: str | None, n_layer: int, n_embd: int, n_vocab: int) -> str:
-    return f"{architecture} of {n_layer} layers, {n_embd} wide, {n_vocab} tokens"
+    return f"architecture {architecture}, {n_layer} layers, width {n_embd} and {n_vocab} tokens"
 
 
 class MtpHead(HeadInContext):
-    """The first of a model's prediction layers, fed with the state that the model hands to it."""
+    """The first of a model's MTP layers, which takes the state the model passes to it."""
 
     needs_hidden = False
-    tokens = None  # the logits are over the whole vocabulary
+    tokens = None  # the draft vocabulary is the whole vocabulary
 
     def __init__(self, target: Model, model: Model) -> None:
-        """``model`` has the layer: ``target`` itself, or what a file of its own was loaded as.
+        """``model`` has the layer: ``target`` itself, or a separate file of MTP layers.
 
-        Raises UnsupportedModel where this build of llama.cpp does not give out the states.
+        Raises UnsupportedModel if this build of llama.cpp does not expose the states.
         """
         internal("llama_set_embeddings_nextn")
         internal("llama_get_embeddings_nextn")
         super().__init__(model)
         self.layers = (target.n_layer,)
-        self._is_own = model is not target
+        self._is_separate = model is not target
 
     def _make_context(self, params: ContextParams, target: Context) -> Context:
         return Context(self.model, params, mtp=True)
@@ -94,5 +94,5 @@ class MtpHead(HeadInContext):
 
     def close(self) -> None:
         self.stop()
-        if self._is_own:
+        if self._is_separate:
             super().close()

@@ -1,4 +1,4 @@
-"""ReDrafter's head in its file: read for a model, written after training."""
+"""Reads and writes files of ReDrafter heads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from speculation.heads.redrafter import (
 
 
 def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
-    """The head for ``model``, which the file was checked against, to run where the model does.
+    """Load the head for ``model``, after ``HeadsFile.check_target``.
 
-    On a GPU it needs PyTorch, with CUDA, to run there as well; else it runs in NumPy.
+    If the model runs on a GPU and PyTorch can use it, the head runs in PyTorch, else in NumPy.
 
-    Raises HeadsError where it has other sizes than its file says, OutOfMemory where the target's
-    output matrix does not fit, UnsupportedModel where the target's file lacks a matrix.
+    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
+    for the target's output matrix, UnsupportedModel if the target's file lacks a matrix.
     """
     weights = read_weights(file, model.path)
     embeddings = partial(Weights(model.path).rows, "token_embd.weight")
@@ -38,7 +38,7 @@ def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
 
 
 def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
-    """The matrices of a file; ``target`` is the GGUF of the model whose output they may share."""
+    """Read the parameters; ``target`` is the target's GGUF, for a shared output matrix."""
     n = file.info.n_embd
     n_blocks = file.value("redrafter.block_count", int)
     shares_target = file.value("redrafter.shares_target_output", bool)
@@ -63,10 +63,7 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
 
 
 def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
-    """Write a head to one GGUF, matrices as F16.
-
-    The target's own output matrix is not written.
-    """
+    """Write a head to a GGUF, matrices as F16, without an output matrix shared with the target."""
     metadata = {
         "redrafter.block_count": len(weights.blocks),
         "redrafter.shares_target_output": weights.shares_target,

@@ -1,9 +1,10 @@
-"""Which ranks of which heads a tree is made of: how they are written, checked and chosen. Pure.
+"""Static draft trees: parses and prints ``choices``, and finds the best tree for given accuracies.
 
-Head k (from 0) guesses the token k + 2 places after the state it reads, so below the root, which is
-the token right after that state, its candidates are the nodes of depth k + 1. A node is the path of
-ranks that leads to it: (0, 2) is the third choice of the second head below the first choice of the
-first. ``medusa_choices`` in Medusa (Cai et al. 2024, arXiv 2401.10774) and in TensorRT-LLM.
+A node is the path of ranks that leads to it: (0, 2) is the third choice of the second head, below
+the first choice of the first head. Head k (from 0) predicts the token k + 2 positions after the
+hidden state it takes. The root is the token right after that state, so head k's candidates have
+depth k + 1. Medusa (Cai et al. 2024, arXiv 2401.10774) and TensorRT-LLM call these trees
+``medusa_choices``. Pure.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from batching.tree import Floats
 
 Path = tuple[int, ...]
 Choices = str | Sequence[Sequence[int]]
-MAX_NODES = 255  # each needs a sequence at worst, and llama.cpp has 256
+MAX_NODES = 255  # each may need a sequence, and llama.cpp has 256
 MAX_RANK = 63
 
 
 def parse_choices(choices: Choices) -> tuple[Path, ...]:
     """The nodes of a tree, parents first and siblings by rank.
 
-    ``choices`` are paths of ranks, as a list or written ``0.0.0.0/0.1.0/1.0/1.1``. Whole paths
-    will do: the candidates on the way to their ends are part of the tree, listed or not.
+    ``choices`` are paths of ranks, as a list or a string. All prefixes of a path are included.
+    Raises InvalidParameter naming the invalid path.
 
-    Raises InvalidParameter naming the path that is wrong.
+    >>> parse_choices("0.1/1")
+    ((0,), (1,), (0, 1))
     """
     paths = _read(choices) if isinstance(choices, str) else [tuple(path) for path in choices]
     seen: set[Path] = set()
     for path in paths:
         if not path:
-            raise InvalidParameter("choices has an empty path; the root is in every tree, leave it")
+            raise InvalidParameter("choices has an empty path; remove it, the root is implied")
         for rank in path:
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= MAX_RANK:
                 raise InvalidParameter(
@@ -43,72 +45,75 @@ def parse_choices(choices: Choices) -> tuple[Path, ...]:
                     f"to {MAX_RANK}"
                 )
         if path in seen:
-            raise InvalidParameter(f"choices has the path {_show(path)} twice; leave one out")
+            raise InvalidParameter(f"choices has the path {_show(path)} twice; give it once")
         seen.add(path)
     nodes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
     if len(nodes) > MAX_NODES:
-        raise InvalidParameter(f"choices make {len(nodes)} nodes; give {MAX_NODES} at most")
+        raise InvalidParameter(f"choices has {len(nodes)} nodes; the limit is {MAX_NODES}")
     return tuple(sorted(nodes, key=lambda path: (len(path), path)))
 
 
 def show_choices(nodes: Iterable[Path]) -> str:
-    """The shortest way to write a tree: the paths to its leaves."""
+    """The shortest string for a tree: the paths to its leaves.
+
+    >>> show_choices([(0,), (1,), (0, 1)])
+    '0.1/1'
+    """
     nodes = set(nodes)
     inner = {path[:-1] for path in nodes}
     return "/".join(_show(path) for path in sorted(nodes - inner))
 
 
 def best_tree(accuracy: Floats, n_nodes: int) -> tuple[Path, ...]:
-    """The tree of ``n_nodes`` with the most expected tokens, or of as many as there are.
+    """The tree with the most expected tokens among those of up to ``n_nodes`` nodes.
 
-    ``accuracy[k, r]``, (n_heads, n_ranks), is how often choice r of head k is right. A node is
-    accepted with the product along its path, as in Medusa's paper, section 2.3.3. No child can be
-    likelier than its parent, so the likeliest nodes of all form a tree: taking the best that is
-    open, one after the other, finds what exhaustive search finds. Nodes that are never right are
-    left out.
+    ``accuracy[k, r]``, (n_heads, n_ranks), is the accuracy of choice r of head k. A node is
+    accepted with the product of the accuracies along its path (Medusa, section 2.3.3). Since no
+    child is likelier than its parent, the likeliest nodes form a tree, and greedy search finds the
+    optimum. Nodes of probability 0 are left out.
     """
     n_heads, n_ranks = accuracy.shape
-    found: list[Path] = []
-    open_nodes: list[tuple[float, Path]] = []
+    nodes: list[Path] = []
+    heap: list[tuple[float, Path]] = []
 
-    def open_below(path: Path, reached: float) -> None:
+    def push_children(path: Path, path_prob: float) -> None:
         if len(path) < n_heads:
             for rank in range(n_ranks):
-                p = reached * float(accuracy[len(path), rank])
+                p = path_prob * float(accuracy[len(path), rank])
                 if p > 0:
-                    heapq.heappush(open_nodes, (-p, (*path, rank)))
+                    heapq.heappush(heap, (-p, (*path, rank)))
 
-    open_below((), 1.0)
-    while open_nodes and len(found) < n_nodes:
-        negative, path = heapq.heappop(open_nodes)
-        found.append(path)
-        open_below(path, -negative)
-    return tuple(sorted(found, key=lambda path: (len(path), path)))
+    push_children((), 1.0)
+    while heap and len(nodes) < n_nodes:
+        negative, path = heapq.heappop(heap)
+        nodes.append(path)
+        push_children(path, -negative)
+    return tuple(sorted(nodes, key=lambda path: (len(path), path)))
 
 
 def expected_tokens(accuracy: Floats, nodes: Iterable[Path]) -> float:
-    """Tokens of a step with this tree: one, and each node with the product along its path."""
+    """Expected tokens per step: 1, plus each node's path probability, see ``best_tree``."""
     return 1.0 + sum(
         math.prod(float(accuracy[depth, rank]) for depth, rank in enumerate(path)) for path in nodes
     )
 
 
 def n_leaves(nodes: Sequence[Path]) -> int:
-    """Paths that are not the beginning of another."""
+    """Number of nodes without children."""
     return len(set(nodes) - {path[:-1] for path in nodes})
 
 
 def assumed_accuracy(n_heads: int, n_ranks: int) -> Floats:
-    """How often heads are right where nobody has measured it.
+    """Accuracies to assume for heads without measured ones, (n_heads, n_ranks).
 
-    The first choice of the first head half of the time, its second a fifth of that, each further
-    rank and each further head two thirds of the one before.
+    0.5 for the first head's first choice and 0.1 for its second. Each further rank, and each
+    further head, has 2/3 of the one before.
     """
     heads, ranks = np.arange(n_heads)[:, None], np.arange(n_ranks)[None]
-    found: Floats = (0.5 * (2 / 3) ** (heads + ranks) * np.where(ranks, 0.3, 1.0)).astype(
+    accuracy: Floats = (0.5 * (2 / 3) ** (heads + ranks) * np.where(ranks, 0.3, 1.0)).astype(
         np.float32
     )
-    return found
+    return accuracy
 
 
 def _read(text: str) -> list[Path]:
@@ -117,7 +122,7 @@ def _read(text: str) -> list[Path]:
         ranks = part.strip().split(".")
         if not all(rank.isdecimal() for rank in ranks):
             raise InvalidParameter(
-                f"choices has {part!r}; write paths of ranks like 0.0.0.0/0.1.0/1.0/1.1"
+                f"choices has {part!r}; give paths of ranks like 0.0.0.0/0.1.0/1.0/1.1"
             )
         paths.append(tuple(map(int, ranks)))
     return paths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from dataclasses import fields
 
 import gradio as gr
 
@@ -11,6 +12,7 @@ from app.worker.messages import ModelSpec
 from app.worker.wording import FIELDS, in_page
 from batching.errors import ContextError
 from speculation.system.console import FLAGS, worded
+from speculation.train.medusa import MedusaTraining
 from tests.support.fake_backend import FakeBackend
 
 with warnings.catch_warnings():
@@ -36,5 +38,6 @@ def test_the_labels_and_flags_in_messages_exist() -> None:
 
     labels = {name.split("”")[0][1:] for name in FIELDS.values() if name.startswith("“")}
     assert labels <= asyncio.run(make())
-    flags = {f"--{name.replace('_', '-')}" for name in vars(parse_flags([]))}
+    names = [*vars(parse_flags([])), *(field.name for field in fields(MedusaTraining))]
+    flags = {f"--{name.replace('_', '-')}" for name in names}
     assert {name for name in (*FIELDS.values(), *FLAGS.values()) if name[0] == "-"} <= flags

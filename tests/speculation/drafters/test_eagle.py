@@ -351,18 +351,18 @@ def test_heads_of_the_wrong_size_are_refused(tmp_path: Path, tiny_model: Path) -
         info = HeadsInfo.of_target("eagle", model)
         narrow = replace(SHAPE, n_embd=16)
         write_eagle(path, info, narrow, random_tensors(narrow), kind="f32")
-        with pytest.raises(HeadsError, match=r"fc\.weight is 16 × 32, .* have 32 × 64"):
+        with pytest.raises(HeadsError, match=r"fc\.weight is 16 × 32; .* need 32 × 64"):
             load_heads([path], model)
         write_eagle(path, info, replace(SHAPE, n_ff=48), random_tensors(), kind="f32")
-        with pytest.raises(HeadsError, match=r"ffn_gate\.weight is 64 × 32, .* have 48 × 32"):
+        with pytest.raises(HeadsError, match=r"ffn_gate\.weight is 64 × 32; .* need 48 × 32"):
             load_heads([path], model)
         write_eagle(path, info, replace(SHAPE, n_head=3), random_tensors(), kind="f32")
-        with pytest.raises(HeadsError, match="states of 32 do not split into 3 heads over 2"):
+        with pytest.raises(HeadsError, match="32 wide do not split into 3 attention heads with 2"):
             load_heads([path], model)
         write_eagle(
             path, info, SHAPE, random_tensors(), tokens=np.array([1, N_TINY], np.int32), kind="f32"
         )
-        with pytest.raises(HeadsError, match=f"drafts tokens beyond {N_TINY}"):
+        with pytest.raises(HeadsError, match=f"has tokens outside 0 to {N_TINY - 1}"):
             load_heads([path], model)
 
 

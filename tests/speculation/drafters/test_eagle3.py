@@ -256,48 +256,54 @@ def test_heads_of_another_model_are_refused(
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ({"n_target": 48}, "is for states 48 wide, those of 'tiny' are 32; take the head"),
-        ({"n_embd": 64}, r"has no token_embd\.weight and is 64 wide, 'tiny' 32: it cannot share"),
+        ({"n_target": 48}, "hidden states 48 wide, but those of 'tiny' are 32 wide; use the head"),
+        (
+            {"n_embd": 64},
+            r"64 wide and has no token_embd\.weight; it cannot share .* 'tiny', which is 32 wide",
+        ),
         (
             {"n_embd": 64, "tensors": {"token_embd.weight": matrix(N_TINY, 64)}},
-            r"has no output\.weight and is 64 wide, 'tiny' 32: it cannot share",
+            r"64 wide and has no output\.weight; it cannot share .* 'tiny', which is 32 wide",
         ),
         (
             {"tensors": {"token_embd.weight": matrix(9, 32)}},
-            f"has embeddings of 9 tokens, 'tiny' has {N_TINY}",
+            f"has embeddings of 9 tokens, but 'tiny' has {N_TINY}",
         ),
-        ({"layers": (1, 2)}, r"names \[1, 2\] as the layers it reads, .* over three"),
-        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], and 'tiny' has 4, counted from 0"),
-        ({"metadata": {"eagle3.block_count": 2}}, "has 2 layers, and llama.cpp runs heads of one"),
+        ({"layers": (1, 2)}, r"lists \[1, 2\] as the layers it reads, .* that read three"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"eagle3.block_count": 2}}, "2 layers, but llama.cpp runs .* heads with one"),
         ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
         (
             {"tensors": {"blk.0.attn_q.bias": matrix(32), "blk.0.attn_k.bias": matrix(16)}},
-            r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp does not run",
+            r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp ignores",
         ),
         (
             {"tensors": {"enc.output_norm.weight": matrix(96)}},
-            r"has enc\.output_norm\.weight, which llama\.cpp does not run",
+            r"has enc\.output_norm\.weight, which llama\.cpp ignores",
         ),
         (
             {"tokens": DRAFTED, "tensors": {"d2t": None}},
-            f"gives {len(DRAFTED)} logits and has no d2t to say for which of the {N_TINY} tokens",
+            f"has {len(DRAFTED)} logits and no d2t to map them to the {N_TINY} tokens",
         ),
         (
             {"tokens": DRAFTED, "tensors": {"output.weight": None}},
-            f"a d2t of {len(DRAFTED)} tokens, and having none of its own, the model's output",
+            f"a d2t of {len(DRAFTED)} tokens, but the model's shared output.weight has",
         ),
         (
             {"tokens": DRAFTED, "tensors": {"output.weight": matrix(3, 32)}},
-            f"a d2t of {len(DRAFTED)} tokens, and its output.weight has 3 rows",
+            f"a d2t of {len(DRAFTED)} tokens, but its output.weight has 3 rows",
         ),
         (
             {"tokens": (1, 2, N_TINY)},
-            f"drafts tokens from 1 to {N_TINY}, and 'tiny' has {N_TINY}",
+            f"drafts tokens from 1 to {N_TINY}, but 'tiny' has {N_TINY}",
         ),
-        ({"tokens": (0, 0, 1, 1, 7)}, "the d2t of .* names tokens twice: it may hold differences"),
+        (
+            {"tokens": (0, 0, 1, 1, 7)},
+            "the d2t of .* has duplicate tokens: it may store differences",
+        ),
         (
             {"tokens": (1, 2), "tensors": {"d2t": np.array([1, 2], np.int32)}},
-            "has a d2t of type 26, and llama.cpp reads 64-bit integers",
+            "has a d2t of type 26, but llama.cpp reads 64-bit integers",
         ),
     ],
 )

@@ -28,7 +28,7 @@ from speculation.drafting.estimates import Estimates
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.load import load_heads
-from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _likeliest
+from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
 from speculation.methods import parse_method
@@ -132,7 +132,7 @@ def test_the_likeliest_tokens_come_first(n_drafted: int) -> None:
     for n in (1, 8, 40, 200):
         logits = rng.standard_normal(n_drafted).astype(np.float32)
         expected = np.argsort(-logits)[:n]
-        np.testing.assert_array_equal(_likeliest(logits, n), expected)
+        np.testing.assert_array_equal(_top_indexes(logits, n), expected)
 
 
 # Trees
@@ -150,13 +150,13 @@ def test_paths_and_a_full_list_of_candidates_give_the_same_tree() -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ("0.0/x", "choices has 'x'; write paths of ranks like 0.0.0.0/0.1.0"),
+        ("0.0/x", "choices has 'x'; give paths of ranks like 0.0.0.0/0.1.0"),
         ("0//1", "choices has ''"),
         ("0.0/1/0.0", "the path 0.0 twice"),
         ("0.64", r"64 in 0\.64; give ranks from 0, the likeliest, to 63"),
         ([[0], []], "an empty path"),
         ([[0, -1]], "-1 in"),
-        ([[a, b] for a in range(20) for b in range(20)], "make 420 nodes; give 255 at most"),
+        ([[a, b] for a in range(20) for b in range(20)], "choices has 420 nodes; the limit is 255"),
     ],
 )
 def test_choices_that_do_not_form_a_tree_are_refused(choices: object, message: str) -> None:
@@ -354,13 +354,13 @@ def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) 
         with pytest.raises(HeadsError, match=r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32"):
             load_heads([path], model)
         write_medusa(path, replace(info, n_embd=16), random_weights(n_embd=16))
-        with pytest.raises(HeadsError, match="hidden states are 16 wide, those of 'tiny' 32"):
+        with pytest.raises(HeadsError, match=r"states is 16 in heads\.gguf, but 32 in 'tiny'"):
             load_heads([path], model)
 
 
 def test_files_without_heads_are_refused(tmp_path: Path, tiny_model: Path) -> None:
     with Model(tiny_model) as model:
-        with pytest.raises(HeadsError, match="no drafting heads but the architecture 'llama'"):
+        with pytest.raises(HeadsError, match="no drafting heads: its architecture is 'llama'"):
             load_heads([tiny_model], model)
         text = tmp_path / "heads.txt"
         text.write_text("something else", encoding="utf-8")
@@ -369,7 +369,7 @@ def test_files_without_heads_are_refused(tmp_path: Path, tiny_model: Path) -> No
         with pytest.raises(ModelFileMissing, match="file not found"):
             load_heads([tmp_path / "none.gguf"], model)
         write_medusa(tmp_path / "x.gguf", HeadsInfo.of_target("owl", model), random_weights())
-        with pytest.raises(HeadsError, match="the method 'owl', which this version does not have"):
+        with pytest.raises(HeadsError, match="method 'owl', which this version does not support"):
             load_heads([tmp_path / "x.gguf"], model)
 
 

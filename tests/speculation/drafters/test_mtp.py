@@ -150,7 +150,10 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
     assert found.token_ids == expected.token_ids
     assert found.stats.n_accepted > 15
     other = write_mtp_gguf_with_kv(tmp_path / "other.gguf")
-    reason = "of a model qwen35 of 3 layers, 32 wide, 305 tokens; 'tiny' is glm4moe of 3 layers"
+    reason = (
+        "for a model with architecture qwen35, 3 layers, width 32 and 305 tokens, but 'tiny' has "
+        "architecture glm4moe, 3 layers"
+    )
     with pytest.raises(HeadsError, match=reason):
         Engine.load(other, EXACT, heads=alone)
 
@@ -158,22 +161,22 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
 def test_a_layer_alone_is_not_a_model(tmp_path: Path) -> None:
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
     for mtp in (False, True):
-        with pytest.raises(HeadsError, match=r"alone\.gguf is no model: it holds drafting heads"):
+        with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
             Engine.load(alone, EXACT, mtp=mtp)
     path = write_mtp_gguf(tmp_path / "mtp.gguf")
-    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+    with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
         Engine.load(path, EXACT, draft_model=alone)
 
 
 def test_an_assistant_is_not_a_model_and_drafts_only_for_its_target(tmp_path: Path) -> None:
     target = write_gemma_gguf(tmp_path / "gemma.gguf")
     alone = write_assistant_gguf(tmp_path / "assistant.gguf", target)
-    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+    with pytest.raises(HeadsError, match=r"assistant\.gguf contains drafting heads, not a model"):
         Engine.load(alone, EXACT)
-    with pytest.raises(HeadsError, match=r"assistant\.gguf is no model"):
+    with pytest.raises(HeadsError, match=r"assistant\.gguf contains drafting heads, not a model"):
         Engine.load(target, EXACT, draft_model=alone)
     other = write_mtp_gguf(tmp_path / "mtp.gguf")
-    reason = r"the assistant of a gemma4 model 32 wide, and 'tiny' is qwen35, 32 wide"
+    reason = r"of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32"
     with pytest.raises(HeadsError, match=reason):
         Engine.load(other, EXACT, heads=alone)
 
@@ -198,9 +201,9 @@ def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
         assert (engine.model.n_mtp, engine.resources.heads) == (0, {})
         assert len(engine.generate(PROMPT, max_tokens=5).run().token_ids) == 5
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True, n_mtp=2)
-    with pytest.raises(HeadsError, match=r"alone\.gguf is no model"):
+    with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
         Engine.load(alone, EXACT)
-    with pytest.raises(UnsupportedModel, match=r"alone\.gguf holds layers .* cannot run"):
+    with pytest.raises(UnsupportedModel, match=r"alone\.gguf contains .* cannot run"):
         Engine.load(path, EXACT, heads=alone)
 
 

@@ -40,9 +40,9 @@ def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, targ
     own = {"token_embd.weight": matrix(N_TINY, 32), "output.weight": matrix(N_TINY, 32)}
     for tensors in ({}, own):
         path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
-        with pytest.raises(HeadsError, match=r"head\.gguf is no model: it holds drafting heads"):
+        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
             Engine.load(path, EXACT)
-        with pytest.raises(HeadsError, match=r"head\.gguf is no model"):
+        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
             Engine.load(target, EXACT, draft_model=path)
     none = "needs dflash heads; load them with heads"
     with Engine.load(target, EXACT) as engine, pytest.raises(InvalidParameter, match=none):
@@ -52,21 +52,21 @@ def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, targ
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ({"n_embd": 64}, "is for states 64 wide, those of 'tiny' are 32; take the head"),
-        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], and 'tiny' has 4, counted from 0"),
-        ({"metadata": {"dflash.target_layers": None}}, "names None as the layers it reads"),
+        ({"n_embd": 64}, "hidden states 64 wide, but those of 'tiny' are 32 wide; use the head"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"dflash.target_layers": None}}, "lists None as the layers it reads"),
         ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
-        ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has None as the token that stands"),
-        ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has {N_TINY} as the token"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has the mask token None"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has the mask token {N_TINY}"),
         ({"block_size": 1}, "has blocks of 1 tokens"),
         (
             {"tensors": dspark(), "metadata": {"dflash.block_size": None}},
             "has blocks of None tokens",
         ),
-        ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4"),
+        ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4 wide"),
         (
             {"tensors": {"output.weight": matrix(9, 32)}},
-            f"gives 9 logits and has no d2t to say for which of the {N_TINY} tokens",
+            f"has 9 logits and no d2t to map them to the {N_TINY} tokens",
         ),
     ],
 )

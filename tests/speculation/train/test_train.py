@@ -258,7 +258,7 @@ def test_missing_requirements_are_reported_in_one_line(
     assert main([*command, "--heads", "20"]) == 2
     assert "heads is 20; give 1 to 8" in capsys.readouterr().err
     assert main(["tree", "--heads", str(tiny_model)]) == 2
-    assert "holds no drafting heads" in capsys.readouterr().err
+    assert "contains no drafting heads" in capsys.readouterr().err
     assert main(command) == 2
     assert "the data has no token to train on" in capsys.readouterr().err
     data.write_text("the cat saw a dog", encoding="utf-8")
