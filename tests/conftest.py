@@ -23,8 +23,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if not config.args or any(Path(arg.split("::")[0]).is_dir() for arg in config.args):
         option.numprocesses = "auto"
-        option.dist = "loadgroup"
-        option.loadscopereorder = False  # the browser tests, which take longest, come first
+        option.dist = "worksteal"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent / "app" / "browser"):
             item.add_marker("browser")
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # shares what its module makes
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
