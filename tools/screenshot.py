@@ -1,4 +1,4 @@
-"""Takes ``docs/screenshot.png``: the app with the bundled model after the given messages.
+"""Takes ``docs/screenshot.png``: the app with the default model after the given messages.
 
 python -m tools.screenshot [--model NAME] [--threads N] [--phone] [--dark] [message …]
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from speculation.registry import default_model
+
 ROOT = Path(__file__).parent.parent
 MESSAGES = (
     "Hello!",
@@ -22,13 +24,13 @@ MESSAGES = (
     "evening we go home and eat bread with cheese.",
     "Say that once more.",
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Take docs/screenshot.png.")
     parser.add_argument("messages", nargs="*", default=MESSAGES)
-    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--model", default=default_model())
     parser.add_argument("--threads", default="1")
     parser.add_argument("--phone", action="store_true")
     parser.add_argument("--dark", action="store_true")
