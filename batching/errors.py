@@ -17,6 +17,7 @@
     ├── TreeError               the token tree does not fit a batch
     │   ├── TreeTooWide         more branches than sequences
     │   └── TreeTooLarge        more nodes than rows in a batch
+    ├── DiskFull                no room on the disk for a file to be written
     ├── EngineInUse             another thread is generating with the engine
     ├── InvalidParameter        unknown parameter, or a value out of range
     │   └── MissingResource     the method needs a draft model or heads; none are loaded
@@ -133,6 +134,10 @@ class TreeTooWide(TreeError):
 
 class TreeTooLarge(TreeError):
     """The tree has more nodes than a batch has rows."""
+
+
+class DiskFull(SpeculationError):
+    """The disk has no room for a file to be written."""
 
 
 class EngineInUse(SpeculationError):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.errors import SpeculationError
+from batching.errors import DiskFull
 from batching.gguf.types import TYPES
 
 ALIGNMENT = 32  # bytes; tensor data starts at multiples of it
@@ -26,10 +26,6 @@ Array = npt.NDArray[Any]
 # Integers are written as uint32 (int32 in lists), floats as float32. Bytes are a value encoded
 # already, from GGUFFile.encoded_metadata.
 Value = str | bool | int | float | bytes | Sequence[int] | Sequence[float] | Sequence[str]
-
-
-class DiskFull(SpeculationError):
-    """The disk has no room for the file."""
 
 
 class TensorType(IntEnum):

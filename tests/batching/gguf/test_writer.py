@@ -13,8 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
+from batching.errors import DiskFull
 from batching.gguf.reader import GGUFFile
-from batching.gguf.writer import DiskFull, NewTensor, TensorType, Value, write_gguf
+from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.weights import encoded_tensor
 
 METADATA: dict[str, Value] = {
