@@ -29,7 +29,7 @@ from app.worker.messages import (
 from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.truncation import without_turns
 
-INTERVAL = 0.06  # seconds between display updates
+INTERVAL = 0.1  # seconds between display updates; more of them would keep a slow page busy
 PLAIN = "ar"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 LEAST_TIMED = 8  # tokens; with fewer, the measured speed is noise
@@ -310,7 +310,7 @@ def follow(
 ) -> Iterator[None]:
     """Apply each event, and yield when the display should be updated.
 
-    Updates take at most a fifth of the time and come at most 16 times a second.
+    Updates take at most a fifth of the time and come at most 10 times a second.
     """
     due = clock()
     for event in events:

@@ -17,7 +17,8 @@ from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
 SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the page's scripts
-ENDLESS = "root ::= [a-z] root"
+# Ambiguous, so that a token takes about 3 ms: else the tiny model would soon fill its context.
+ENDLESS = f"root ::= {'a* ' * 45} a root\na ::= [a-z]"
 
 
 @contextmanager
@@ -199,7 +200,9 @@ class Chat:
 
     def choose_method(self, title: str) -> None:
         self.page.click("#method input")
-        self.page.click(f"[role=option]:has-text('{title}')")
+        with self.page.expect_request("**/run/predict*"):  # the call that shows its parameters
+            self.page.click(f"[role=option]:has-text('{title}')")
+        self.settle()
 
     def never_end(self) -> None:
         """Make replies endless."""

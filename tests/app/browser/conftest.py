@@ -24,6 +24,12 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 
+# What an earlier tab would have left.
+SETTINGS = """
+    if (location.protocol === "http:" && !sessionStorage.length)
+      localStorage["speculation:fields"] ??= '{"max_tokens": 60}';
+"""
+
 
 # Not session-scoped: while Playwright runs, no other test can run an event loop.
 @pytest.fixture(scope="package")
@@ -51,17 +57,15 @@ def address(model: Path) -> Iterator[str]:
 @pytest.fixture(scope="package")
 def context(browser: Any) -> Iterator[Any]:
     made = browser.new_context(viewport={"width": 1280, "height": 800})
+    made.add_init_script(SETTINGS)
     yield made
     made.close()
 
 
 @pytest.fixture
 def chat(context: Any, address: str) -> Iterator[Chat]:
-    """A tab in a warm browser context, without data of earlier tests."""
+    """A tab in a warm browser context, without data of earlier tests but the settings."""
     made = Chat.within(context, address)
-    made.unfold("Sampling")
-    made.set("Max tokens", "60")
-    made.unfold("Sampling")
     yield made
     errors = list(made.errors)  # before about:blank, where scripts added by a test may fail
     for page in context.pages:

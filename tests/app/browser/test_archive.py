@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.app.browser.chat import Chat
 from tests.app.browser.test_history import KEPT, accept_dialogs, new_chat, titles, wait_for_titles
 from tests.app.browser.test_store import old_chat, turns
@@ -91,52 +89,51 @@ def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     assert said == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{"format": "speculation-chats", "ver', "it is not JSON or is incomplete"),
-        ("[1]", "it is not an export of chats"),
-        ('{"format": "speculation-chats", "version": 2, "chats": []}', "a newer version of this"),
-        ('{"format": "speculation-chats", "version": 1}', "it has no chats"),
-        (
-            json.dumps(
-                {
-                    "format": "speculation-chats",
-                    "version": 1,
-                    "chats": [
-                        {"name": "a", "title": "a", "at": 1, "turns": json.loads(turns("a"))},
-                        {"name": "b", "title": "b", "at": 1, "turns": [{"user": "b", "reply": 3}]},
-                    ],
-                }
-            ),
-            "its chat 2 has turns that cannot be read",
-        ),
-    ],
-)
+UNREADABLE = {
+    '{"format": "speculation-chats", "ver': "it is not JSON or is incomplete",
+    "[1]": "it is not an export of chats",
+    '{"format": "speculation-chats", "version": 2, "chats": []}': "a newer version of this",
+    '{"format": "speculation-chats", "version": 1}': "it has no chats",
+    json.dumps(
+        {
+            "format": "speculation-chats",
+            "version": 1,
+            "chats": [
+                {"name": "a", "title": "a", "at": 1, "turns": json.loads(turns("a"))},
+                {"name": "b", "title": "b", "at": 1, "turns": [{"user": "b", "reply": 3}]},
+            ],
+        }
+    ): "its chat 2 has turns that cannot be read",
+}
+
+
 def test_nothing_is_imported_from_an_unreadable_file_and_the_page_says_why(
-    chat: Chat, tmp_path: Path, text: str, why: str
+    chat: Chat, tmp_path: Path
 ) -> None:
-    (tmp_path / "x.json").write_text(text)
-    assert import_file(chat, tmp_path / "x.json").startswith(f"x.json cannot be imported: {why}")
+    for i, (text, why) in enumerate(UNREADABLE.items()):
+        (tmp_path / f"{i}.json").write_text(text)
+        said = import_file(chat, tmp_path / f"{i}.json")
+        assert said.startswith(f"{i}.json cannot be imported: {why}")
     assert titles(chat) == []
 
 
-@pytest.mark.parametrize("at", [1e300, -1, "1", None])
 def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
-    chat: Chat, tmp_path: Path, at: Any
+    chat: Chat, tmp_path: Path
 ) -> None:
-    one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
-    data = {"format": "speculation-chats", "version": 1, "chats": [one]}
-    (tmp_path / "x.json").write_text(json.dumps(data))
-    assert import_file(chat, tmp_path / "x.json") == (
-        "x.json cannot be imported: its chat 1 has no valid name, title or date."
-    )
-    chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat", "a")
     accept_dialogs(chat)
-    chat.page.get_by_role("button", name="Delete a", exact=True).click()
-    wait_for_titles(chat, "a cat")
+    chat.ask("a cat")
+    for i, at in enumerate((1e300, -1, "1", None)):
+        one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
+        data = {"format": "speculation-chats", "version": 1, "chats": [one]}
+        (tmp_path / f"{i}.json").write_text(json.dumps(data))
+        assert import_file(chat, tmp_path / f"{i}.json") == (
+            f"{i}.json cannot be imported: its chat 1 has no valid name, title or date."
+        )
+        chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
+        chat.reload()
+        wait_for_titles(chat, "a cat", "a")
+        chat.page.get_by_role("button", name="Delete a", exact=True).click()
+        wait_for_titles(chat, "a cat")
 
 
 def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:

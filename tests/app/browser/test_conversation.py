@@ -21,13 +21,12 @@ def test_a_reply_streams_and_shows_its_figures(chat: Chat) -> None:
     assert chat.page.is_hidden(".welcome")
 
 
-def test_the_page_requests_nothing_from_other_machines(chat: Chat, address: str) -> None:
+def test_the_page_requests_nothing_from_other_machines_and_the_browser_would_block_it(
+    chat: Chat, address: str
+) -> None:
     chat.ask("a cat")
     hosts = {urlsplit(url).netloc for url in chat.asked if not url.startswith(("data:", "blob:"))}
     assert hosts == {urlsplit(address).netloc}
-
-
-def test_the_browser_blocks_requests_to_other_machines(chat: Chat) -> None:
     refused = chat.page.evaluate(
         "() => fetch('http://192.0.2.1/', {mode: 'no-cors'}).then(() => '', (e) => String(e))"
     )

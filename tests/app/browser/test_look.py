@@ -9,16 +9,14 @@ from speculation.methods import METHODS
 from tests.app.browser.chat import Chat
 
 
-def ask_for_drafts(chat: Chat) -> None:
+def test_drafted_tokens_are_coloured_on_request_or_underlined_if_the_system_forces_colours(
+    chat: Chat,
+) -> None:
     chat.choose_method("Prompt lookup")  # auto may find drafts not worth it here
     chat.unfold("Sampling")
     chat.unfold("More")
     chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
     chat.ask("hi")
-
-
-def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat) -> None:
-    ask_for_drafts(chat)
     assert chat.last(".text") == "the cat saw the cat saw the cat saw the cat"
     drafted = chat.page.locator(".turn .drafted")
     assert drafted.count() > 0
@@ -33,10 +31,6 @@ def test_drafted_tokens_are_coloured_and_the_colour_can_be_turned_off(chat: Chat
     chat.page.wait_for_function(f"{ground} === '{colours[1]}'")
     chat.page.check("#colour input")
     chat.page.wait_for_function(f"{ground} === '{colours[0]}'")
-
-
-def test_drafted_tokens_are_underlined_if_the_system_forces_colours(chat: Chat) -> None:
-    ask_for_drafts(chat)
     line = "getComputedStyle(document.querySelector('.turn .drafted')).textDecorationLine"
     assert chat.page.evaluate(line) == "none"
     chat.page.emulate_media(forced_colors="active")
@@ -108,6 +102,7 @@ def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> 
 
 
 def test_the_page_follows_a_reply_until_the_user_scrolls_up(chat: Chat) -> None:
+    chat.page.set_viewport_size({"width": 800, "height": 500})  # soon full
     chat.never_end()
     chat.say("a cat")
     below = "(() => { const box = document.querySelector('.turns');"

@@ -1,11 +1,8 @@
-"""What the page restores after a reload, after a restart of the server, and in a new tab."""
+"""What the page restores after a reload and in a new tab."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from tests.app.browser.chat import Chat, free_port, served, started
+from tests.app.browser.chat import Chat
 
 
 def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
@@ -100,46 +97,6 @@ def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
     assert not chat.page.is_visible("#transcript .unsaved")
 
 
-def test_a_restarted_server_continues_the_pages_chat(browser: Any, model: Path) -> None:
-    port = free_port()
-    with served(model, "--port", port) as address:
-        chat = Chat(browser, address)
-        chat.ask("a cat")
-        chat.wait_for_streams()
-    with served(model, "--port", port):
-        chat.ask("a dog", 2)
-        assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
-    chat.close()
-
-
-def test_text_on_the_screen_survives_a_killed_server(browser: Any, model: Path) -> None:
-    port = free_port()
-    flags = ("--no-browser", "--model", str(model), "--threads", "1", "--port", port)
-    with started("app", *flags) as (address, process):
-        chat = Chat(browser, address)
-        chat.never_end()
-        chat.page.evaluate(
-            """() => new MutationObserver(() => {
-              const text = document.querySelector(".live .text")?.textContent.trim();
-              if (text) localStorage.setItem("seen", text);
-            }).observe(document.querySelector("#transcript"),
-                       { subtree: true, childList: true, characterData: true })"""
-        )
-        chat.say("a cat")
-        chat.page.wait_for_function("localStorage.getItem('seen')?.length > 5")
-        process.kill()
-        process.wait()
-        chat.wait_for_streams()
-    with served(model, "--port", port):
-        chat.go_to(address)
-        chat.page.wait_for_selector(".turns:not(:has(.live)) .error:has-text('unfinished')")
-        seen = chat.page.evaluate("localStorage.getItem('seen')")
-        assert chat.last(".text").startswith(seen)
-        chat.reload()
-        assert chat.last(".text").startswith(seen)
-    chat.close()
-
-
 def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) -> None:
     chat.choose_method("Lookahead")
     chat.unfold("Parameters")
@@ -164,43 +121,6 @@ def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) 
     last = Chat.within(chat.context, address)
     last.ask("a hen")
     assert last.last("code") == "auto"
-
-
-def test_a_method_given_by_flag_overrides_the_one_last_used(browser: Any, model: Path) -> None:
-    port = free_port()
-    with served(model, "--port", port) as address:
-        chat = Chat(browser, address)
-        chat.choose_method("Lookahead")
-        chat.unfold("Parameters")
-        chat.set("window", "5")
-        chat.unfold("Sampling")
-        chat.set("Max tokens", "5")
-        chat.page.wait_for_function("store.fields()?.includes('max_tokens')")
-        chat.page.close()
-    with served(model, "--port", port, "--method", "lookahead:ngram=3"):
-        other = Chat.within(chat.context, address)
-        assert other.ask("a cat").endswith(" · length limit")
-        assert other.last("code") == "lookahead:ngram=3"
-    chat.close()
-
-
-def test_text_typed_while_the_server_is_down_is_restored(browser: Any, model: Path) -> None:
-    port = free_port()
-    with served(model, "--port", port) as address:
-        chat = Chat(browser, address)
-        chat.never_end()
-        chat.say("a cat")
-        chat.page.wait_for_selector(".live .text")
-        chat.page.fill("#box textarea", "half")
-        chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half')")
-    chat.page.fill("#box textarea", "half a sentence")
-    chat.page.wait_for_function("sessionStorage.getItem('typed') === 'half a sentence'")
-    with served(model, "--port", port):
-        chat.go_to(address)
-        chat.page.wait_for_function(
-            "document.querySelector('#box textarea')?.value === 'half a sentence'"
-        )
-    chat.close()
 
 
 def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from tests.app.browser.chat import Chat, free_port, served
+from tests.app.browser.chat import Chat
 from tests.app.browser.test_files import DROP, FOX, wait_for_files
 from tests.app.browser.test_history import new_chat, wait_for_titles
 
@@ -107,26 +104,3 @@ def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(
     chat.page.fill("#box textarea", "no, a cow")
     new_chat(chat)
     wait_for_box(chat, "no, a cow")
-
-
-def test_files_and_an_unsent_edit_survive_a_restarted_server(browser: Any, model: Path) -> None:
-    port = free_port()
-    with served(model, "--port", port) as address:
-        chat = Chat(browser, address)
-        chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-        wait_for_files(chat, "fox.txt 17 B")
-        chat.ask("a cat")
-        edit(chat, "two cats")
-        chat.page.evaluate(DROP, {"kind": "drop", **FOX, "name": "hen.txt"})
-        wait_for_files(chat, "hen.txt 17 B")
-        chat.wait_for_streams()
-    with served(model, "--port", port):
-        chat.go_to(address)
-        chat.page.wait_for_selector(FORM)
-        assert chat.page.input_value(FORM) == "two cats"
-        wait_for_files(chat, "fox.txt 17 B", place=".turn form")
-        wait_for_files(chat, "hen.txt 17 B")
-        chat.page.press(FORM, "Enter")
-        chat.page.wait_for_selector(".turns:not(:has(.live)) .said:text-is('two cats')")
-        chat.page.wait_for_selector(".file:has-text('fox.txt')")
-    chat.close()

@@ -111,9 +111,9 @@ def test_display_updates_are_rate_limited() -> None:
         assert isinstance(event, Text)
         text.extend(piece for piece, _ in event.pieces)
 
-    events = (Text(((letter, False),)) for letter in "abcdefgh")
+    events = (Text(((letter, False),)) for letter in "abcdefghijklmn")
     seen = ["".join(text) for _ in follow(events, apply, lambda: next(now) / 100)]
-    assert seen == ["a", "abcdefg", "abcdefgh"]
+    assert seen == ["a", "abcdefghijkl", "abcdefghijklmn"]
 
 
 def test_comparing_repeats_the_request_with_plain_decoding() -> None:
