@@ -38,7 +38,9 @@ def test_the_heads_of_all_kinds_fit_in_eight_megabytes(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
-def test_heads_given_as_a_model_are_refused_with_the_right_flag(heads: str) -> None:
+def test_heads_given_as_a_model_are_refused_with_the_right_flag(
+    heads: str, tiny_model: Path
+) -> None:
     reason = (
         f"{resolve(heads)} contains drafting heads, not a model; give it with --heads, and the "
         f"model it was trained for with --model"
@@ -47,7 +49,7 @@ def test_heads_given_as_a_model_are_refused_with_the_right_flag(heads: str) -> N
         Engine.load(heads)
     assert worded(refused.value) == reason
     with pytest.raises(HeadsError) as refused:
-        Engine.load("bundled", ContextParams(n_threads=1), draft_model=heads)
+        Engine.load(tiny_model, ContextParams(n_threads=1), draft_model=heads)
     assert worded(refused.value) == reason
 
 
