@@ -18,6 +18,8 @@ from batching.tree import NO_LIMIT, TokenTree
 from speculation.resources import Resources
 from speculation.verify import Match, Verifier
 
+BASELINE = "ar"  # plain decoding, which the other methods are compared with
+
 
 class DraftBudget(NamedTuple):
     """Limits on the tree of one step.

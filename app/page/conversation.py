@@ -28,9 +28,10 @@ from app.worker.messages import (
 )
 from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.truncation import without_turns
+from speculation.drafter import BASELINE
+from speculation.generation import DEFAULT_METHOD
 
 INTERVAL = 0.1  # seconds between display updates; more of them would keep a slow page busy
-PLAIN = "ar"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 LEAST_TIMED = 8  # tokens; with fewer, the measured speed is noise
 # A ratio of two speeds needs more: in half a second, a pause of 20 ms changes a speed by 4 %.
@@ -46,7 +47,7 @@ class Settings:
     leave_out  leave out the oldest turns if the context is too small for all
     """
 
-    method: str = "prompt-lookup"
+    method: str = DEFAULT_METHOD
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     system: str = ""
@@ -284,11 +285,11 @@ class Conversation:
         read = without_turns(request.messages, reply.n_left_out)
         request = replace(request, messages=tuple(read), leave_out=False, left_out=LeftOut())
         key = _key(request, done)
-        if done.method == PLAIN:
+        if done.method == BASELINE:
             self.plain_runs[key] = PlainRun.of(done, reply.text)
             return
         if settings.compare:
-            plain = Reply(PLAIN, list(prefix))
+            plain = Reply(BASELINE, list(prefix))
 
             def apply(event: Event) -> None:
                 plain.apply(event)
@@ -297,7 +298,7 @@ class Conversation:
                     f"Measuring plain decoding: {n_done} of {done.n_tokens} tokens"
                 )
 
-            again = replace(request, method=PLAIN, max_tokens=done.n_tokens)
+            again = replace(request, method=BASELINE, max_tokens=done.n_tokens)
             yield from follow(backend.reply(again), apply, clock)
             reply.notice = ""
             if plain.done is not None and plain.done.finish_reason != "cancelled":

@@ -13,9 +13,10 @@ from typing import Any
 
 import gradio as gr
 
-from app.page.conversation import PLAIN, Settings
+from app.page.conversation import Settings
 from app.page.events import QUICK
 from app.worker.messages import MethodInfo, Parameter
+from speculation.drafter import BASELINE
 from speculation.engine import DEFAULT_METHOD
 
 MAX_TOKENS = 1024
@@ -256,4 +257,4 @@ def sampling_fields(fields: Fields) -> None:
 
 
 def _title(info: MethodInfo) -> str:
-    return f"{info.title} (plain decoding)" if info.name == PLAIN else info.title
+    return f"{info.title} (plain decoding)" if info.name == BASELINE else info.title

@@ -16,10 +16,11 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.bench.plots import style, svg
 from speculation.bench.report import choices, counted, positions
-from speculation.bench.results import BASELINE, Results
+from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import breakable
+from speculation.drafter import BASELINE
 
 _PATHS = ("--model", "--draft-model", "--prompts", "--json", "--report", "--trace-batches")
 _CSS = """\

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from batching.errors import InvalidParameter
-from speculation.bench.results import BASELINE
+from speculation.drafter import BASELINE
 from speculation.methods import METHODS
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from speculation.bench.results import BASELINE, Run
+from speculation.bench.results import Run
+from speculation.drafter import BASELINE
 
 MAX_SHOWN = 4
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from speculation.bench.results import BASELINE, Difference, Run, Skipped
+from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
 from speculation.bench.table import Table
+from speculation.drafter import BASELINE
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20

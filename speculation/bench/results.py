@@ -8,8 +8,6 @@ from typing import Any
 
 from speculation.stats import rate
 
-BASELINE = "ar"
-
 
 @dataclass(frozen=True)
 class Difference:

@@ -9,8 +9,9 @@ from batching.errors import InvalidParameter
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.results import BASELINE, Difference, Run, Skipped, first_difference
+from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.chat.template import Message, chat_prompt
+from speculation.drafter import BASELINE
 from speculation.engine import Engine, Generation
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams

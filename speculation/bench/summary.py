@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import mean, median, stdev
 from typing import TypeVar
 
-from speculation.bench.results import BASELINE, Run
+from speculation.bench.results import Run
+from speculation.drafter import BASELINE
 from speculation.stats import PHASES, rate
 
 ALL = "all"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from speculation.drafter import MethodSpec
+from speculation.drafter import BASELINE, MethodSpec
 
-spec = MethodSpec(name="ar", title="Autoregressive", make=lambda params, resources: None)
+spec = MethodSpec(name=BASELINE, title="Autoregressive", make=lambda params, resources: None)

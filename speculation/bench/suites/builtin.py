@@ -7,10 +7,12 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from speculation.bench.report import LEGEND, by_category, table_of, tables
-from speculation.bench.results import BASELINE, Results
+from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
+from speculation.drafter import BASELINE
+from speculation.generation import DEFAULT_METHOD
 from speculation.stats import PHASES
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class Builtin(Suite):
 
     name = "builtin"
     title = "comparison of methods on the prompts"
-    methods = ("ar", "auto", "prompt-lookup")
+    methods = (BASELINE, DEFAULT_METHOD, "prompt-lookup")
     own_methods = False
 
     def text(self, results: Results) -> str:

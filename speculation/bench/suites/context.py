@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts
-from speculation.bench.results import BASELINE, Results
+from speculation.bench.results import Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
+from speculation.drafter import BASELINE
 from speculation.engine import Engine
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ class ContextLength(Suite):
             for plain, lookup in by_length(results)
         ]
         headings = [
-            *("context", "prompt", "ar tok/s", "lookup tok/s", "speed-up", "tokens/step"),
-            *("ar decode ms", "lookup µs/step", "ar prefill s", "lookup prefill s"),
+            *("context", "prompt", "plain tok/s", "lookup tok/s", "speed-up", "tokens/step"),
+            *("plain decode ms", "lookup µs/step", "plain prefill s", "lookup prefill s"),
         ]
         note = (
-            "ar decode: one row; lookup: indexing, matching and drafting in a step; the prefill of "
-            "prompt lookup\nincludes indexing the prompt"
+            "plain decode: one row; lookup: indexing, matching and drafting in a step; the prefill "
+            "of prompt\nlookup includes indexing the prompt"
         )
         return [Table("speed over context length", headings, rows, note)]
 

@@ -12,10 +12,11 @@ from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from speculation.bench.results import BASELINE, Results
+from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
+from speculation.drafter import BASELINE
 from speculation.drafters.prompt_lookup import ORDERS, PromptLookupParams
 from speculation.methods import parse_method
 

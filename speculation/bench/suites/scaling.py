@@ -18,6 +18,7 @@ from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
+from speculation.drafter import BASELINE
 from speculation.drafters.lookahead import LookaheadParams
 from speculation.engine import Engine
 from speculation.methods import parse_method
@@ -48,7 +49,7 @@ class Scaling(Suite):
     defaults = {"limit": 1}  # noqa: RUF012
 
     def __init__(self) -> None:
-        self.methods = ["ar", *grid()]
+        self.methods = [BASELINE, *grid()]
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return [Prompt(prompt.id, prompt.category, prompt.turns[:1]) for prompt in given]
@@ -147,7 +148,9 @@ def grid() -> list[str]:
 
 def lookahead_rows(results: Results) -> list[tuple[LookaheadParams, Row]]:
     """Parameters and results of each method over all prompts, by N, W and G."""
-    rows = [row for row in summarise(results.runs) if row.category == ALL and row.method != "ar"]
+    rows = [
+        row for row in summarise(results.runs) if row.category == ALL and row.method != BASELINE
+    ]
     found: list[tuple[LookaheadParams, Row]] = [
         (parse_method(row.method).params, row) for row in rows
     ]

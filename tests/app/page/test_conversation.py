@@ -122,7 +122,7 @@ def test_comparing_repeats_the_request_with_plain_decoding() -> None:
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
     backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
     reply = run(conversation, backend, sampling={"seed": 7}, compare=True)
-    assert [request.method for request in backend.requests] == ["prompt-lookup", "ar"]
+    assert [request.method for request in backend.requests] == ["auto", "ar"]
     assert backend.requests[1].sampling == {"seed": 7}
     assert backend.requests[1].max_tokens == 84
     assert reply.plain == PlainRun(40.0, "yes", 80, 2.0)
@@ -207,7 +207,7 @@ def test_the_stats_line_shows_a_replys_figures() -> None:
 
 def test_a_conversation_can_be_exported() -> None:
     assert markdown(talk("one")) == (
-        "## You\n\none\n\n## Model\n\nre: one\n\n<sub>m.gguf · prompt-lookup · 80 tok/s · "
+        "## You\n\none\n\n## Model\n\nre: one\n\n<sub>m.gguf · auto · 80 tok/s · "
         "2.1 tokens per step · 41 % accepted · first token 0.25 s · "
         "context 312 / 2048</sub>\n"
     )
