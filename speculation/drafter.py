@@ -2,7 +2,7 @@
 
 A method is a ``MethodSpec``, which makes a ``Drafter`` for each text. In every step the drafter
 adds drafts to the step's token tree within a ``DraftBudget``, and then observes the resulting
-``Step``. ``docs/method.md`` builds a method from scratch.
+``Step``. ``examples/README.md`` builds a method from scratch.
 """
 
 from __future__ import annotations
