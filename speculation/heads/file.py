@@ -165,8 +165,7 @@ def target_output(
     if matrix.shape != (n_vocab, n_embd):
         raise HeadsError(
             f"the output matrix of {path.name} is {_sizes(matrix.shape)}, not {n_vocab} × "
-            f"{n_embd}, so heads cannot share it; train them with {{output}} each",
-            settings=("output",),
+            f"{n_embd}, so heads cannot use it; choose another model"
         )
     return matrix if tokens is None else matrix[tokens]
 
