@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from batching.cache import StateReader
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
+from speculation.heads.kind import HeadsKind
 from speculation.resources import Resources
 from speculation.verify import Match, Verifier
 
@@ -205,6 +206,7 @@ class MethodSpec:
     params     a frozen dataclass; its docstring describes each field on a line of its own
     verifier   makes the verifier from the same two arguments
     as_source  how the method becomes a source of ``auto``; None = not at all
+    heads      the kinds of heads files that it drafts with
     check      raises InvalidParameter for parameters that depend on the complete method table
     """
 
@@ -214,6 +216,7 @@ class MethodSpec:
     params: type[Any] = NoParams
     verifier: Callable[[Any, Resources], Verifier] = lambda params, resources: Match()
     as_source: AsSource | None = None
+    heads: tuple[HeadsKind, ...] = ()
     check: Callable[[Any], None] = lambda params: None
 
     @property

@@ -28,7 +28,7 @@ from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
 from speculation.generation import Generation as Generation
 from speculation.generation import GenerationRequest, Settings
 from speculation.heads.base import HeadInContext
-from speculation.heads.load import load_heads, require_no_heads
+from speculation.load_heads import load_heads, require_no_heads
 from speculation.methods import Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources

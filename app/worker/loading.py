@@ -14,7 +14,7 @@ from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
 from batching.llama.model import check_file
 from speculation.engine import Engine
-from speculation.heads.load import require_no_heads
+from speculation.load_heads import require_no_heads
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.heads.dflash import KIND
 from speculation.resources import Resources
-
-KIND = "dflash"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class DFlashParams(GrownParams):
 
 
 def _source_params(resources: Resources) -> DFlashParams | None:
-    return DFlashParams(top_k=8, nodes=64) if KIND in resources.heads else None
+    return DFlashParams(top_k=8, nodes=64) if KIND.method in resources.heads else None
 
 
 spec = MethodSpec(
@@ -47,7 +46,8 @@ spec = MethodSpec(
     params=DFlashParams,
     # All levels come from one decode, so drafting time does not limit the depth.
     make=lambda params, resources: HeadDrafter.for_head(
-        KIND, params, resources, "dflash", timed=False
+        KIND.method, params, resources, "dflash", timed=False
     ),
     as_source=AsSource(_source_params),
+    heads=(KIND,),
 )

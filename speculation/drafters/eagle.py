@@ -25,6 +25,8 @@ from speculation.drafting.head_drafter import (
     check_window,
 )
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
+from speculation.heads.eagle3 import KIND as EAGLE_3
+from speculation.heads.eagle_file import KIND as EAGLE
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
 from speculation.resources import Resources
 
@@ -109,19 +111,26 @@ eagle_1 = MethodSpec(
     name="eagle-1",
     title="EAGLE-1",
     params=Eagle1Params,
-    make=lambda params, resources: FixedTreeDrafter.for_head("eagle", params, resources, "eagle-1"),
+    make=lambda params, resources: FixedTreeDrafter.for_head(
+        EAGLE.method, params, resources, "eagle-1"
+    ),
+    heads=(EAGLE,),
 )
 eagle_2 = MethodSpec(
     name="eagle-2",
     title="EAGLE-2",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.for_head("eagle", params, resources, "eagle-2"),
-    as_source=AsSource(partial(_source_params, "eagle"), name="eagle"),
+    make=lambda params, resources: HeadDrafter.for_head(EAGLE.method, params, resources, "eagle-2"),
+    as_source=AsSource(partial(_source_params, EAGLE.method), name="eagle"),
+    heads=(EAGLE,),
 )
 eagle_3 = MethodSpec(
     name="eagle-3",
     title="EAGLE-3",
     params=Eagle2Params,
-    make=lambda params, resources: HeadDrafter.for_head("eagle-3", params, resources, "eagle-3"),
-    as_source=AsSource(partial(_source_params, "eagle-3")),
+    make=lambda params, resources: HeadDrafter.for_head(
+        EAGLE_3.method, params, resources, "eagle-3"
+    ),
+    as_source=AsSource(partial(_source_params, EAGLE_3.method)),
+    heads=(EAGLE_3,),
 )

@@ -18,6 +18,7 @@ from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requ
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
 from speculation.heads.medusa import Heads
+from speculation.heads.medusa_file import KIND
 from speculation.heads.tree import (
     MAX_NODES,
     Choices,
@@ -201,4 +202,5 @@ spec = MethodSpec(
     make=_make,
     verifier=_verifier,
     as_source=AsSource(_source_params),
+    heads=(KIND,),
 )

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.heads import assistant
+from speculation.heads.mtp import KIND
 from speculation.resources import Resources
-
-KIND = "mtp"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MtpParams(GrownParams):
 
 
 def _source_params(resources: Resources) -> MtpParams | None:
-    return MtpParams(depth=8) if KIND in resources.heads else None
+    return MtpParams(depth=8) if KIND.method in resources.heads else None
 
 
 spec = MethodSpec(
@@ -43,11 +43,12 @@ spec = MethodSpec(
     title="Multi-token prediction",
     params=MtpParams,
     make=lambda params, resources: HeadDrafter.for_head(
-        KIND,
+        KIND.method,
         params,
         resources,
         "mtp",
         what="a model with multi-token-prediction layers, or a file of such layers,",
     ),
     as_source=AsSource(_source_params),
+    heads=(KIND, assistant.KIND),
 )

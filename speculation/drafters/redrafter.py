@@ -27,6 +27,7 @@ from speculation.drafting.tree_growth import (
     with_target_ids,
 )
 from speculation.heads.redrafter import RecurrentHead
+from speculation.heads.redrafter_file import KIND
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
@@ -117,4 +118,5 @@ spec = MethodSpec(
     params=ReDrafterParams,
     make=_make,
     as_source=AsSource(_source_params),
+    heads=(KIND,),
 )

@@ -18,6 +18,8 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
 from speculation.heads.file import model_name
+from speculation.heads.kind import llama_format
+from speculation.heads.mtp import KIND as MTP
 from speculation.heads.mtp import MtpHead
 
 ARCHITECTURE = "gemma4-assistant"
@@ -44,6 +46,9 @@ def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
     except BaseException:
         model.close()
         raise
+
+
+KIND = llama_format(MTP.method, ARCHITECTURE, load_assistant)
 
 
 class AssistantHead(MtpHead):

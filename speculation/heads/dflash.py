@@ -26,9 +26,9 @@ from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens
 from speculation.heads import dflash_file
 from speculation.heads.aux_states import AuxStatesHead
+from speculation.heads.kind import llama_format
 
 ARCHITECTURE = dflash_file.ARCHITECTURE
-METHOD = "dflash"
 
 
 def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
@@ -43,6 +43,9 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
         internal("llama_set_embeddings_nextn")
         internal("llama_get_embeddings_nextn")
     return DFlashHead(gguf, model, block)
+
+
+KIND = llama_format("dflash", ARCHITECTURE, load_dflash)
 
 
 class DFlashHead(AuxStatesHead):

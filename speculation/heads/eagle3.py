@@ -20,9 +20,9 @@ from batching.llama.private_api import check_layer_inputs, internal
 from batching.tree import Floats
 from speculation.heads import eagle3_file
 from speculation.heads.aux_states import AuxStatesHead
+from speculation.heads.kind import llama_format
 
 ARCHITECTURE = eagle3_file.ARCHITECTURE
-METHOD = "eagle-3"
 
 
 def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
@@ -35,6 +35,9 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     check_layer_inputs(model, layers)
     internal("llama_set_embeddings_nextn")
     return Eagle3Head(gguf.path, model, layers)
+
+
+KIND = llama_format("eagle-3", ARCHITECTURE, load_eagle3)
 
 
 class Eagle3Head(AuxStatesHead):

@@ -18,6 +18,7 @@ from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.eagle import EagleHead, EagleShape
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+from speculation.heads.kind import own_format
 
 
 def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
@@ -47,6 +48,9 @@ def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
     except BaseException:
         folder.cleanup()
         raise
+
+
+KIND = own_format("eagle", load_eagle)
 
 
 def read_shape(file: HeadsFile) -> EagleShape:

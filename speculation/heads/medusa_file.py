@@ -13,6 +13,7 @@ from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+from speculation.heads.kind import own_format
 from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
@@ -32,6 +33,9 @@ def load_medusa(file: HeadsFile, model: Model) -> Heads:
     weights = read_weights(file, model.path)
     torch = torch_on_gpu()
     return MedusaHeads(weights) if torch is None else MedusaHeadsOnGPU(weights, torch)
+
+
+KIND = own_format("medusa", load_medusa)
 
 
 def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:

@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batching.errors import HeadsError, UnsupportedModel
+from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import internal
+from batching.llama.private_api import MTP_GRAPHS, internal
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
 from speculation.heads.base import HeadInContext
 from speculation.heads.file import model_name
-
-METHOD = "mtp"
+from speculation.heads.kind import HeadsKind
 
 
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
@@ -57,6 +57,14 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
     except BaseException:
         model.close()
         raise
+
+
+KIND = HeadsKind(
+    "mtp",
+    matches=lambda gguf: find_mtp_layers(gguf.path, MTP_GRAPHS).mtp_only,
+    load=load_mtp,
+    of_model=lambda model: MtpHead(model, model) if model.n_mtp else None,
+)
 
 
 def _sizes(architecture: str | None, n_layer: int, n_embd: int, n_vocab: int) -> str:

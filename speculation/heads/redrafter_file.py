@@ -13,6 +13,7 @@ from batching.llama.model import Model
 from batching.llama.weights import Weights
 from speculation.heads.device import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
+from speculation.heads.kind import own_format
 from speculation.heads.redrafter import (
     RecurrentHead,
     ReDrafterHead,
@@ -35,6 +36,9 @@ def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
     if torch is not None:
         return ReDrafterHeadOnGPU(weights, embeddings, torch)
     return ReDrafterHead(weights, embeddings)
+
+
+KIND = own_format("redrafter", load_redrafter)
 
 
 def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:

@@ -21,7 +21,7 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
 from speculation.generation import Generation
-from speculation.heads.load import load_heads
+from speculation.load_heads import load_heads
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 from tests.support.exact import EXACT, PROMPT

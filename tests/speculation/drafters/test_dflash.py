@@ -23,7 +23,7 @@ from speculation.drafting.block_context import BlockContext
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
-from speculation.heads.load import load_heads
+from speculation.load_heads import load_heads
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT

@@ -35,8 +35,8 @@ from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo
-from speculation.heads.load import load_heads
 from speculation.heads.tree import parse_choices
+from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits

@@ -21,7 +21,7 @@ from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.heads.file import HeadsInfo
-from speculation.heads.load import load_heads
+from speculation.load_heads import load_heads
 from speculation.train.eagle3_file import write_eagle3
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT, PROMPT

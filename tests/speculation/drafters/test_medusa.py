@@ -27,10 +27,10 @@ from speculation.drafters.medusa import Medusa, MedusaParams
 from speculation.drafting.estimates import Estimates
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.load import load_heads
 from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
+from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical

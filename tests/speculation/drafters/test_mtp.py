@@ -18,7 +18,7 @@ from batching.llama.model import Model
 from batching.llama.private_api import MTP_GRAPHS
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
-from speculation.heads.load import load_heads
+from speculation.load_heads import load_heads
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
 from tests.support.mtp_gguf import (

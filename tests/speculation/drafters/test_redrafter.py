@@ -22,7 +22,6 @@ from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.load import load_heads
 from speculation.heads.redrafter import (
     ReDrafterHead,
     ReDrafterHeadOnGPU,
@@ -30,6 +29,7 @@ from speculation.heads.redrafter import (
     Rows,
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
+from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits

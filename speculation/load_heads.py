@@ -1,0 +1,80 @@
+"""load_heads: loads drafting heads of any kind from their files, and checks that they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from batching.errors import HeadsError, ModelError
+from batching.gguf.reader import GGUFFile
+from batching.llama.model import Model
+from speculation.heads.base import HeadInContext
+from speculation.heads.file import ARCHITECTURE, HeadsFile
+from speculation.heads.kind import HeadsKind
+from speculation.methods import METHODS
+
+
+def heads_kinds() -> list[HeadsKind]:
+    """The kinds of heads that the methods draft with."""
+    return [kind for spec in METHODS.values() for kind in spec.heads]
+
+
+def require_no_heads(path: Path) -> None:
+    """Raise HeadsError if the file, given as a model, contains drafting heads instead."""
+    try:
+        gguf = GGUFFile(path)
+        is_heads = any(kind.matches(gguf) for kind in heads_kinds())
+    except ModelError:
+        return  # other checks report a broken file
+    if is_heads or gguf.metadata.get("general.architecture") == ARCHITECTURE:
+        raise HeadsError(
+            f"{path} contains drafting heads, not a model; give it with {{heads}}, and the model "
+            f"it was trained for with {{model}}",
+            settings=("heads", "model"),
+        )
+
+
+def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
+    """Load heads for ``model``, by method; includes those that the model contains.
+
+    Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file without heads, with heads
+    for another model, or with heads for the same method as another file; VocabularyMismatch;
+    UnsupportedModel if llama.cpp lacks something the heads need; OutOfMemory.
+    """
+    heads: dict[str, Any] = {}
+    files: dict[str, Path] = {}
+    try:
+        for path in paths:
+            gguf = GGUFFile(path)
+            kind = _kind(gguf)
+            method = kind.method
+            if method in files:
+                raise HeadsError(
+                    f"{files[method].name} and {path.name} are both heads for {method}; give only "
+                    f"one of them"
+                )
+            files[method] = path
+            heads[method] = kind.load(gguf, model)
+        for kind in heads_kinds():
+            if kind.method not in heads and (head := kind.of_model(model)) is not None:
+                heads[kind.method] = head
+    except BaseException:
+        for head in heads.values():
+            if isinstance(head, HeadInContext):
+                head.close()
+        raise
+    return heads
+
+
+def _kind(gguf: GGUFFile) -> HeadsKind:
+    kinds = heads_kinds()
+    for kind in kinds:
+        if kind.matches(gguf):
+            return kind
+    method = HeadsFile(gguf.path).info.method  # raises HeadsError if the file has no heads
+    methods = ", ".join(dict.fromkeys(kind.method for kind in kinds))
+    raise HeadsError(
+        f"{gguf.path} contains heads for method {method!r}, which this version does not support; "
+        f"it supports {methods}"
+    )
