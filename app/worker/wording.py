@@ -11,7 +11,6 @@ FIELDS = {
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
-    "output": "--output",  # of speculation.train
 }
 
 

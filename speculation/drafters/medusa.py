@@ -182,7 +182,7 @@ class Medusa(Drafter):
 
 
 def _make(params: MedusaParams, resources: Resources) -> Medusa:
-    heads = resources.require_heads("medusa", "medusa")
+    heads = resources.require_heads(KIND.method, "medusa")
     estimates = resources.keep(("estimates", "medusa"), lambda: Estimates(PRIORS))
     return Medusa(params, heads, estimates)
 
@@ -192,7 +192,7 @@ def _verifier(params: MedusaParams, resources: Resources) -> Verifier:
 
 
 def _source_params(resources: Resources) -> MedusaParams | None:
-    return MedusaParams() if "medusa" in resources.heads else None
+    return MedusaParams() if KIND.method in resources.heads else None
 
 
 spec = MethodSpec(

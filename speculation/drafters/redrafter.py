@@ -102,14 +102,14 @@ class ReDrafter(TreeDrafter):
 def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
     return ReDrafter(
         params,
-        resources.require_heads("redrafter", "redrafter"),
+        resources.require_heads(KIND.method, "redrafter"),
         estimates=resources.keep(("estimates", "redrafter"), lambda: Estimates(PRIORS)),
         target_seconds=resources.step_seconds,
     )
 
 
 def _source_params(resources: Resources) -> ReDrafterParams | None:
-    return ReDrafterParams() if "redrafter" in resources.heads else None
+    return ReDrafterParams() if KIND.method in resources.heads else None
 
 
 spec = MethodSpec(

@@ -13,7 +13,6 @@ FLAGS = {
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
-    "output": "--output",  # of speculation.train
 }
 
 
