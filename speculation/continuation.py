@@ -86,10 +86,12 @@ class Continuation:
         self.cache.target.want_layers(needed.layers)
 
     def end(self) -> None:
-        """Leave the text in the cache, except its last token."""
+        """Leave the text in the cache, except its last token, and give it to the drafters."""
         self.cache.target.want_hidden(False)
         self.cache.target.want_layers(())
         self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past))
+        for drafter in self.drafters:
+            drafter.end(self.tokens)
 
     def idle_hint(self) -> IdleHint | None:
         """Whether the next steps would draft nothing, and for how long; None = draft a tree."""

@@ -163,6 +163,9 @@ class Drafter:
     def observe_plain(self, steps: PlainSteps) -> None:
         """Learn from the plain steps after its idle hint; ``observe`` is not called for those."""
 
+    def end(self, tokens: Sequence[int]) -> None:
+        """The text has ended, or was abandoned. ``tokens`` is all of it, including the prompt."""
+
     def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
         """Add rows that are only observed, after the drafts of a shared tree are selected."""
 

@@ -36,6 +36,7 @@ from speculation.drafters import (
     prompt_lookup,
     recycling,
     redrafter,
+    suffix,
 )
 from speculation.resources import Resources
 from speculation.verify import Verifier
@@ -85,6 +86,7 @@ BUILT_IN: tuple[MethodSpec, ...] = (
     auto_spec(lambda: METHODS.values()),
     autoregressive.spec,
     prompt_lookup.spec,
+    suffix.spec,
     recycling.spec,
     draft_model.spec,
     eagle.eagle_1,

@@ -10,6 +10,7 @@ from batching.llama.model import Model
 from batching.target import Target
 from batching.tree import NO_LIMIT
 from speculation.auto.cost_curve import CostModel
+from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class Resources:
     n_rewind  drafts that the target can take back, as in ``Target``
     draft     the draft model's context, or None
     heads     drafting heads by the method named in their files
+    memory    the texts read and written before, for suffix decoding
     sampling  the current text's sampling parameters
     """
 
@@ -37,6 +39,7 @@ class Resources:
         draft: Target | None = None,
         heads: Mapping[str, Any] | None = None,
         draft_sampler: Callable[[], DraftSampler] | None = None,
+        memory: SuffixMemory | None = None,
     ) -> None:
         """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
         is called for each text whose drafts are sampled."""
@@ -48,6 +51,7 @@ class Resources:
         self.draft = draft
         self.heads = dict(heads or {})
         self.draft_sampler = draft_sampler
+        self.memory = SuffixMemory() if memory is None else memory
         self.sampling = SamplingParams()
 
     @property

@@ -1,0 +1,348 @@
+"""Suffix decoding: copies what followed the end of the text earlier, here or in other texts.
+
+The memory has the prompts and replies that this engine read and wrote before. The longest suffix of
+the text that occurs earlier, in this text or else in the memory, has up to eight latest
+occurrences. What most of them continue with is drafted, and what the others continue with as
+branches. Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
+Applications", arXiv 2411.04975. There a tree of suffixes counts how often each token follows; here
+the counts choose among learnt acceptance probabilities, which end a draft and reach ``auto``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log2, prod
+from typing import NamedTuple
+
+from batching.cache import common_prefix
+from batching.tree import NO_LIMIT, TokenTree
+from speculation.drafter import (
+    AsSource,
+    DraftBudget,
+    Drafter,
+    IdleHint,
+    MethodSpec,
+    PlainSteps,
+    Requirements,
+    Step,
+)
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.suffix_index import (
+    LENGTHS,
+    LONGEST_CONTEXT,
+    LONGEST_COPY,
+    SuffixIndex,
+    agreement,
+)
+from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.ranges import check_ranges
+from speculation.resources import Resources
+
+_CANDIDATES = 8  # occurrences to compare; 4 were worse and 16 no better on recorded replies
+_SHORTEST_IN_MEMORY = 2  # tokens; a single one occurs nearly always
+_RANKED = 8  # tokens from which occurrences are ranked by their common context
+_LEARN_EVERY = 8  # steps; Python code right after a decode is several times slower (cold caches)
+
+# A copied token's kind of estimate: what the occurrences say of it, whether they are in the memory,
+# and the length of the common context before it.
+_ALONE = 0  # there is one occurrence
+_AGREED = 1  # all occurrences continue with it
+_MOST = 2  # more than half of them do
+_SOME = 3  # the largest part of them does
+_RIVAL = 4  # a smaller part does, and the token of the largest is wrong
+_FIRST = 5  # it is the first token of a reply
+_CONTEXTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Log-odds of acceptance after one common token, and their change with each doubling. Set by hand
+# after 6,200 reply tokens of the bundled model and 1,900 of SmolLM2-135M: edits of the same file,
+# chat, questions on a text, Spec-Bench. Alone, for example, 0.48, 0.72, 0.90, 0.93 of the tokens
+# were accepted after 1, 2, 4 and 8, and 0.97 after 32.
+_LOG_ODDS = ((0.0, 0.8), (0.5, 1.0), (-0.3, 0.5), (-1.4, 0.4), (-0.6, 0.0), (-2.0, 0.6))
+_IN_MEMORY = (-1.6, 0.32)  # added for the memory: 0.13, 0.41, 0.60 after 2, 4 and 8, 0.96 after 32
+PRIORS = tuple(
+    1 / (1 + exp(-(start + in_memory * _IN_MEMORY[0]) - (slope + in_memory * _IN_MEMORY[1]) * log2(n)))
+    for in_memory in (0, 1)
+    for start, slope in _LOG_ODDS
+    for n in _CONTEXTS
+)
+# Kinds by what is said and by context plus distance from it: _KINDS[in_memory][_AGREED][12].
+_KINDS = [
+    [
+        [
+            (in_memory * len(_LOG_ODDS) + said) * len(_CONTEXTS)
+            + max(0, bisect_right(_CONTEXTS, n) - 1)
+            for n in range(LONGEST_CONTEXT + LONGEST_COPY + 1)
+        ]
+        for said in range(len(_LOG_ODDS))
+    ]
+    for in_memory in (0, 1)
+]
+
+
+@dataclass(frozen=True)
+class SuffixParams:
+    """What is copied, and from where.
+
+    memory     also copy from earlier texts, and remember this one
+    draft_max  most tokens in a draft, whose length is 1, 3, 7, 15, … up to this
+    p_min      minimum path probability of a draft; auto decides by cost instead
+    branches   continuations drafted in one tree
+    """
+
+    memory: bool = True
+    draft_max: int = 63
+    p_min: float = 0.55
+    branches: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            (("draft_max", 1, LONGEST_COPY), ("p_min", 0.0, 1.0), ("branches", 1, _CANDIDATES)),
+        )
+
+
+class Rival(NamedTuple):
+    """A continuation other than the lead, equal to it up to ``depth``."""
+
+    depth: int
+    tokens: array[int]
+
+
+class Lookup:
+    """What earlier occurrences of the text's end continue with.
+
+    chosen    the occurrence that continues as most of them do, step by step
+    lead      its continuation
+    rivals    other continuations, by their first difference from the lead
+    context   tokens before it that equal the end of the text
+    """
+
+    def __init__(
+        self, copies: Sequence[array[int]], n_rivals: int, *, in_memory: bool, is_first: bool
+    ) -> None:
+        """``copies`` are the occurrences' continuations, preferred ones first; none is empty."""
+        self.context = 0
+        self.rivals: list[Rival] = []
+        self._tables = _KINDS[in_memory]
+        self._is_first = is_first
+        self._said: list[tuple[int, int]] = []  # (_ALONE, …, depth where it ends), along the lead
+        depth, group = 0, list(range(len(copies)))
+        while len(group) > 1:
+            followers: dict[int, list[int]] = {}
+            for i in group:
+                if len(copies[i]) > depth:  # else its text ends here
+                    followers.setdefault(copies[i][depth], []).append(i)
+            if not followers:
+                break
+            best = max(followers.values(), key=len)
+            if len(best) < len(group):
+                self._said.append((_AGREED, depth))
+            if len(followers) > 1:
+                self._said.append((_MOST if 2 * len(best) > len(group) else _SOME, depth + 1))
+                for rival in followers.values():
+                    if rival is not best and len(self.rivals) < n_rivals:
+                        self.rivals.append(Rival(depth, copies[rival[0]]))
+                depth += 1
+            else:
+                depth = min([agreement(copies[best[0]], copies[i]) for i in best])
+            group = best
+        self.chosen = group[0]
+        self.lead: list[int] = copies[self.chosen].tolist()
+        self._said.append((_AGREED if len(group) > 1 else _ALONE, len(self.lead)))
+
+    def kinds(self, n: int) -> list[int]:
+        """The kinds of estimates of the lead's first ``n`` tokens."""
+        kinds: list[int] = []
+        for said, end in self._said:
+            first, end = self.context + len(kinds), self.context + min(end, n)
+            kinds += self._tables[said][first:end]
+        if self._is_first and kinds:
+            kinds[0] = self._tables[_FIRST][self.context]
+        return kinds
+
+    def rival_kinds(self, rival: Rival, n: int) -> list[int]:
+        """The kinds of the first ``n`` tokens that differ from the lead."""
+        first = self.context + rival.depth
+        return [self._tables[_RIVAL][first], *self._tables[_ALONE][first + 1 : first + n]]
+
+
+class Suffix(Drafter):
+    """The index of one text beside the memory of all, with learnt acceptance estimates."""
+
+    def __init__(
+        self,
+        params: SuffixParams,
+        memory: SuffixMemory | None = None,
+        estimates: Estimates | None = None,
+    ) -> None:
+        """``memory`` and ``estimates``, started from PRIORS, may be shared with other texts."""
+        self.params = params
+        self.requires = Requirements(branches=params.branches if params.branches > 1 else 0)
+        self._memory = memory if params.memory else None
+        self._estimates = estimates or Estimates(PRIORS)
+        self._start([])
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._learn()
+        self._start(prompt)
+        self._estimates.new_text()
+
+    def _start(self, prompt: Sequence[int]) -> None:
+        self._index = SuffixIndex(1 << max(12, (2 * len(prompt)).bit_length()))
+        self._known: set[int] = set()  # tokens followed by another one in this text
+        self._n_read = 0  # tokens of the text in the index
+        self._lookup: Lookup | None = None  # after the tokens read
+        self._is_drafted = False  # whether this step's draft came from it
+        self._outcomes: list[tuple[Lookup, list[int]]] = []  # lookups and actual tokens to learn
+        self._is_first = True  # whether this is the first step of the text
+
+    def end(self, tokens: Sequence[int]) -> None:
+        if self._memory is not None:
+            self._memory.remember(tokens)
+
+    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
+        """Idle while the end of the text occurs nowhere: there is nothing to copy."""
+        if self._find(tokens) is not None:
+            return None
+        if self._memory is None or not self._memory.index.n_tokens:
+            return IdleHint(self._known, NO_LIMIT)
+        return IdleHint(None, 1)  # nearly every token is in a large memory
+
+    def observe_plain(self, steps: PlainSteps) -> None:
+        self._is_first = False
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        lookup = self._find(tokens)
+        if lookup is None:
+            return
+        self._is_drafted = True
+        params = self.params
+        max_length = min(len(lookup.lead), budget.room(tree), budget.max_depth)
+        floor = budget.min_path_prob or params.p_min
+        probs = self._estimates.chain_probs(lookup.kinds(max_length), 1.0, floor)
+        if not budget.min_path_prob:
+            del probs[_round_length(len(probs)) :]
+        if not probs:
+            return
+        drafted = lookup.lead[: len(probs)]
+        tree.add_chain(0, drafted, probs)
+        if lookup.rivals and not budget.chain_only:
+            path = [0, *tree.follow(0, drafted)]
+            self._add_rivals(lookup, probs, path, tree, budget)
+
+    def _add_rivals(
+        self,
+        lookup: Lookup,
+        probs: list[float],
+        path: list[int],
+        tree: TokenTree,
+        budget: DraftBudget,
+    ) -> None:
+        """Add branches to the lead, whose tokens have ``probs`` and are the nodes of ``path``."""
+        params, estimates = self.params, self._estimates
+        floor = budget.min_path_prob or params.p_min
+        depth, left = -1, 0.0  # probability that no sibling before is accepted
+        for rival in lookup.rivals:
+            if rival.depth >= len(probs):
+                return
+            if rival.depth != depth:
+                depth = rival.depth
+                left = 1.0 - probs[depth]
+            tokens = rival.tokens[depth : min(params.draft_max, budget.max_depth)].tolist()
+            kinds = lookup.rival_kinds(rival, min(len(tokens), budget.room(tree)))
+            added = estimates.chain_probs(kinds, left * prod(probs[:depth]), floor)
+            if added:
+                added[0] *= left
+                left -= added[0]
+                tree.add_chain(path[depth], tokens, added, max_new=budget.room(tree))
+
+    def observe(self, step: Step) -> None:
+        """Record the step's tokens, drafted or not; every few steps, learn from them."""
+        self._is_first = False
+        if self._is_drafted and self._lookup is not None:
+            self._is_drafted = False
+            self._outcomes.append((self._lookup, step.tokens))
+            if len(self._outcomes) >= _LEARN_EVERY:
+                self._learn()
+
+    def _learn(self) -> None:
+        """Update the estimates with the recorded lookups and tokens."""
+        estimates = self._estimates
+        for lookup, actual in self._outcomes:
+            lead, n = lookup.lead, min(len(actual), len(lookup.lead))
+            n_accepted = n if lead[:n] == actual[:n] else common_prefix(actual, lead)
+            estimates.learn_chain(lookup.kinds(n), n_accepted, failed=n_accepted < n)
+            for rival in lookup.rivals:
+                if rival.depth == n_accepted < n:
+                    is_right = rival.tokens[n_accepted] == actual[n_accepted]
+                    estimates.learn(lookup.rival_kinds(rival, 1)[0], accepted=is_right)
+                    if is_right:
+                        break
+        self._outcomes.clear()
+
+    def _find(self, tokens: Sequence[int]) -> Lookup | None:
+        """Read ``tokens``, the whole text, and look up its end; once for each length."""
+        n = self._n_read
+        if n < len(tokens):
+            self._index.extend(tokens[n:])
+            self._known.update(tokens[max(0, n - 1) : -1])
+            self._n_read = len(tokens)
+            self._lookup = self._look_up()
+        return self._lookup
+
+    def _look_up(self) -> Lookup | None:
+        """The occurrences of the longest suffix that has any: in this text, else in the memory.
+
+        The memory has this conversation's earlier turns, too, so its occurrences are not added to
+        the text's own: the same evidence would count twice.
+        """
+        text, memory = self._index, self._memory and self._memory.index
+        for level in reversed(range(len(LENGTHS))):
+            n = LENGTHS[level]
+            if n > self._n_read:
+                continue
+            if positions := text.matches(level, text, _CANDIDATES):
+                return self._compare(text, positions, n)
+            if n >= _SHORTEST_IN_MEMORY and memory is not None:
+                if positions := memory.matches(level, text, _CANDIDATES):
+                    return self._compare(memory, positions, n)
+        return None
+
+    def _compare(self, index: SuffixIndex, positions: list[int], n: int) -> Lookup:
+        """Compare the continuations at ``positions``, which have ``n`` tokens in common."""
+        tail = self._index.tail
+        if n >= _RANKED:
+            positions.sort(key=lambda position: -index.common_context(position, tail, n))
+        lookup = Lookup(
+            [index.copy(position, self.params.draft_max) for position in positions],
+            self.params.branches - 1,
+            in_memory=index is not self._index,
+            is_first=self._is_first,
+        )
+        lookup.context = index.common_context(positions[lookup.chosen], tail, n)
+        return lookup
+
+
+def _round_length(length: int) -> int:
+    """Round down to 1, 3, 7, 15, …: with the root, a power of two rows.
+
+    llama.cpp reuses its compute graph between batches of the same size; a change costs as much as
+    one or two rows.
+    """
+    return (1 << (length + 1).bit_length() - 1) - 1
+
+
+def _make(params: SuffixParams, resources: Resources) -> Suffix:
+    estimates = resources.keep(("estimates", "suffix"), lambda: Estimates(PRIORS))
+    return Suffix(params, resources.memory, estimates)
+
+
+spec = MethodSpec(
+    name="suffix",
+    title="Suffix decoding",
+    params=SuffixParams,
+    make=_make,
+    as_source=AsSource(lambda resources: SuffixParams(branches=4)),
+)

@@ -1,0 +1,139 @@
+"""SuffixMemory: the texts that an engine read and wrote, up to a number of tokens.
+
+In memory only, unless it is saved to a file. The file has a header with the model's fingerprint,
+and the tokens as little-endian 32-bit integers; -1 ends a text.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from batching.errors import InvalidParameter
+from speculation.drafting.suffix_index import (
+    LENGTHS,
+    LONGEST_CONTEXT,
+    LONGEST_COPY,
+    SEPARATOR,
+    SuffixIndex,
+    agreement,
+)
+
+N_TOKENS = 1 << 20  # 46 MB with the index
+_FIRST_CAPACITY = 1 << 14
+_GROWTH = 8
+_HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of tokens
+_MAGIC = b"SUFFIX 1"
+_LONGEST = len(LENGTHS) - 1
+
+
+class SuffixMemory:
+    """The last ``capacity`` tokens of finished texts, and their index.
+
+    A text is remembered when it ends. Of a text that begins like earlier ones, as a chat's next
+    turn does, only the rest is added.
+    """
+
+    def __init__(self, capacity: int = N_TOKENS) -> None:
+        """``capacity`` is a power of two from 512."""
+        self.capacity = capacity
+        self.index = SuffixIndex(min(capacity, _FIRST_CAPACITY))
+        self._is_paused = False
+
+    def remember(self, tokens: Sequence[int]) -> None:
+        """Add a text, unless paused."""
+        if self._is_paused:
+            return
+        n_known = self._n_known(tokens)
+        if n_known < len(tokens):
+            # The context lets matches continue from what is known to what is new.
+            self._add([*tokens[max(0, n_known - LONGEST_CONTEXT) :], SEPARATOR])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remember nothing meanwhile; lookups still find what was remembered before."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.index = SuffixIndex(min(self.capacity, _FIRST_CAPACITY))
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        index = self.index
+        needed, capacity = index.n_tokens + len(tokens), index.capacity
+        while capacity < min(needed, self.capacity):
+            capacity = min(_GROWTH * capacity, self.capacity)
+        if capacity > index.capacity:
+            self.index = SuffixIndex(capacity)
+            self.index.extend(index.tokens())
+        self.index.extend(tokens)
+
+    def _n_known(self, tokens: Sequence[int]) -> int:
+        """How many tokens from the first are in the memory already; 0 if fewer than 16 are.
+
+        They may be in several texts: a chat's turns were added one by one. Each part begins with
+        the last 16 tokens of the part before.
+        """
+        text, n = array("i", tokens), LENGTHS[_LONGEST]
+        while n <= len(text):
+            end = SuffixIndex(512)
+            end.extend(text[n - LENGTHS[_LONGEST] : n])
+            positions = self.index.matches(_LONGEST, end, 8)
+            if not positions:
+                return n if n > LENGTHS[_LONGEST] else 0
+            following = text[n : n + LONGEST_COPY]
+            copies = [self.index.copy(position, LONGEST_COPY) for position in positions]
+            longest = max([agreement(following, copy) for copy in copies])
+            if not longest:
+                return n
+            n += longest
+        return 0
+
+    def save(self, path: Path, fingerprint: str) -> None:
+        """Write the texts to ``path``, of the model with this ``fingerprint``. Raises OSError.
+
+        The file is written under a temporary name and renamed.
+        """
+        tokens = np.asarray(self.index.tokens(), "<i4")
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(_HEADER.pack(_MAGIC, fingerprint.encode(), len(tokens)))
+                file.write(tokens.tobytes())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, fingerprint: str, n_vocab: int) -> SuffixMemory:
+        """Read the texts of the model with this ``fingerprint``. Raises InvalidParameter, OSError.
+
+        A million tokens take about half a second.
+        """
+        content = path.read_bytes()
+        way_out = "give another file, or delete it to start a new one"
+        if content[: len(_MAGIC)] != _MAGIC or len(content) < _HEADER.size:
+            raise InvalidParameter(f"{path} is not a memory file of this version; {way_out}")
+        _, owner, n = _HEADER.unpack_from(content)
+        if owner != fingerprint.encode():
+            raise InvalidParameter(f"{path} has the memory of another model; {way_out}")
+        if len(content) != _HEADER.size + 4 * n:
+            raise InvalidParameter(
+                f"{path} is damaged: it has {len(content)} bytes instead of "
+                f"{_HEADER.size + 4 * n}; {way_out}"
+            )
+        tokens = np.frombuffer(content, "<i4", offset=_HEADER.size)
+        if n and not (tokens.min() >= SEPARATOR and tokens.max() < n_vocab):
+            raise InvalidParameter(f"{path} is damaged: it has unknown tokens; {way_out}")
+        memory = cls()
+        memory._add(tokens.tolist())
+        return memory
