@@ -128,28 +128,29 @@ class Lookup:
         self._tables = _KINDS[in_memory]
         self._is_first = is_first
         self._said: list[tuple[int, int]] = []  # (_ALONE, …, depth where it ends), along the lead
-        depth, group = 0, list(range(len(copies)))
+        depth, group = 0, copies
         while len(group) > 1:
-            followers: dict[int, list[int]] = {}
-            for i in group:
-                if len(copies[i]) > depth:  # else its text ends here
-                    followers.setdefault(copies[i][depth], []).append(i)
-            if not followers:
+            longer = [copy for copy in group if len(copy) > depth]  # the others' texts end here
+            tokens = [copy[depth] for copy in longer]
+            if not tokens:
                 break
-            best = max(followers.values(), key=len)
-            if len(best) < len(group):
+            token = max(tokens, key=tokens.count)
+            n_votes = tokens.count(token)
+            if n_votes < len(group):
                 self._said.append((_AGREED, depth))
-            if len(followers) > 1:
-                self._said.append((_MOST if 2 * len(best) > len(group) else _SOME, depth + 1))
-                for rival in followers.values():
-                    if rival is not best and len(self.rivals) < n_rivals:
-                        self.rivals.append(Rival(depth, copies[rival[0]]))
-                depth += 1
+            if n_votes == len(tokens):
+                group = longer
+                depth = agreement(group)
             else:
-                depth = min([agreement(copies[best[0]], copies[i]) for i in best])
-            group = best
-        self.chosen = group[0]
-        self.lead: list[int] = copies[self.chosen].tolist()
+                self._said.append((_MOST if 2 * n_votes > len(group) else _SOME, depth + 1))
+                if len(self.rivals) < n_rivals:
+                    for i, other in enumerate(tokens):
+                        if other != token and other not in tokens[:i]:
+                            self.rivals.append(Rival(depth, longer[i]))
+                group = [copy for copy, other in zip(longer, tokens, strict=True) if other == token]
+                depth += 1
+        self.chosen = next(i for i, copy in enumerate(copies) if copy is group[0])
+        self.lead: list[int] = group[0].tolist()
         self._said.append((_AGREED if len(group) > 1 else _ALONE, len(self.lead)))
 
     def kinds(self, n: int) -> list[int]:
@@ -244,7 +245,7 @@ class Suffix(Drafter):
         params, estimates = self.params, self._estimates
         floor = budget.min_path_prob or params.p_min
         depth, left = -1, 0.0  # probability that no sibling before is accepted
-        for rival in lookup.rivals:
+        for rival in lookup.rivals[: params.branches - 1]:
             if rival.depth >= len(probs):
                 return
             if rival.depth != depth:

@@ -197,17 +197,18 @@ def _link(head: array[int], previous: array[int], buckets: Ints, positions: Ints
     heads[buckets[is_last]] = positions[is_last]
 
 
-def agreement(a: array[int], b: array[int]) -> int:
-    """Length of the longest common prefix of two copies."""
-    if a == b:
-        return len(a)
-    start, n = 0, min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    while n > 1:  # the first difference is among the n tokens from start
-        half = n // 2
-        if a[start : start + half] == b[start : start + half]:
-            start, n = start + half, n - half
-        else:
-            n = half
-    return start
+def agreement(copies: Sequence[array[int]]) -> int:
+    """Length of the longest prefix that all ``copies`` share."""
+    first, n = copies[0], len(copies[0])
+    for copy in copies:
+        if copy == first or copy[:n] == first[:n]:
+            continue
+        start, n = 0, min(n, len(copy))
+        while n:  # the first difference is at most n tokens after start
+            half = (n + 1) // 2
+            if copy[start : start + half] == first[start : start + half]:
+                start, n = start + half, n - half
+            else:
+                n = half - 1
+        n = start
+    return n
