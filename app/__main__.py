@@ -79,6 +79,12 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
+    add(
+        "--memory",
+        metavar="FILE",
+        help="keep what the model reads and writes in FILE, so that the methods suffix and auto "
+        "can draft from it after a restart (default: in memory only)",
+    )
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
@@ -114,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         heads=tuple(flags.heads),
         mtp=not flags.no_mtp,
     )
-    backend = LocalBackend(trace_batches=flags.trace_batches)
+    backend = LocalBackend(trace_batches=flags.trace_batches, memory=flags.memory)
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()

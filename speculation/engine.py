@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from batching.errors import (
     UnsupportedModel,
     VocabularyMismatch,
 )
+from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
@@ -23,6 +25,7 @@ from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.conversion import model_file
 from speculation.drafter import Drafter
+from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.exclusive import Exclusive
 from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
 from speculation.generation import Generation as Generation
@@ -33,9 +36,12 @@ from speculation.methods import Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, make_sampler
+from speculation.system.files import require_writable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -52,13 +58,15 @@ class Engine:
         context: Context,
         draft: Context | None = None,
         heads: Mapping[str, Any] | None = None,
+        memory: Path | None = None,
     ) -> None:
         """``draft`` is the context of a draft model with the same vocabulary.
 
         ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
+        ``memory`` is a file as in ``load``.
 
         Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none.
+        none, InvalidParameter if ``memory`` is not a memory of this model.
         """
         check_vocabulary(model)
         if draft is not None:
@@ -67,6 +75,7 @@ class Engine:
         self.context = context
         self.draft = draft
         self.cache = SequenceCache(context)
+        self._memory_file = memory
         self.resources = Resources(
             self._measure_cost,
             model=model,
@@ -74,6 +83,7 @@ class Engine:
             draft=draft,
             heads=heads,
             draft_sampler=self._draft_sampler,
+            memory=_load_memory(memory, model),
         )
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
@@ -91,6 +101,7 @@ class Engine:
         heads: str | Path | Sequence[str | Path] = (),
         mtp: bool = True,
         n_gpu_layers: int | None = None,
+        memory: str | Path | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
@@ -102,11 +113,16 @@ class Engine:
                        ``"paired"``
         mtp            whether to load the model's own layers for multi-token prediction, if any
         n_gpu_layers   layers to offload to the GPU, if there is one; None = all
+        memory         a file that keeps what this model read and wrote, for the methods suffix and
+                       auto: loaded if it exists, saved on ``close``
         trace_batches  a file that gets one JSON line per decode
         progress       called with the share of the model loaded so far, then that of the draft
                        model; an exception it raises ends loading
         """
         model = default_model() if model is None else model
+        memory = None if memory is None else Path(memory)
+        if memory is not None:
+            require_writable(memory)
         loading = model_file(model)
         opened: list[Model | Context | HeadInContext] = []
         try:
@@ -119,7 +135,7 @@ class Engine:
             found = load_heads(files, loaded)
             opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:
-                return cls(loaded, context, heads=found)
+                return cls(loaded, context, heads=found, memory=memory)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
             loading = resolve(name)
             small = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
@@ -128,7 +144,7 @@ class Engine:
             draft = Context(small, _draft_params(context))
             opened.append(draft)
             draft.use_fewest_threads()
-            return cls(loaded, context, draft, found)
+            return cls(loaded, context, draft, found, memory)
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
@@ -291,6 +307,7 @@ class Engine:
             self._end_running()
             if self.resources.known_cost is not None:
                 save_cost(self.context, self.resources.known_cost)
+            self._save_memory()
             for head in self._heads_in_context():
                 head.close()
             self.context.close()
@@ -299,11 +316,26 @@ class Engine:
                 self.draft.close()
                 self.draft.model.close()
 
+    def _save_memory(self) -> None:
+        """Save the memory if it has a file. A failure is only logged: the texts are not lost."""
+        path = self._memory_file
+        if path is not None:
+            try:
+                self.resources.memory.save(path, fingerprint(self.model.path))
+            except OSError as error:
+                log.warning("cannot save the memory in %s: %s", path, error.strerror or error)
+
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
+    if path is None or not path.exists():
+        return SuffixMemory()
+    return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
 
 
 def _draft_params(context: Context) -> ContextParams:

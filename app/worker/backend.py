@@ -78,9 +78,12 @@ class Backend(Protocol):
 class LocalBackend:
     """An engine in this process. Replies and loads run one at a time, in order of arrival."""
 
-    def __init__(self, *, trace_batches: str | Path | None = None) -> None:
-        """``trace_batches`` names a file that gets one JSON line per decode."""
-        self._slot = ModelSlot(trace_batches)
+    def __init__(
+        self, *, trace_batches: str | Path | None = None, memory: str | Path | None = None
+    ) -> None:
+        """``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that
+        keeps what the first model reads and writes."""
+        self._slot = ModelSlot(trace_batches, memory)
         self._queue = JobQueue()
 
     def methods(self) -> tuple[MethodInfo, ...]:

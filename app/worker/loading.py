@@ -27,8 +27,13 @@ class ModelSlot:
     status  may be read by any thread; all else belongs to the thread that runs jobs
     """
 
-    def __init__(self, trace_batches: str | Path | None = None) -> None:
+    def __init__(
+        self, trace_batches: str | Path | None = None, memory: str | Path | None = None
+    ) -> None:
+        """``memory`` is a file as in ``Engine.load``, for the first model that loads with it."""
         self._trace_batches = trace_batches
+        self._memory = memory
+        self._memory_model: str | None = None  # which the memory is of, once known
         self.engine: Engine | None = None
         self.status = Status()
         self._n_loads = 0
@@ -101,6 +106,7 @@ class ModelSlot:
             check()
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
+        remembers = self._memory_model in (None, spec.model)
         engine = Engine.load(
             spec.model,  # the name, not the path: models.txt pairs drafts by name
             params,
@@ -108,6 +114,7 @@ class ModelSlot:
             heads=spec.heads,
             mtp=spec.mtp,
             n_gpu_layers=spec.n_gpu_layers,
+            memory=self._memory if remembers else None,
             trace_batches=self._trace_batches,
             progress=progress,
         )
@@ -119,6 +126,8 @@ class ModelSlot:
             engine.close()
             raise
         self.engine = engine
+        if remembers:
+            self._memory_model = spec.model
         self._n_loads += 1
         self._params = params
         return LoadedModel(

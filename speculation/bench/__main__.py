@@ -94,6 +94,7 @@ def _bench(options: Options, command: str) -> int:
         heads=options.heads,
         mtp=not options.no_mtp,
         n_gpu_layers=options.gpu_layers,
+        memory=options.memory,
         trace_batches=options.trace_batches,
     ) as engine:
         prompts = suite.prompts(given, engine, plan)
@@ -227,6 +228,7 @@ def _settings(
         "draft_model": None if engine.draft is None else engine.draft.model.path.name,
         "heads": [f"{path.name} {fingerprint(path)}" for path in heads] or None,
         "mtp": engine.model.n_mtp or None,
+        "memory": None if options.memory is None else options.memory.name,
         "suite": options.suite.name,
         "methods": [str(method) for method in plan.methods],
         "prompts": "--prompt" if options.prompt is not None else Path(options.prompts).name,

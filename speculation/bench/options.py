@@ -19,7 +19,7 @@ from speculation.registry import PAIRED, default_model
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
-DEFAULTS = {"n_predict": 128, "limit": None, "raw": False, "categories": None}
+DEFAULTS = {"prompts": BUILTIN, "n_predict": 128, "limit": None, "raw": False, "categories": None}
 
 DESCRIPTION = """\
 Measure the speed-up of speculative decoding methods over plain decoding on this machine.
@@ -124,6 +124,7 @@ class Options:
     draft_model: str | None
     heads: list[str]
     no_mtp: bool
+    memory: Path | None
     ctx: int
     threads: int | None
     gpu_layers: int | None
@@ -214,6 +215,7 @@ def _unsupported_by_compare(values: dict[str, Any]) -> list[str]:
         "resume": values["resume"],
         "report": values["report"] is not None,
         "trace-batches": values["trace_batches"] is not None,
+        "memory": values["memory"] is not None,
     }
     return [name for name, is_given in given.items() if is_given]
 
@@ -289,9 +291,9 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--prompts",
-        default=BUILTIN,
-        metavar="FILE|builtin",
-        help="prompts in JSON Lines, see below, or the built-in ones (builtin)",
+        metavar="FILE|builtin|memory",
+        help="prompts in JSON Lines, see below, or built-in ones (builtin; memory in the suite "
+        "memory)",
     )
     source.add_argument(
         "--prompt",
@@ -348,6 +350,13 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--no-mtp",
         action="store_true",
         help="do not load the model's own multi-token prediction layers",
+    )
+    group.add_argument(
+        "--memory",
+        type=Path,
+        metavar="FILE",
+        help="start with the texts that FILE has for the methods suffix and auto, and save them "
+        "with those of this run at the end (start with none)",
     )
     group.add_argument(
         "--ctx",

@@ -21,6 +21,7 @@ from batching.errors import InvalidParameter, SpeculationError
 from speculation.bench.summary import ALL
 
 BUILTIN = "builtin"
+MEMORY = "memory"
 NO_CATEGORY = "prompts"  # category of lines without one
 
 
@@ -42,12 +43,12 @@ class Prompt:
 
 
 def read_prompts(source: str) -> list[Prompt]:
-    """The prompts of a JSON Lines file, or the built-in ones (``builtin``).
+    """The prompts of a JSON Lines file, or built-in ones (``builtin``, ``memory``).
 
     Raises PromptFileError with the file and the malformed line.
     """
-    if source == BUILTIN:
-        builtin = resources.files("speculation.bench") / "prompts" / "builtin.jsonl"
+    if source in (BUILTIN, MEMORY):
+        builtin = resources.files("speculation.bench") / "prompts" / f"{source}.jsonl"
         return parse_prompts(builtin.read_text(encoding="utf-8"), source)
     try:
         text = Path(source).read_text(encoding="utf-8-sig")

@@ -59,8 +59,9 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
     for prompt in prompts:
         tokens = prompt_tokens(engine, [_user(prompt.turns[0])], plan)
         if _too_long(engine, tokens, plan) is None:
-            for method in plan.methods:
-                _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
+            with engine.resources.memory.paused():
+                for method in plan.methods:
+                    _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
             return
     raise InvalidParameter(
         f"none of the {len(prompts)} prompts leaves room for {plan.n_predict} tokens in a context "
@@ -78,8 +79,10 @@ def measure(
     """Yield each round (one run of every method on a prompt) and each skipped turn.
 
     ``on_run(method, prompt_id, generation)`` is called after each run. ``earlier`` has the rounds
-    already measured, by prompt and repeat; they are not run or yielded again.
+    already measured, by prompt and repeat; they are not run or yielded again. A turn is remembered
+    after all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
     """
+    memory = engine.resources.memory
     earlier = earlier or {}
     n_rounds = 0
     for prompt in prompts:
@@ -100,9 +103,10 @@ def measure(
                     n_rounds += 1
                     continue
                 done: dict[str, Generation] = {}
-                for method in plan.rotated(n_rounds):
-                    done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
-                    on_run(str(method), prompt.turn_id(turn), done[str(method)])
+                with memory.paused():
+                    for method in plan.rotated(n_rounds):
+                        done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
+                        on_run(str(method), prompt.turn_id(turn), done[str(method)])
                 n_rounds += 1
                 # Later repeats of plain decoding are compared with the first as well.
                 baseline = baseline or done[BASELINE].token_ids
@@ -111,6 +115,7 @@ def measure(
                     for method in plan.methods
                 ]
             assert baseline is not None
+            memory.remember([*tokens, *baseline])
             conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
 
 

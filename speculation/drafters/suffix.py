@@ -62,7 +62,11 @@ _CONTEXTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LOG_ODDS = ((0.0, 0.8), (0.5, 1.0), (-0.3, 0.5), (-1.4, 0.4), (-0.6, 0.0), (-2.0, 0.6))
 _IN_MEMORY = (-1.6, 0.32)  # added for the memory: 0.13, 0.41, 0.60 after 2, 4 and 8, 0.96 after 32
 PRIORS = tuple(
-    1 / (1 + exp(-(start + in_memory * _IN_MEMORY[0]) - (slope + in_memory * _IN_MEMORY[1]) * log2(n)))
+    1
+    / (
+        1
+        + exp(-(start + in_memory * _IN_MEMORY[0]) - (slope + in_memory * _IN_MEMORY[1]) * log2(n))
+    )
     for in_memory in (0, 1)
     for start, slope in _LOG_ODDS
     for n in _CONTEXTS
@@ -299,16 +303,17 @@ class Suffix(Drafter):
         The memory has this conversation's earlier turns, too, so its occurrences are not added to
         the text's own: the same evidence would count twice.
         """
-        text, memory = self._index, self._memory and self._memory.index
+        text, memory = self._index, None if self._memory is None else self._memory.index
         for level in reversed(range(len(LENGTHS))):
             n = LENGTHS[level]
             if n > self._n_read:
                 continue
             if positions := text.matches(level, text, _CANDIDATES):
                 return self._compare(text, positions, n)
-            if n >= _SHORTEST_IN_MEMORY and memory is not None:
-                if positions := memory.matches(level, text, _CANDIDATES):
-                    return self._compare(memory, positions, n)
+            if memory is None or n < _SHORTEST_IN_MEMORY:
+                continue
+            if positions := memory.matches(level, text, _CANDIDATES):
+                return self._compare(memory, positions, n)
         return None
 
     def _compare(self, index: SuffixIndex, positions: list[int], n: int) -> Lookup:

@@ -137,7 +137,8 @@ class SuffixIndex:
     def matches(self, level: int, text: SuffixIndex, limit: int) -> list[int]:
         """Up to ``limit`` positions after the last ``LENGTHS[level]`` tokens of ``text``.
 
-        Latest first; each has a token of the same text. Visits at most twice as many positions: other n-grams may have the same hash.
+        Latest first, each followed by a token of the same text. Visits at most twice as many
+        positions, since other n-grams may have the same hash.
         """
         n = LENGTHS[level]
         suffix = text._tokens[text.end - n : text.end]

@@ -92,7 +92,7 @@ class SuffixMemory:
                 return n if n > LENGTHS[_LONGEST] else 0
             following = text[n : n + LONGEST_COPY]
             copies = [self.index.copy(position, LONGEST_COPY) for position in positions]
-            longest = max([agreement(following, copy) for copy in copies])
+            longest = max([agreement((following, copy)) for copy in copies])
             if not longest:
                 return n
             n += longest
@@ -115,12 +115,15 @@ class SuffixMemory:
 
     @classmethod
     def load(cls, path: Path, fingerprint: str, n_vocab: int) -> SuffixMemory:
-        """Read the texts of the model with this ``fingerprint``. Raises InvalidParameter, OSError.
+        """Read the texts of the model with this ``fingerprint``. Raises InvalidParameter.
 
         A million tokens take about half a second.
         """
-        content = path.read_bytes()
         way_out = "give another file, or delete it to start a new one"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidParameter(f"cannot read {path}: {error.strerror}; {way_out}") from None
         if content[: len(_MAGIC)] != _MAGIC or len(content) < _HEADER.size:
             raise InvalidParameter(f"{path} is not a memory file of this version; {way_out}")
         _, owner, n = _HEADER.unpack_from(content)

@@ -27,7 +27,7 @@ class Builtin(Suite):
 
     name = "builtin"
     title = "comparison of methods on the prompts"
-    methods = (BASELINE, DEFAULT_METHOD, "prompt-lookup")
+    methods: Sequence[str] = (BASELINE, DEFAULT_METHOD, "prompt-lookup")
     own_methods = False
 
     def text(self, results: Results) -> str:
