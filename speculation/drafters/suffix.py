@@ -1,7 +1,7 @@
 """Suffix decoding: copies what followed the end of the text earlier, here or in other texts.
 
 The memory has the prompts and replies that this engine read and wrote before. The longest suffix of
-the text that occurs earlier, in this text or else in the memory, has up to eight latest
+the text that occurs earlier, in this text or else in the memory, has up to six latest
 occurrences. What most of them continue with is drafted, and what the others continue with as
 branches. Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
 Applications", arXiv 2411.04975. There a tree of suffixes counts how often each token follows; here
@@ -41,7 +41,7 @@ from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
-_CANDIDATES = 8  # occurrences to compare; 4 were worse and 16 no better on recorded replies
+_CANDIDATES = 6  # occurrences to compare; 4, 8 and 16 were as good on recorded replies
 _SHORTEST_IN_MEMORY = 2  # tokens; a single one occurs nearly always
 _RANKED = 8  # tokens from which occurrences are ranked by their common context
 _LEARN_EVERY = 8  # steps; Python code right after a decode is several times slower (cold caches)
@@ -59,7 +59,7 @@ _CONTEXTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # after 6,200 reply tokens of the bundled model and 1,900 of SmolLM2-135M: edits of the same file,
 # chat, questions on a text, Spec-Bench. Alone, for example, 0.48, 0.72, 0.90, 0.93 of the tokens
 # were accepted after 1, 2, 4 and 8, and 0.97 after 32.
-_LOG_ODDS = ((0.0, 0.8), (0.5, 1.0), (-0.3, 0.5), (-1.4, 0.4), (-0.6, 0.0), (-2.0, 0.6))
+_LOG_ODDS = ((0.0, 0.8), (0.5, 1.0), (-1.0, 0.9), (-1.4, 0.5), (-0.6, 0.0), (-2.0, 0.6))
 _IN_MEMORY = (-1.6, 0.32)  # added for the memory: 0.13, 0.41, 0.60 after 2, 4 and 8, 0.96 after 32
 PRIORS = tuple(
     1
@@ -246,22 +246,24 @@ class Suffix(Drafter):
         budget: DraftBudget,
     ) -> None:
         """Add branches to the lead, whose tokens have ``probs`` and are the nodes of ``path``."""
-        params, estimates = self.params, self._estimates
-        floor = budget.min_path_prob or params.p_min
+        floor = budget.min_path_prob or self.params.p_min
         depth, left = -1, 0.0  # probability that no sibling before is accepted
-        for rival in lookup.rivals[: params.branches - 1]:
+        for rival in lookup.rivals[: self.params.branches - 1]:
             if rival.depth >= len(probs):
                 return
             if rival.depth != depth:
                 depth = rival.depth
                 left = 1.0 - probs[depth]
-            tokens = rival.tokens[depth : min(params.draft_max, budget.max_depth)].tolist()
-            kinds = lookup.rival_kinds(rival, min(len(tokens), budget.room(tree)))
-            added = estimates.chain_probs(kinds, left * prod(probs[:depth]), floor)
+            length = min(len(rival.tokens) - depth, budget.max_depth - depth, budget.room(tree))
+            if length < 1:
+                return
+            kinds = lookup.rival_kinds(rival, length)
+            added = self._estimates.chain_probs(kinds, left * prod(probs[:depth]), floor)
             if added:
                 added[0] *= left
                 left -= added[0]
-                tree.add_chain(path[depth], tokens, added, max_new=budget.room(tree))
+                tokens = rival.tokens[depth : depth + len(added)].tolist()
+                tree.add_chain(path[depth], tokens, added)
 
     def observe(self, step: Step) -> None:
         """Record the step's tokens, drafted or not; every few steps, learn from them."""

@@ -25,6 +25,9 @@ METHODS = (
     "prompt-lookup",
     "prompt-lookup:branches=4",
     "prompt-lookup:order=first,adaptive=off",
+    "suffix",
+    "suffix:branches=6,p_min=0.05",
+    "suffix:memory=off",
     "jacobi",
     "lookahead",
     "lookahead:window=5,ngram=4,guesses=3,merge=on,pool_from_prompt=on,window_from_prompt=on",
@@ -310,3 +313,26 @@ def test_a_last_message_from_the_assistant_is_continued(engine: Engine) -> None:
         assert tokens[: len(prompt)] == prompt
         assert engine.model.detokenize(tokens[len(prompt) :]).decode() == text
         assert engine.model.special_token("eos") not in tokens[len(prompt) :]
+
+
+def test_what_was_written_is_drafted_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    texts = []
+    for method in ("suffix", "suffix", "suffix:memory=off"):
+        with Engine.load(tiny_model, EXACT, memory=file) as engine:
+            texts.append(engine.generate("a dog", method=method, max_tokens=60).run())
+    cold, warm, off = texts
+    assert cold.token_ids == warm.token_ids == off.token_ids
+    assert warm.stats.n_steps < 10 < cold.stats.n_steps == off.stats.n_steps
+
+
+def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, EXACT) as engine:
+        for method in ("ar", "prompt-lookup", "suffix:memory=off"):
+            engine.generate(PROMPT, method=method, max_tokens=5).run()
+        assert engine.resources.memory.index.n_tokens == 0
+        abandoned = engine.generate(PROMPT, method="suffix", max_tokens=50)
+        next(iter(abandoned))
+        abandoned.close()
+        tokens = engine.resources.memory.index.tokens().tolist()
+        assert tokens == [*abandoned.prompt, *abandoned.token_ids, -1]

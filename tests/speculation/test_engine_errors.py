@@ -316,3 +316,28 @@ def test_a_token_id_outside_the_vocabulary_is_refused(engine: Engine, past_the_e
     for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
         with pytest.raises(InvalidParameter, match=f"token {token} is not in the vocabulary"):
             use(token)
+
+
+def test_a_memory_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    other, file = write_tiny_gguf(tmp_path / "other.gguf", n_layer=1), tmp_path / "memory"
+    with Engine.load(other, EXACT, memory=file):
+        pass
+    with pytest.raises(InvalidParameter, match="memory has the memory of another model; give"):
+        Engine.load(tiny_model, EXACT, memory=file)
+
+
+def test_a_memory_in_a_missing_folder_is_refused_before_loading(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"cannot write .*memory: no such folder"):
+        Engine.load("/nowhere/x.gguf", memory=tmp_path / "none" / "memory")
+
+
+def test_a_memory_that_cannot_be_saved_is_only_a_warning(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    engine = Engine.load(tiny_model, EXACT, memory=folder / "memory")
+    folder.rmdir()
+    engine.close()
+    assert "cannot save the memory in" in caplog.text
+    assert engine.model.is_closed

@@ -104,7 +104,7 @@ METHODS = (
     "prompt-lookup:order=recent,max_ngram=2",
     "suffix",
     "suffix:memory=off,p_min=0.1,branches=4",
-    "suffix:p_min=0.02,branches=8,draft_max=5",
+    "suffix:p_min=0.02,branches=6,draft_max=5",
     f"{ROOT / 'examples' / 'bigrams.py'}:spec",
     "jacobi:guesses=5",
     "lookahead:window=5,ngram=4,guesses=2",

@@ -29,8 +29,10 @@ from app.worker.messages import (
     Text,
     Waiting,
 )
+from batching.gguf.reader import fingerprint
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
+from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.engine import Engine
 from speculation.registry import PAIRED
 from tests.support.hub_server import HubServer
@@ -270,6 +272,17 @@ def test_batches_are_traced(tiny_model: Path, tmp_path: Path) -> None:
     lines = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert len(lines) == 3  # a step for each token, the first with the prompt
     assert json.loads(lines[-1])
+
+
+def test_a_memory_file_is_for_the_first_model(tiny_model: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "memory", write_tiny_gguf(tmp_path / "other.gguf", n_layer=1)
+    backend = LocalBackend(memory=file)
+    for path in (tiny_model, other, tiny_model):
+        assert isinstance(list(backend.load(spec(path)))[-1], Loaded)
+        list(backend.reply(request("x", max_tokens=3, method="suffix")))
+    backend.close()
+    owner = fingerprint(tiny_model)
+    assert SuffixMemory.load(file, owner, n_vocab=10**6).index.n_tokens > 3
 
 
 def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:

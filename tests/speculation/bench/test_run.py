@@ -162,6 +162,24 @@ def test_later_turns_follow_plain_decodings_replies_for_every_method(
     assert f"<|assistant|>{replies['c', 'ar']}<|end|>" in text
 
 
+def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) -> None:
+    prompts = [Prompt(name, "cats", ("the cat saw a dog",)) for name in ("first", "again")]
+    methods = [parse_method(name) for name in ("ar", "suffix", "suffix:branches=3")]
+    plan = Plan(methods, SamplingParams(), 40, repeat=2)
+    sizes = []
+    rounds = measure(
+        engine, prompts, plan, lambda *_: sizes.append(engine.resources.memory.index.n_tokens)
+    )
+    runs = [run for done in rounds if isinstance(done, list) for run in done]
+    assert set(sizes[:6]) == {0}
+    assert len(set(sizes[6:])) == 1 and sizes[6] > 0
+    cold, warm = (
+        [run.n_steps for run in runs if run.prompt_id == name and run.method == "suffix"]
+        for name in ("first", "again")
+    )
+    assert max(warm) < min(cold)
+
+
 def test_raw_prompts_are_used_without_a_template(engine: Engine) -> None:
     seen: list[list[int]] = []
     plan = Plan([parse_method("ar")], SamplingParams(), 3, raw=True)

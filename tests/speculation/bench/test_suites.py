@@ -14,6 +14,7 @@ from speculation.bench.options import parse_options
 from speculation.bench.results import Curve, Results, Run
 from speculation.bench.suites import SUITES, cost, lookup, scaling
 from speculation.bench.suites.context import length_name
+from speculation.engine import Engine
 from speculation.methods import parse_method
 
 PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
@@ -88,6 +89,25 @@ def test_the_help_names_every_suite(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for suite in SUITES.values():
         assert f"  {suite.name:8} {suite.title}\n" in shown
+
+
+# memory
+
+
+def test_the_suite_memory_measures_its_own_prompts_cold_and_then_warm(engine: Engine) -> None:
+    options = parse_options(["--suite", "memory", "--limit", "1"])
+    assert (options.prompts, options.n_predict) == ("memory", 256)
+    prompts = SUITES["memory"].prompts(options.read_prompts(), engine, options.plan())
+    assert [prompt.category for prompt in prompts] == [
+        "same-file, cold",
+        "agent-loop, cold",
+        "ask-again, cold",
+        "same-file, warm",
+        "agent-loop, warm",
+        "ask-again, warm",
+    ]
+    assert prompts[0].turns == prompts[3].turns
+    assert parse_options(["--suite", "memory", "--prompts", "builtin"]).prompts == "builtin"
 
 
 # scaling

@@ -1,0 +1,133 @@
+"""Suffix decoding: what is drafted from this text and from earlier ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from batching.tree import TokenTree
+from speculation.drafter import DraftBudget, PlainSteps, Step
+from speculation.drafters.suffix import PRIORS, Suffix, SuffixParams
+from speculation.drafting.estimates import Estimates
+from speculation.drafting.suffix_memory import SuffixMemory
+from tests.support.fake_target import FakeOutput, fake_logits
+
+ALONE = DraftBudget()
+TREES = DraftBudget(min_path_prob=0.02)  # as auto asks
+
+
+def remembered(*texts: list[int]) -> SuffixMemory:
+    memory = SuffixMemory()
+    for text in texts:
+        memory.remember(text)
+    return memory
+
+
+def drafted(drafter: Suffix, text: list[int], budget: DraftBudget = ALONE) -> TokenTree:
+    """The draft after ``text``, whose last token is the first of the reply."""
+    drafter.begin(text[:-1])
+    drafter.observe_plain(PlainSteps(text[-1:], [0.0]))
+    tree = TokenTree(text[-1])
+    drafter.draft(text, tree, budget)
+    return tree
+
+
+def test_the_longest_match_is_copied_from_this_text() -> None:
+    text = [1, 2, 3, 4, 10, 11, 12, 9, 3, 4, 20, 21, 22, 9, 1, 2, 3, 4]
+    assert drafted(Suffix(SuffixParams()), text).tokens[:4] == [4, 10, 11, 12]
+
+
+def test_a_longer_match_in_the_memory_is_preferred() -> None:
+    memory = remembered([1, 2, 3, 4, 5, 6, 7, 8, 70, 71, 72])
+    text = [3, 7, 8, 60, 61, 62, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert drafted(Suffix(SuffixParams(), memory), text).tokens == [8, 70, 71, 72]
+    assert drafted(Suffix(SuffixParams(memory=False), memory), text).tokens == [8, 60]
+
+
+def test_a_text_is_remembered_when_it_ends() -> None:
+    memory = SuffixMemory()
+    Suffix(SuffixParams(), memory).end([*range(10, 30)])
+    text = [1, *range(10, 26)]
+    assert drafted(Suffix(SuffixParams(), memory), text).tokens == [25, 26, 27, 28]
+
+
+def test_a_text_with_memory_off_is_neither_remembered_nor_helped() -> None:
+    memory = remembered([*range(10, 30)])
+    drafter = Suffix(SuffixParams(memory=False), memory)
+    assert len(drafted(drafter, [1, *range(10, 26)])) == 1
+    drafter.end([*range(40, 60)])
+    assert memory.index.tokens().tolist() == [*range(10, 30), -1]
+
+
+def test_frequent_continuations_are_likelier_than_rare_ones() -> None:
+    prefix = [1, 2, 3, 4]
+    texts = [[*prefix, 50], [*prefix, 60], [*prefix, 50], [*prefix, 50], [*prefix, 70]]
+    tree = drafted(Suffix(SuffixParams(branches=3), remembered(*texts)), [9, *prefix], TREES)
+    assert tree.tokens == [4, 50, 70, 60]
+    assert tree.parents == [-1, 0, 0, 0]
+    assert tree.probs[1] > tree.probs[2] > tree.probs[3]
+    assert sum(tree.probs[1:]) < 1.0
+
+
+def test_agreeing_occurrences_are_trusted_more_than_one_and_disputed_ones_less() -> None:
+    prefix = [1, 2, 3, 4]
+    first = [
+        drafted(Suffix(SuffixParams(), remembered(*texts)), [9, *prefix], TREES).probs[1]
+        for texts in (
+            [[*prefix, 50, 51], [*prefix, 60, 61]],
+            [[*prefix, 50, 51]],
+            [[*prefix, 50, 51], [8, *prefix, 50, 51]],
+        )
+    ]
+    assert first == sorted(first)
+
+
+def test_branches_part_where_the_occurrences_do() -> None:
+    prefix = [1, 2, 3, 4]
+    memory = remembered([*prefix, 50, 51, 52], [*prefix, 50, 61, 62], [*prefix, 50, 51, 53])
+    tree = drafted(Suffix(SuffixParams(branches=4), memory), [9, *prefix], TREES)
+    assert [tree.tokens[node] for node in tree.path_to(tree.tokens.index(62))] == [4, 50, 61, 62]
+    assert tree.tokens.count(50) == 1
+    assert {52, 53} <= set(tree.tokens)
+
+
+@pytest.mark.parametrize(
+    ("budget", "n_most", "depth"),
+    [
+        (TREES._replace(max_nodes=4), 4, 4),
+        (TREES._replace(max_depth=2), 100, 2),
+        (TREES._replace(max_nodes=0), 0, 0),
+    ],
+)
+def test_the_budget_is_honoured(budget: DraftBudget, n_most: int, depth: int) -> None:
+    prefix = [*range(1, 33)]
+    memory = remembered(*([*prefix, 50, 50 + i, *range(70, 90)] for i in range(5)))
+    tree = drafted(Suffix(SuffixParams(branches=6), memory), prefix, budget)
+    assert len(tree) - 1 <= n_most
+    assert max(tree.depths) <= depth
+
+
+def test_a_chain_has_no_branches() -> None:
+    memory = remembered([1, 2, 3, 4, 50], [1, 2, 3, 4, 60])
+    drafter = Suffix(SuffixParams(branches=2), memory)
+    assert len(drafted(drafter, [1, 2, 3, 4], TREES)) == 3
+    assert drafted(drafter, [1, 2, 3, 4], TREES._replace(chain_only=True)).is_chain
+
+
+def test_estimates_follow_what_is_accepted() -> None:
+    estimates = Estimates(PRIORS)
+    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), estimates)
+    before = drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1]
+    for _ in range(40):
+        tree = drafted(drafter, [9, 1, 2, 3, 4], TREES)
+        output = FakeOutput([(4,)], [True], fake_logits)
+        drafter.observe(Step(tree, output, [0], 60))
+    assert drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1] < 0.7 * before
+
+
+def test_it_is_idle_while_nothing_can_match() -> None:
+    drafter = Suffix(SuffixParams(), SuffixMemory())
+    drafter.begin([1, 2, 3])
+    hint = drafter.idle([1, 2, 3])
+    assert hint is not None and hint.until is not None
+    assert [token in hint.until for token in (1, 2, 3)] == [True, True, False]
+    assert drafter.idle([1, 2, 3, 1]) is None
