@@ -14,6 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import exp, log2, prod
 from typing import NamedTuple
 
@@ -61,24 +62,26 @@ _CONTEXTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # were accepted after 1, 2, 4 and 8, and 0.97 after 32.
 _LOG_ODDS = ((0.0, 0.8), (0.5, 1.0), (-1.0, 0.9), (-1.4, 0.5), (-0.6, 0.0), (-2.0, 0.6))
 _IN_MEMORY = (-1.6, 0.32)  # added for the memory: 0.13, 0.41, 0.60 after 2, 4 and 8, 0.96 after 32
-PRIORS = tuple(
-    1
-    / (
-        1
-        + exp(-(start + in_memory * _IN_MEMORY[0]) - (slope + in_memory * _IN_MEMORY[1]) * log2(n))
-    )
-    for in_memory in (0, 1)
-    for start, slope in _LOG_ODDS
-    for n in _CONTEXTS
-)
-# Kinds by what is said and by context plus distance from it: _KINDS[in_memory][_AGREED][12].
+_KINDS_OF = [*product((0, 1), range(len(_LOG_ODDS)), _CONTEXTS)]
+
+
+def _prior(in_memory: int, said: int, context: int) -> float:
+    start, slope = _LOG_ODDS[said]
+    if in_memory:
+        start, slope = start + _IN_MEMORY[0], slope + _IN_MEMORY[1]
+    return 1 / (1 + exp(-start - slope * log2(context)))
+
+
+def _kind(in_memory: int, said: int, context: int) -> int:
+    nearest = _CONTEXTS[max(0, bisect_right(_CONTEXTS, context) - 1)]
+    return _KINDS_OF.index((in_memory, said, nearest))
+
+
+PRIORS = [_prior(*kind) for kind in _KINDS_OF]
+# Kinds by what is said, and by context plus distance from it: _KINDS[in_memory][_AGREED][12].
 _KINDS = [
     [
-        [
-            (in_memory * len(_LOG_ODDS) + said) * len(_CONTEXTS)
-            + max(0, bisect_right(_CONTEXTS, n) - 1)
-            for n in range(LONGEST_CONTEXT + LONGEST_COPY + 1)
-        ]
+        [_kind(in_memory, said, n) for n in range(LONGEST_CONTEXT + LONGEST_COPY + 1)]
         for said in range(len(_LOG_ODDS))
     ]
     for in_memory in (0, 1)

@@ -1,9 +1,9 @@
 """SuffixIndex: finds earlier occurrences of the end of a text, in the last N tokens.
 
 Hash chains, as in an LZ77 match finder, for the last 1, 2, 4, 8 and 16 tokens. A suffix automaton
-finds the longest match directly (SAM-Decoding, arXiv 2411.10666), but it takes over 200 bytes a
-token, and it cannot forget. These tables take a fixed 40 bytes a token, and old tokens are simply
-overwritten.
+finds the longest match directly (SAM-Decoding, arXiv 2411.10666), but it cannot forget, and in
+Python its states and transitions take several times the memory. These tables take 44 bytes a
+token, and new tokens overwrite the oldest.
 """
 
 from __future__ import annotations
