@@ -27,6 +27,7 @@ _BITS = 30  # of a hash: products then fit 64 bits
 _MASK = (1 << _BITS) - 1
 _TOKEN_FACTOR = 0x2545F491
 _BULK = 64  # tokens from which NumPy is faster
+_CHUNK = 1 << 16  # tokens at a time, which bounds NumPy's temporary arrays
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,22 +92,22 @@ class SuffixIndex:
             for token in tokens:
                 self._append(token)
         else:
-            self._append_bulk(np.array(tokens[-self.capacity :], np.int64))
+            n = min(_CHUNK, self.capacity)
+            for start in range(0, len(tokens), n):
+                self._append_bulk(np.array(tokens[start : start + n], np.int64))
         self.n_tokens = min(self.capacity, self.n_tokens + len(tokens))
 
     def _append(self, token: int) -> None:
-        position, shift, ring = self.end, self._shift, self._tokens
+        position, shift, ring, hashes = self.end, self._shift, self._tokens, self.hashes
         value = token * _TOKEN_FACTOR & _MASK
-        hashes = []
-        for pending, (head, previous, recent, factor) in zip(self.hashes, self._levels):  # noqa: B905 (speed)
-            bucket = pending >> shift
+        for i, (head, previous, recent, factor) in enumerate(self._levels):
+            bucket = hashes[i] >> shift
             previous[position] = head[bucket]
             head[bucket] = position
-            hashes.append(value)
+            hashes[i] = value
             first_half = recent[0]
             recent.append(value)
             value = (first_half * factor + value) & _MASK
-        self.hashes = hashes
         ring[position] = token
         if position < LONGEST_CONTEXT + LONGEST_COPY:
             ring[position + self.capacity] = token
@@ -179,7 +180,7 @@ class SuffixIndex:
         copied = self._tokens[position : position + n]
         # Searching bytes is faster. Only a separator has four bytes 255 in a row.
         if (at := copied.tobytes().find(_SEPARATOR_BYTES)) >= 0:
-            return copied[: at // 4]
+            return copied[: (at + 3) // 4]
         if n < length:
             return (copied * (length // n + 1))[:length]
         return copied

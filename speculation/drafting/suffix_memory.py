@@ -138,5 +138,5 @@ class SuffixMemory:
         if n and not (tokens.min() >= SEPARATOR and tokens.max() < n_vocab):
             raise InvalidParameter(f"{path} is damaged: it has unknown tokens; {way_out}")
         memory = cls()
-        memory._add(tokens.tolist())
+        memory._add(array("i", tokens.astype(np.int32).tobytes()))
         return memory
