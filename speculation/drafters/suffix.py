@@ -43,7 +43,8 @@ from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
 _CANDIDATES = 6  # occurrences to compare; 4, 8 and 16 were as good on recorded replies
-_SHORTEST_IN_MEMORY = 2  # tokens; a single one occurs nearly always
+_TOP = len(LENGTHS) - 1  # the level of the longest suffixes
+_SHORTEST_IN_MEMORY = 1  # level; a single token occurs nearly always
 _RANKED = 8  # tokens from which occurrences are ranked by their common context
 _LEARN_EVERY = 8  # steps; Python code right after a decode is several times slower (cold caches)
 
@@ -305,21 +306,27 @@ class Suffix(Drafter):
     def _look_up(self) -> Lookup | None:
         """The occurrences of the longest suffix that has any: in this text, else in the memory.
 
-        The memory has this conversation's earlier turns, too, so its occurrences are not added to
-        the text's own: the same evidence would count twice.
+        A match here is worth one in the memory that is two levels longer. The two are not mixed:
+        the memory has this conversation's earlier turns, too, which must not count twice.
         """
-        text, memory = self._index, None if self._memory is None else self._memory.index
-        for level in reversed(range(len(LENGTHS))):
-            n = LENGTHS[level]
-            if n > self._n_read:
-                continue
-            if positions := text.matches(level, text, _CANDIDATES):
-                return self._compare(text, positions, n)
-            if memory is None or n < _SHORTEST_IN_MEMORY:
-                continue
-            if positions := memory.matches(level, text, _CANDIDATES):
-                return self._compare(memory, positions, n)
-        return None
+        text, memory = self._index, self._memory
+        level, positions = self._longest(text, 0)
+        if memory is not None and level < _TOP:
+            shortest = max(_SHORTEST_IN_MEMORY, min(level + 2, _TOP))
+            in_memory, remembered = self._longest(memory.index, shortest)
+            if remembered:
+                return self._compare(memory.index, remembered, LENGTHS[in_memory])
+        return self._compare(text, positions, LENGTHS[level]) if positions else None
+
+    def _longest(self, index: SuffixIndex, shortest: int) -> tuple[int, list[int]]:
+        """The highest level, from ``shortest``, at which ``index`` has matches, and these; or -1,
+        none."""
+        for level in range(_TOP, shortest - 1, -1):
+            if LENGTHS[level] <= self._n_read:
+                positions = index.matches(level, self._index, _CANDIDATES)
+                if positions:
+                    return level, positions
+        return -1, []
 
     def _compare(self, index: SuffixIndex, positions: list[int], n: int) -> Lookup:
         """Compare the continuations at ``positions``, which have ``n`` tokens in common."""

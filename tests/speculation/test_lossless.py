@@ -155,10 +155,12 @@ def run(
     n_ctx: int = 400,
     n_tokens: int = 32,
     n_rewind: int = NO_LIMIT,
+    drafters: list[Drafter] | None = None,
 ) -> tuple[list[int], Stats, SequenceCache]:
-    """The text of ``method`` for the prompt and sampler that ``seed`` stands for."""
+    """The text of ``method``, or with ``drafters``, for the prompt and sampler that ``seed`` stands
+    for."""
     prompt = prompt_of(seed)
-    drafters = drafters_of(method, seed, n_rewind)
+    drafters = drafters_of(method, seed, n_rewind) if drafters is None else drafters
     target = FakeTarget(n_ctx=n_ctx, n_rewind=n_rewind)
     cache = SequenceCache(target)
     needed = Requirements.of_all(drafter.requires for drafter in drafters)
@@ -239,6 +241,18 @@ def test_a_draft_model_that_cannot_rewind_drafts_the_same_tokens(
         other = run(method, seed, n_rewind=n_rewind)[1]
         if method.startswith("draft"):  # auto depends on the clock
             assert (stats.n_steps, stats.n_accepted) == (other.n_steps, other.n_accepted)
+
+
+def test_text_drafted_from_earlier_texts_equals_plain_decoding() -> None:
+    shared = resources()
+    suffix = parse_method("suffix:branches=6,p_min=0.02")
+    n_steps = {"cold": 0, "warm": 0}
+    for pass_ in n_steps:
+        for seed in range(20):
+            text, stats, _ = run("", seed, drafters=suffix.drafters(shared))
+            assert text == plain_text(seed), f"seed {seed}"
+            n_steps[pass_] += stats.n_steps
+    assert n_steps["warm"] < 0.5 * n_steps["cold"]
 
 
 def test_a_target_with_limited_rewind_still_gains_from_drafts() -> None:

@@ -43,6 +43,13 @@ def test_a_longer_match_in_the_memory_is_preferred() -> None:
     assert drafted(Suffix(SuffixParams(memory=False), memory), text).tokens == [8, 60]
 
 
+def test_a_match_in_this_text_is_preferred_to_a_slightly_longer_one_in_the_memory() -> None:
+    text = [7, 8, 60, 61, 1, 2, 3, 4, 5, 6, 7, 8]
+    slightly, much = [5, 6, 7, 8, 70, 71], [1, 2, 3, 4, 5, 6, 7, 8, 70, 71]
+    assert drafted(Suffix(SuffixParams(), remembered(slightly)), text).tokens == [8, 60]
+    assert drafted(Suffix(SuffixParams(), remembered(much)), text).tokens == [8, 70]
+
+
 def test_a_text_is_remembered_when_it_ends() -> None:
     memory = SuffixMemory()
     Suffix(SuffixParams(), memory).end([*range(10, 30)])
