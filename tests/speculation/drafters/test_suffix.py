@@ -75,17 +75,25 @@ def test_frequent_continuations_are_likelier_than_rare_ones() -> None:
     assert sum(tree.probs[1:]) < 1.0
 
 
-def test_agreeing_occurrences_are_trusted_more_than_one_and_disputed_ones_less() -> None:
+def test_a_token_is_trusted_by_how_many_occurrences_agree() -> None:
     prefix = [1, 2, 3, 4]
-    first = [
+    a, b, c = ([*prefix, token, token + 1] for token in (50, 60, 70))
+    probs = [
         drafted(Suffix(SuffixParams(), remembered(*texts)), [9, *prefix], TREES).probs[1]
-        for texts in (
-            [[*prefix, 50, 51], [*prefix, 60, 61]],
-            [[*prefix, 50, 51]],
-            [[*prefix, 50, 51], [8, *prefix, 50, 51]],
-        )
+        for texts in ([a, b, c], [b, a, [8, *a]], [a], [a, [8, *a]])
     ]
-    assert first == sorted(first)
+    assert probs == sorted(set(probs))
+
+
+def test_a_replys_first_token_is_trusted_less() -> None:
+    drafter = Suffix(SuffixParams())
+    drafter.begin([1, 2, 3, 4, 50, 51, 1, 2, 3, 4])
+    tree = TokenTree(4)
+    drafter.draft([1, 2, 3, 4, 50, 51, 1, 2, 3, 4], tree, TREES)
+    later = drafted(drafter, [1, 2, 3, 4, 50, 51, 1, 2, 3, 4], TREES)
+    assert tree.tokens == later.tokens
+    assert tree.probs[1] < 0.5 < later.probs[1]
+    assert tree.probs[2] == later.probs[2]
 
 
 def test_branches_part_where_the_occurrences_do() -> None:

@@ -53,14 +53,15 @@ def test_the_oldest_tokens_are_overwritten() -> None:
     assert memory.tokens().tolist() == [3, 4, *range(10, 10 + 508), 600, 601]
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-def test_every_length_is_found_across_the_ends_of_the_ring(n: int) -> None:
-    words = list(range(1000, 1040))
+@pytest.mark.parametrize("n_at_once", [1, 70])
+def test_every_length_is_found_across_the_ends_of_the_ring(n_at_once: int) -> None:
     index = SuffixIndex(512)
-    for filler in range(480, 1100):
-        index.extend([*words, filler])
-        text = index_of(words[:n])
-        assert copies(index, n, text)[0] == [*words, filler, *words[:3]][n : n + 3]
+    for end in range(n_at_once, 1300, n_at_once):
+        index.extend(range(end - n_at_once, end))
+        for at in range(max(16, end - 480), end - 2, 1 if n_at_once > 1 else 160):
+            for n in LENGTHS:
+                text = index_of([*range(at - n, at)])
+                assert copies(index, n, text) == [[at, at + 1, at + 2]]
 
 
 @pytest.mark.parametrize("n_tokens", [100, 700, 2000])
