@@ -151,10 +151,9 @@ class Lookup:
                 depth = agreement(group)
             else:
                 self._said.append((_MOST if 2 * n_votes > len(group) else _SOME, depth + 1))
-                if len(self.rivals) < n_rivals:
-                    for i, other in enumerate(tokens):
-                        if other != token and other not in tokens[:i]:
-                            self.rivals.append(Rival(depth, longer[i]))
+                for i, other in enumerate(tokens):
+                    if other != token and other not in tokens[:i] and len(self.rivals) < n_rivals:
+                        self.rivals.append(Rival(depth, longer[i]))
                 group = [copy for copy, other in zip(longer, tokens, strict=True) if other == token]
                 depth += 1
         self.chosen = next(i for i, copy in enumerate(copies) if copy is group[0])
@@ -197,6 +196,7 @@ class Suffix(Drafter):
         self._learn()
         self._start(prompt)
         self._estimates.new_text()
+        self._find(prompt)
 
     def _start(self, prompt: Sequence[int]) -> None:
         self._index = SuffixIndex(1 << max(12, (2 * len(prompt)).bit_length()))
@@ -252,7 +252,7 @@ class Suffix(Drafter):
         """Add branches to the lead, whose tokens have ``probs`` and are the nodes of ``path``."""
         floor = budget.min_path_prob or self.params.p_min
         depth, left = -1, 0.0  # probability that no sibling before is accepted
-        for rival in lookup.rivals[: self.params.branches - 1]:
+        for rival in lookup.rivals:
             if rival.depth >= len(probs):
                 return
             if rival.depth != depth:
