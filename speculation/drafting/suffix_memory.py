@@ -30,6 +30,9 @@ _GROWTH = 8
 _HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of tokens
 _MAGIC = b"SUFFIX 1"
 _LONGEST = len(LENGTHS) - 1
+_CANDIDATES = (
+    64  # places where a known text may go on: many begin alike, and some repeat themselves
+)
 
 
 class SuffixMemory:
@@ -87,7 +90,7 @@ class SuffixMemory:
         while n <= len(text):
             end = SuffixIndex(512)
             end.extend(text[n - LENGTHS[_LONGEST] : n])
-            positions = self.index.matches(_LONGEST, end, 8)
+            positions = self.index.matches(_LONGEST, end, _CANDIDATES)
             if not positions:
                 return n if n > LENGTHS[_LONGEST] else 0
             following = text[n : n + LONGEST_COPY]

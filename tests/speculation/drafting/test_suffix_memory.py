@@ -33,6 +33,13 @@ def test_a_known_text_is_not_added_again() -> None:
     assert memory.index.tokens().tolist() == [*CHAT, -1]
 
 
+def test_a_known_text_that_repeats_itself_is_not_added_again() -> None:
+    memory, text = SuffixMemory(), [*[1, 2, 3] * 20, 4, 5, *[1, 2, 3] * 20]
+    memory.remember(text)
+    memory.remember(text)
+    assert memory.index.tokens().tolist() == [*text, -1]
+
+
 def test_nothing_is_remembered_while_paused() -> None:
     memory = SuffixMemory()
     with memory.paused():
