@@ -1,0 +1,331 @@
+"""Plays recorded texts through the real decode loop in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import speculation.auto.drafter
+import speculation.auto.source
+import speculation.continuation
+import speculation.drafters.draft_model
+import speculation.fast_path
+from batching.cache import SequenceCache
+from batching.errors import InvalidParameter
+from batching.target import Output
+from batching.tree import NO_LIMIT, Floats, TokenTree
+from speculation.auto.cost import Cost, CostCurve
+from speculation.auto.drafter import Auto, auto_spec
+from speculation.continuation import Continuation
+from speculation.decode import decode
+from speculation.drafter import (
+    BASELINE,
+    DraftBudget,
+    Drafter,
+    MethodSpec,
+    PlainSteps,
+    Requirements,
+    Step,
+)
+from speculation.drafters import autoregressive, draft_model, prompt_lookup, recycling, suffix
+from speculation.drafting.tree_growth import Candidate, Candidates
+from speculation.methods import Method, parse_method
+from speculation.resources import Resources
+from speculation.stats import Stats
+from speculation.verify import Match
+from tools.replay.recording import Header, Text
+from tools.replay.target import Clock, PlaybackTarget
+
+# Seconds of Python beside a small model on one slow core, by profile (docs/replay.md).
+PLAIN_STEP = 12e-6  # a step of a plain run, besides its decode
+TREE_STEP = 40e-6  # a step with a tree, besides drafting and decoding
+AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 6e-6, 15e-6, 10e-6
+BEGIN, DRAFT, NODE, OBSERVE = 0.4e-6, 20e-6, 0.3e-6, 7e-6  # of any source; BEGIN is per token
+RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
+PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
+_SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
+_MODULES = (
+    speculation.auto.drafter,
+    speculation.auto.source,
+    speculation.continuation,
+    speculation.drafters.draft_model,
+    speculation.fast_path,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One text under one method.
+
+    ``seconds`` exclude the first step, as the bench does, and the noise that the method met.
+    """
+
+    text: Text
+    method: str
+    n_tokens: int
+    seconds: float
+    stats: Stats
+
+
+class Replay:
+    """Plays texts under several methods; each method keeps what it learns from text to text."""
+
+    def __init__(
+        self,
+        header: Header,
+        cost: Callable[[], Cost],
+        *,
+        draft_seconds: float | None = None,
+        noise: float = 0.0,
+        hiccups: float = 0.0,
+    ) -> None:
+        """``cost`` makes the true cost; a method starts from another copy, which it may change.
+
+        ``draft_seconds`` replaces the recorded time of the draft model's decodes, if there was one.
+        """
+        self._header = header
+        self._cost = cost
+        self._noise, self._hiccups = noise, hiccups
+        self._draft_seconds = header.draft_seconds
+        if self._draft_seconds and draft_seconds is not None:
+            self._draft_seconds = draft_seconds
+
+    def run(self, method: str, texts: Iterable[Text]) -> list[Result]:
+        """The results of ``method``, from a fresh start, on ``texts`` in order."""
+        clock = Clock()
+        target = PlaybackTarget(
+            self._header.n_vocab, self._cost(), clock, noise=self._noise, hiccups=self._hiccups
+        )
+        context = _RecordedDraft(clock, self._draft_seconds)
+        resources = Resources(self._cost, draft=context if self._draft_seconds else None)  # type: ignore[arg-type]
+        parsed = self._method(method, clock, context)
+        results = []
+        with _simulated(clock):
+            for text in texts:
+                target.play(text)
+                context.text = text
+                results.append(_play(method, parsed, text, target, resources, clock))
+        return results
+
+    def _method(self, method: str, clock: Clock, context: _RecordedDraft) -> Method:
+        """``method`` with the specs of this replay, whose drafters advance the clock."""
+        parsed = parse_method(method)
+        specs = {spec.name: _charged(spec, clock, context) for spec in _SOURCES}
+        specs[BASELINE] = autoregressive.spec
+        auto = auto_spec(lambda: specs.values())
+        specs[auto.name] = replace(auto, make=lambda p, r: _ChargedAuto.of(auto.make(p, r), clock))
+        if parsed.name not in specs:
+            raise InvalidParameter(
+                f"method {parsed.name} cannot be replayed; give one of {', '.join(specs)}"
+            )
+        return Method(specs[parsed.name], parsed.params)
+
+
+@contextmanager
+def _simulated(clock: Clock) -> Any:
+    real = [module.perf_counter for module in _MODULES]
+    try:
+        for module in _MODULES:
+            module.perf_counter = clock  # type: ignore[attr-defined]
+        yield
+    finally:
+        for module, counter in zip(_MODULES, real, strict=True):
+            module.perf_counter = counter  # type: ignore[attr-defined]
+
+
+def _play(
+    name: str,
+    method: Method,
+    text: Text,
+    target: PlaybackTarget,
+    resources: Resources,
+    clock: Clock,
+) -> Result:
+    stats = Stats(n_prompt=len(text.prompt))
+    cache = SequenceCache(target)
+    cache.prefill(text.prompt[:-1], defer=True)
+    continuation = Continuation(
+        cache=cache,
+        tokens=list(text.prompt),
+        drafters=method.drafters(resources),
+        verifier=Match(),
+        sampler=_Greedy(),
+        text=_Sink(len(text.reply), target, clock),
+        stats=stats,
+        max_length=len(text.prompt) + len(text.reply),
+    )
+    for _ in decode(continuation):
+        pass
+    if continuation.tokens != text.prompt + text.reply:
+        raise RuntimeError(f"{name} wrote another text than recorded in {text.id}")
+    seconds = stats.decode_seconds - target.excess
+    return Result(text, name, stats.n_tokens - stats.n_first, seconds, stats)
+
+
+class _Greedy:
+    def sample(self, output: Output, row: int) -> int:
+        return output.argmax(row)
+
+    def accept(self, token: int) -> None: ...
+
+    def probabilities(self, logits: Floats) -> Floats:
+        raise RuntimeError("a recording has no distributions")
+
+
+class _Sink:
+    """Takes the tokens, and charges each step its time outside drafting and decoding."""
+
+    ends: Container[int] = ()
+
+    def __init__(self, n_left: int, target: PlaybackTarget, clock: Clock) -> None:
+        self._n_left, self._target, self._clock = n_left, target, clock
+
+    def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
+        n = min(len(tokens), self._n_left)
+        self._clock.now += TREE_STEP if self._target.decoded_tree else PLAIN_STEP * len(tokens)
+        self._n_left -= n
+        return n, None if self._n_left else "length"
+
+
+class _Charged(Drafter):
+    """A drafter that advances the clock by what its work takes."""
+
+    def __init__(self, drafter: Drafter, clock: Clock, node: float, row: float) -> None:
+        self._drafter, self._clock = drafter, clock
+        self._node, self._row = node, row
+        self.requires = drafter.requires
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._clock.now += BEGIN * len(prompt)
+        self._drafter.begin(prompt)
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        n = len(tree)
+        self._drafter.draft(tokens, tree, budget)
+        self._clock.now += DRAFT + self._node * (len(tree) - n)
+
+    def observe(self, step: Step) -> None:
+        self._clock.now += OBSERVE + self._row * len(step.path)
+        self._drafter.observe(step)
+
+    def strength(self, tokens: Sequence[int]) -> int:
+        return self._drafter.strength(tokens)
+
+    def observe_plain(self, steps: PlainSteps) -> None:
+        self._drafter.observe_plain(steps)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        self._drafter.end(tokens)
+
+
+class _ChargedAuto(Drafter):
+    """``auto``, whose own work takes time, too."""
+
+    def __init__(self, auto: Auto, clock: Clock) -> None:
+        self._auto, self._clock = auto, clock
+
+    @classmethod
+    def of(cls, auto: Drafter | None, clock: Clock) -> Drafter:
+        assert isinstance(auto, Auto)
+        return cls(auto, clock)
+
+    @property
+    def requires(self) -> Requirements:  # type: ignore[override]
+        return self._auto.requires
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._auto.begin(prompt)
+
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        self._clock.now += AUTO_ASK
+        self._auto.draft(tokens, tree, budget)
+        if len(tree) > 1:
+            self._clock.now += AUTO_SELECT
+
+    def observe(self, step: Step) -> None:
+        self._clock.now += AUTO_OBSERVE if len(step.tree) > 1 else AUTO_ASK
+        self._auto.observe(step)
+
+    def strength(self, tokens: Sequence[int]) -> int:
+        return self._auto.strength(tokens)
+
+    def observe_plain(self, steps: PlainSteps) -> None:
+        self._auto.observe_plain(steps)
+
+    def end(self, tokens: Sequence[int]) -> None:
+        self._auto.end(tokens)
+
+
+def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodSpec:
+    recycles = spec.name == recycling.spec.name
+    node, row = (RECYCLED_NODE, RECYCLED_ROW) if recycles else (NODE, 0.0)
+
+    def make(params: Any, resources: Resources) -> Drafter | None:
+        drafter: Drafter | None
+        if spec.name == draft_model.spec.name:
+            resources.require_draft(spec.name)
+            drafter = _RecordedDraftModel(
+                params,
+                context,  # type: ignore[arg-type]
+                estimates=resources.estimates("draft", draft_model.PRIORS),
+                target_seconds=resources.step_seconds,
+            )
+            return _Charged(drafter, clock, node, row)
+        drafter = spec.make(params, resources)
+        return drafter and _Charged(drafter, clock, node, row)
+
+    return replace(spec, make=make)
+
+
+class _RecordedDraft:
+    """Stands for the draft model's context: takes its time, and knows where the text is."""
+
+    root_row = 0
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+        self.text: Text
+        self.chain: Sequence[tuple[int, float]] = ()
+        self.n_ctx, self.n_rewind, self.target = NO_LIMIT, NO_LIMIT, self
+
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
+        self._clock.now += self._seconds * len(prompt) / PROMPT_ROWS
+
+    def root(self, tokens: Sequence[int]) -> _RecordedDraft:
+        self.chain = self.text.chains[len(tokens) - len(self.text.prompt)]
+        return self.level((), ())
+
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> _RecordedDraft:
+        self._clock.now += self._seconds
+        return self
+
+    def logits(self, row: int) -> None:
+        return None
+
+
+class _RecordedDraftModel(draft_model.DraftModel):
+    """Reads the draft model's choices from the recorded chain."""
+
+    def _children(
+        self, floor: float, nodes: Candidates, parent: int, logits: Any
+    ) -> list[Candidate]:
+        chain = self._context.chain  # type: ignore[attr-defined]
+        if len(nodes) >= len(chain):
+            return []
+        return self._chosen(floor, nodes, parent, [chain[len(nodes)]])
+
+
+def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
+    """A recorded cost, ``factor`` times as slow."""
+    near, far = (
+        curve
+        and CostCurve(
+            curve["sizes"],
+            [factor * seconds for seconds in curve["seconds"]],
+            factor * curve["switch_seconds"],
+        )
+        for curve in (cost["near"], cost["far"])
+    )
+    return Cost(near, far)
