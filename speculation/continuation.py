@@ -15,11 +15,9 @@ from batching.cache import SequenceCache
 from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafter import DraftBudget, Drafter, IdleHint, Requirements, Step
+from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.stats import Stats
 from speculation.verify import Verifier
-
-_NO_DRAFTERS = IdleHint(None, NO_LIMIT)
 
 
 class TextSink(Protocol):
@@ -93,14 +91,12 @@ class Continuation:
         for drafter in self.drafters:
             drafter.end(self.tokens)
 
-    def idle_hint(self) -> IdleHint | None:
-        """Whether the next steps would draft nothing, and for how long; None = draft a tree."""
+    def is_plain(self) -> bool:
+        """Whether the next step would draft nothing."""
         self.started = perf_counter()
         if not self.stats.n_steps:
-            return None  # the first step also decodes the end of the prompt
-        if not self.drafters:
-            return _NO_DRAFTERS
-        return self.drafters[0].idle(self.tokens) if len(self.drafters) == 1 else None
+            return False  # the first step also decodes the end of the prompt
+        return not any(drafter.strength(self.tokens) for drafter in self.drafters)
 
     def propose(self) -> tuple[TokenTree, Rows]:
         """Draft the next step's tree and convert it to rows."""

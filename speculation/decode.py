@@ -18,9 +18,9 @@ def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> I
     try:
         text.begin()
         while True:
-            if (idle := text.idle_hint()) is not None:
+            if text.is_plain():
                 # No drafter would draft: plain steps, without a tree.
-                for emitted in plain_steps(text, idle, cancelled):
+                for emitted in plain_steps(text, cancelled):
                     yield emitted
             else:
                 # 1. Draft a tree below the last token, within the budget.

@@ -8,7 +8,7 @@ adds drafts to the step's token tree within a ``DraftBudget``, and then observes
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,18 +72,6 @@ class Step:
         self.decode_seconds = decode_seconds
         self.tokens = [tree.tokens[node] for node in path[1:]]
         self.tokens.append(bonus)
-
-
-class IdleHint(NamedTuple):
-    """A drafter's promise to draft nothing for some steps, which can then be plain steps.
-
-    until    ask again after any of these tokens, or after a token already seen in this run; None =
-             after no token
-    n_steps  ask again after this many steps at the latest
-    """
-
-    until: Container[int] | None
-    n_steps: int
 
 
 class PlainSteps(NamedTuple):
@@ -156,28 +144,19 @@ class Drafter:
     def observe(self, step: Step) -> None:
         """Learn from a step, whether or not this drafter drafted in it."""
 
-    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        """An idle hint if there is nothing to draft after ``tokens``, the whole text."""
-        return None
+    def strength(self, tokens: Sequence[int]) -> int:
+        """How strong its evidence is for a draft after ``tokens``, the whole text.
+
+        0 = it would draft nothing, so the step can be a plain one; 1, 2, … = the stronger, the more
+        it is worth asking. Called before every step, so it must be fast.
+        """
+        return 1
 
     def observe_plain(self, steps: PlainSteps) -> None:
-        """Learn from the plain steps after its idle hint; ``observe`` is not called for those."""
+        """Learn from steps in which it was not asked; ``observe`` is not called for those."""
 
     def end(self, tokens: Sequence[int]) -> None:
         """The text has ended, or was abandoned. ``tokens`` is all of it, including the prompt."""
-
-    def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add rows that are only observed, after the drafts of a shared tree are selected."""
-
-    @property
-    def explored_rows(self) -> int:
-        """How many rows ``explore`` adds; 0 for a drafter that only drafts."""
-        return 0
-
-    @property
-    def explored_branches(self) -> int:
-        """How many branches those rows form."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -187,10 +166,12 @@ class AsSource:
     params  its parameters as a source, or None to stay out: what it needs is not loaded, or it
             cannot pay off at the measured costs
     name    its name in ``auto:sources=``; default: the method's name
+    gains   what asking it gains before anything is known, by strength from 1, in plain steps
     """
 
     params: Callable[[Resources], Any]
     name: str = ""
+    gains: tuple[float, ...] = (0.3,)
 
 
 @dataclass(frozen=True)

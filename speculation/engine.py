@@ -19,8 +19,8 @@ from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
-from speculation.auto.calibration import load_cost, save_cost
-from speculation.auto.cost_curve import CostModel
+from speculation.auto import learnt
+from speculation.auto.cost import Cost
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.conversion import model_file
@@ -76,6 +76,10 @@ class Engine:
         self.draft = draft
         self.cache = SequenceCache(context)
         self._memory_file = memory
+        self._learnt = learnt.load(context)
+        # What drafts beside the target decides what its sources gain.
+        beside = [draft.model.path.name if draft is not None else "", *sorted(heads or {})]
+        self._states_key = " ".join(beside)
         self.resources = Resources(
             self._measure_cost,
             model=model,
@@ -84,6 +88,7 @@ class Engine:
             heads=heads,
             draft_sampler=self._draft_sampler,
             memory=_load_memory(memory, model),
+            saved=learnt.states(self._learnt, self._states_key),
         )
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
@@ -268,10 +273,12 @@ class Engine:
             finally:
                 self._preparing = None
 
-    def _measure_cost(self) -> CostModel:
+    def _measure_cost(self) -> Cost:
         self.cache.truncate(0)
         progress = self._preparing
-        return load_cost(self.context, progress=None if progress is None else lambda _: progress())
+        if progress is None:
+            return learnt.cost(self._learnt, self.context)
+        return learnt.cost(self._learnt, self.context, lambda _: progress())
 
     def method_drafters(self, method: Method) -> list[Drafter]:
         """The drafters of a method for one text."""
@@ -306,7 +313,13 @@ class Engine:
                 return
             self._end_running()
             if self.resources.known_cost is not None:
-                save_cost(self.context, self.resources.known_cost)
+                learnt.save(
+                    self.context,
+                    self._learnt,
+                    self.resources.known_cost,
+                    self._states_key,
+                    self.resources.states,
+                )
             self._save_memory()
             for head in self._heads_in_context():
                 head.close()

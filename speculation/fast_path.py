@@ -6,32 +6,32 @@ models, whose decode takes a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 
 from batching.target import Output
 from batching.tree import TokenTree
 from speculation.continuation import Continuation, Emitted
-from speculation.drafter import IdleHint, PlainSteps
+from speculation.drafter import PlainSteps
 from speculation.verify import Match
 
 RUN_SECONDS = 0.016  # about one display frame, so that text appears smoothly
 
 
 def plain_steps(
-    text: Continuation, idle: IdleHint, cancelled: Callable[[], bool] | None = None
+    text: Continuation, cancelled: Callable[[], bool] | None = None
 ) -> Iterator[Emitted]:
-    """Decode plain steps for as long as ``idle`` allows, and yield the tokens they added.
+    """Decode plain steps while no drafter would draft, and yield the tokens they added.
 
     If a later step fails, the tokens before it are yielded first and then the error is raised.
     """
     cache, stats, phases = text.cache, text.stats, text.stats.phase_seconds
     start, n_ctx = text.started, cache.target.n_ctx
-    n_steps = min(idle.n_steps, text.max_length - len(text.tokens), n_ctx - cache.n_past)
+    n_steps = min(text.max_length - len(text.tokens), n_ctx - cache.n_past)
     steps, failure = PlainSteps([], []), None
     began = perf_counter()
     try:
-        _decode_rows(text, steps, n_steps, idle.until, cancelled)
+        _decode_rows(text, steps, n_steps, cancelled)
     except Exception as error:
         if not steps.tokens:
             raise
@@ -58,17 +58,17 @@ def _decode_rows(
     text: Continuation,
     steps: PlainSteps,
     n_steps: int,
-    until: Container[int] | None,
     cancelled: Callable[[], bool] | None,
 ) -> None:
     """Decode at most ``n_steps`` plain steps; add their tokens to ``steps`` and to the text.
 
-    Stops early after a token in ``until`` or seen before in this run, after a token that may end
-    the text, after RUN_SECONDS, and when ``cancelled`` returns True.
+    Stops early when a drafter would draft, after a token that may end the text, after RUN_SECONDS,
+    and when ``cancelled`` returns True.
     """
     target, committed, n_seq = text.cache.target, text.cache.tokens, text.cache.n_seq
     sample, tokens, (found, seconds), ends = _sampling(text), text.tokens, steps, text.text.ends
-    token = first = tokens[-1]
+    strengths = [drafter.strength for drafter in text.drafters]
+    token = tokens[-1]
     start = perf_counter()
     for position in range(len(committed), len(committed) + n_steps):
         before = perf_counter()
@@ -76,17 +76,18 @@ def _decode_rows(
         decoded = perf_counter()
         committed.append(token)
         token = sample(output, 0)
-        ask_again = until is not None and (token in until or token == first or token in found)
         found.append(token)
         seconds.append(decoded - before)
         tokens.append(token)
         if (
-            ask_again
-            or token in ends
+            token in ends
             or decoded - start > RUN_SECONDS
             or (cancelled is not None and cancelled())
         ):
             break
+        for strength in strengths:
+            if strength(tokens):
+                return
 
 
 def _sampling(text: Continuation) -> Callable[[Output, int], int]:

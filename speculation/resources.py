@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from batching.errors import MissingResource
 from batching.llama.model import Model
 from batching.target import Target
 from batching.tree import NO_LIMIT
-from speculation.auto.cost_curve import CostModel
+from speculation.auto.cost import Cost
+from speculation.drafting.estimates import Estimates
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
@@ -19,8 +20,8 @@ T = TypeVar("T")
 class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
-    A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here, in
-    memory only.
+    A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here;
+    what it has learnt of the model is also saved from run to run (``states``).
 
     model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
@@ -32,7 +33,7 @@ class Resources:
 
     def __init__(
         self,
-        measure_cost: Callable[[], CostModel] | None = None,
+        measure_cost: Callable[[], Cost] | None = None,
         *,
         model: Model | None = None,
         n_rewind: int = NO_LIMIT,
@@ -40,12 +41,16 @@ class Resources:
         heads: Mapping[str, Any] | None = None,
         draft_sampler: Callable[[], DraftSampler] | None = None,
         memory: SuffixMemory | None = None,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
         """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
-        is called for each text whose drafts are sampled."""
+        is called for each text whose drafts are sampled. ``saved`` are the ``states`` of an earlier
+        run."""
         self._measure_cost = measure_cost
-        self._cost: CostModel | None = None
+        self._cost: Cost | None = None
         self._kept: dict[Any, Any] = {}
+        self._saved = dict(saved or {})
+        self._states: dict[str, Callable[[], list[float]]] = {}
         self.model = model
         self.n_rewind = n_rewind
         self.draft = draft
@@ -55,7 +60,7 @@ class Resources:
         self.sampling = SamplingParams()
 
     @property
-    def cost(self) -> CostModel:
+    def cost(self) -> Cost:
         """The cost of decoding n rows. The first use measures it, in a second or two."""
         if self._cost is None:
             if self._measure_cost is None:
@@ -64,13 +69,36 @@ class Resources:
         return self._cost
 
     @property
-    def known_cost(self) -> CostModel | None:
+    def known_cost(self) -> Cost | None:
         """The cost if it has been measured, else None."""
         return self._cost
 
     def step_seconds(self) -> float:
         """The target's time for a plain step."""
         return self.cost.curve(0).at(1)
+
+    def saved(self, name: str) -> object:
+        """What was saved under ``name`` in an earlier run, or None."""
+        return self._saved.get(name)
+
+    def save(self, name: str, state: Callable[[], list[float]]) -> None:
+        """Save ``state()`` under ``name`` for later runs when the engine closes."""
+        self._states[name] = state
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """All that is to be saved, by name."""
+        return {**self._saved, **{name: state() for name, state in self._states.items()}}
+
+    def estimates(self, name: str, priors: Sequence[float]) -> Estimates:
+        """The estimates of a method, kept from text to text and from run to run."""
+
+        def make() -> Estimates:
+            estimates = Estimates(priors, self.saved(f"{name} estimates"))
+            self.save(f"{name} estimates", lambda: estimates.log_odds)
+            return estimates
+
+        return self.keep(("estimates", name), make)
 
     def require_draft(self, method: str) -> Target:
         """The draft model's context. Raises MissingResource if no draft model is loaded."""

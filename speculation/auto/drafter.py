@@ -2,42 +2,40 @@
 
 The drafters ("sources") grow one wide tree, each node with its probability of acceptance.
 ``selection.select`` picks the nodes with the most expected tokens per second, given the measured
-cost of a batch, and only these are decoded. A source that costs more than it gains is disabled for
-a cooldown, so an unpredictable text is decoded at plain speed.
+cost of a batch, and only these are decoded. A source is asked only if what it is expected to add is
+worth its time (``source``); if none is, the text is decoded in plain steps.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from time import perf_counter
 
 from batching.errors import InvalidParameter
-from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost_curve import SIZES, CostModel, Decode
-from speculation.auto.selection import max_useful_rows, select
-from speculation.auto.source import RATE, Source
+from batching.tree import TokenTree
+from speculation.auto.cost import SIZES, Cost
+from speculation.auto.fusion import fuse
+from speculation.auto.selection import select
+from speculation.auto.source import Source
 from speculation.drafter import (
     DraftBudget,
     Drafter,
-    IdleHint,
     MethodSpec,
     PlainSteps,
     Requirements,
     Step,
 )
+from speculation.drafting.estimates import RATE
 from speculation.resources import Resources
 
-_MIN_PATH_PROB = 0.02  # nodes below this path probability are never drafted
-# The most by which drafts must beat plain decoding. The margin grows with the cost of a row, as
-# does the cost of a wrong decision to draft.
-_MAX_MARGIN = 0.15
+# Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
+# time that Python takes for them.
+_MIN_PATH_PROB = 0.02
 _MAX_BRANCHES = 63  # with sequence 0, the default number of sequences in a context
-_TIME_EVERY = 8  # steps between updates of the statistics while one cheap source is enabled
-_LOOP_SECONDS = 40e-6  # time of a step besides drafting and decoding
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class AutoParams:
 
     rows_max  most rows in a batch
     sources   allowed sources: all that are available, or names joined by +, such as
-              prompt-lookup+recycling
+              suffix+recycling
     """
 
     rows_max: int = SIZES[-1]
@@ -108,240 +106,135 @@ def _make(
                 continue
             drafter = spec.make(source_params, resources)
             if drafter is not None:
-                sources.append(Source(name, drafter))
+                source = Source(name, drafter, as_source.gains, resources.saved(name))
+                resources.save(name, source.state)
+                sources.append(source)
         return Auto(params, sources, resources.cost)
 
     return resources.keep(params, make)
 
 
 class Auto(Drafter):
-    """Lets all enabled sources grow the tree, then drops nodes not worth their row.
+    """Lets the sources worth their time grow the tree, then drops nodes not worth their row."""
 
-    Python code runs slowly right after a decode (cold caches). So while a single cheap source is
-    enabled, only one step in eight is timed and updates the statistics.
-    """
-
-    def __init__(self, params: AutoParams, sources: Sequence[Source], cost: CostModel) -> None:
+    def __init__(self, params: AutoParams, sources: Sequence[Source], cost: Cost) -> None:
         self.params = params
         self.sources = list(sources)
         self.cost = cost
         share = max(cost.curve(0).row_share, _MIN_PATH_PROB)
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
-        explored = sum(source.drafter.explored_branches for source in sources)
-        self._max_leaves = max(2, min(_MAX_BRANCHES - explored, math.ceil(1 / share)))
-        self._n_branches = self._max_leaves + explored
-        self._n_past = 0
+        self._max_leaves = max(2, min(_MAX_BRANCHES, math.ceil(1 / share)))
         self._curve = cost.curve(0)
-        self._table: list[float] = []  # the curve's table that _max_rows was computed from
-        self._max_rows = 0
-        self._overhead = _LOOP_SECONDS  # average time of a step besides the decode
-        self._draft_seconds = 0.0  # of this step
-        self._enabled: list[Source] = []
-        self._now = 0  # steps so far
-        self._recheck_at = 0.0  # step at which the next cooldown ends
-        self._timed_at = 0  # the next timed step, which updates the statistics
-        self._is_timed = False  # whether this step is timed
-        # Since the last update: decodes, accepted drafts of each, and steps with drafting.
-        self._decodes: list[Decode] = []
-        self._n_accepted: list[int] = []
-        self._n_drafting = 0
+        self._asked: list[Source] = []
+        self._now = 0  # steps so far, except those of the present plain run
+        self._n_tokens = 0  # of the text after those steps
+        self._started = 0.0  # time when this step began
+        self._overhead = 0.0  # average seconds of a step besides decoding and drafting
         # Rows of the last decode; 0 if it included prompt rows, None before a text's first.
         self._last_rows: int | None = None
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
-        """The needs of all sources; only those enabled for the next text read its prompt."""
-        requirements = [source.drafter.requires for source in self.sources]
-        readers = [
-            source.drafter.requires
-            for source in self.sources
-            if source.is_enabled_for_text(self._now)
-        ]
-        return replace(
-            Requirements.of_all(requirements),
-            prompt_reader=Requirements.of_all(readers).prompt_reader,
-            rows=1,
-            branches=self._n_branches,
-        )
+        """The needs of all sources; only those with a gain read the next prompt's states."""
+        every = Requirements.of_all(source.drafter.requires for source in self.sources)
+        readers = [source.drafter.requires for source in self.sources if source.reads_prompt]
+        prompt_reader = Requirements.of_all(readers).prompt_reader
+        return replace(every, prompt_reader=prompt_reader, rows=1, branches=self._max_leaves)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._update_cost()
         self.cost.begin()
         self._last_rows = None
+        self._n_tokens = len(prompt)
+        curve = self.cost.curve(len(prompt))
+        row = curve.table[-1] / (len(curve.table) - 1)
         for source in self.sources:
-            source.begin(prompt, self._now)
-        self._recheck_at = self._now
+            source.begin(prompt, row, curve.at(1))
 
-    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        """Idle while all sources are disabled, or the only enabled one is idle."""
-        remaining = self._recheck_at - self._now
-        if remaining <= 0:
-            return None
-        n_steps = NO_LIMIT if remaining == math.inf else math.ceil(remaining)
-        self._n_past = len(tokens) - 1
-        if not self._enabled:
-            return IdleHint(None, n_steps)
-        if self._now >= self._timed_at or len(self._enabled) > 1:
-            return None
-        hint = self._enabled[0].drafter.idle(tokens)
-        return hint and IdleHint(hint.until, n_steps)
+    def end(self, tokens: Sequence[int]) -> None:
+        for source in self.sources:
+            source.drafter.end(tokens)
+
+    def strength(self, tokens: Sequence[int]) -> int:
+        """1 if a source is worth asking, else 0."""
+        now, plain = self._now + len(tokens) - self._n_tokens, self._curve.table[1]
+        for source in self.sources:
+            if source.strength(tokens, now, plain):
+                return 1
+        return 0
 
     def observe_plain(self, steps: PlainSteps) -> None:
-        """Count plain steps. They are not timed, and no source is charged for them."""
-        for n_past, seconds in enumerate(steps.seconds, self._n_past):
-            self._decodes.append((1, n_past, seconds))
         n = len(steps.tokens)
-        self._n_accepted += [0] * n
+        self.cost.follow(1, self._n_tokens - 1, median(steps.seconds), n)
         self._last_rows = 1
         self._now += n
-        self._timed_at += n
-        if not self._enabled:
-            self._update_cost()
-        elif len(self._enabled) == 1:
-            self._enabled[0].drafter.observe_plain(steps)
+        self._n_tokens += n
+        for source in self.sources:
+            source.skip()
+            source.drafter.observe_plain(steps)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._n_past = len(tokens) - 1
-        self._curve = curve = self.cost.curve(self._n_past)
-        if self._now >= self._recheck_at:
-            self._update_enabled()
-        enabled = self._enabled
-        if not enabled:
-            return
-        self._is_timed = self._now >= self._timed_at
-        start = perf_counter() if self._is_timed else 0.0
-        if curve.table is not self._table:
-            self._table = curve.table
-            self._max_rows = max_useful_rows(curve.table, self._overhead)
-        max_rows = self._max_rows + 8 * (len(enabled) - 1)  # a chain, and branches of the others
+        self._started = perf_counter()
+        self._n_tokens = len(tokens)
+        self._curve = curve = self.cost.curve(len(tokens) - 1)
         shared = DraftBudget(
-            min(budget.max_nodes, max_rows - 1),
+            min(budget.max_nodes, self.params.rows_max - 1),
             budget.max_depth,
             min(budget.max_leaves, self._max_leaves),
             max(curve.row_share, _MIN_PATH_PROB),
             budget.chain_only,
         )
-        if not self._is_timed:
-            enabled[0].drafter.draft(tokens, tree, shared)
-            if len(tree) > 1:
-                self._keep_best(tree, shared, (len(tree),))
-            return
-        ends = []  # first node after those of each source, in order
-        covered: dict[int, float] = {}  # node -> probability that one of its children is accepted
-        for source in enabled:
-            first = len(tree)
-            source.draft(tokens, tree, shared, 1.0 - covered.get(0, 0.0))
-            ends.append(len(tree))
-            if len(enabled) > 1:
-                _calibrate(tree, first, source, covered)
+        self._asked = asked = []
+        now, plain, left, drafted = self._now, curve.table[1], 1.0, 0.0
+        for source in self.sources:
+            strength = source.strength(tokens, now, plain, left, drafted)
+            if not strength:
+                continue
+            own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
+            source.draft(tokens, own, shared, strength, left)
+            source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
+            asked.append(source)
+            if len(own) > 1 and source is not self.sources[-1]:
+                drafted = sum(tree.path_probs()) - 1.0
+                firsts = [
+                    p for p, parent in zip(tree.probs, tree.parents, strict=True) if not parent
+                ]
+                left = 1.0 - sum(firsts)
         if len(tree) > 1:
-            self._keep_best(tree, shared, ends)
-        for source in enabled:
-            if source.explores:
-                n = len(tree)
-                source.drafter.explore(tree, budget)
-                source.explored_seconds = curve.at(len(tree)) - curve.at(n)
-        self._draft_seconds = perf_counter() - start
+            self._keep_best(tree, shared)
 
-    def _update_enabled(self) -> None:
-        now = self._now
-        self._enabled = [source for source in self.sources if source.enabled_at <= now]
-        disabled = [source.enabled_at for source in self.sources if source.enabled_at > now]
-        self._recheck_at = min(disabled, default=math.inf)
-        self._update_cost()
-        self._timed_at = now
-        self._is_timed = False
-
-    def _keep_best(self, tree: TokenTree, budget: DraftBudget, ends: Sequence[int]) -> None:
-        """Keep only the nodes worth decoding, and record their sources.
-
-        ``ends[i]`` is the first node after those of the i-th enabled source.
-        """
-        chosen = select(
-            tree,
-            budget,
-            self._curve.table[: self.params.rows_max + 1],
+    def _keep_best(self, tree: TokenTree, budget: DraftBudget) -> None:
+        """Keep only the nodes worth decoding, and record their sources."""
+        curve = self._curve
+        (chosen,) = select(
+            [tree],
+            [budget],
+            curve.table[: self.params.rows_max + 1],
             last_rows=self._last_rows or 0,
-            switch_seconds=max(0.0, self._curve.switch_seconds),
+            switch_seconds=curve.switch_seconds,
             overhead_seconds=self._overhead,
-            margin=min(_MAX_MARGIN, 0.5 * self._curve.row_share),
         )
         tree.keep(chosen)
-        if chosen:
-            names = [source.name for source in self._enabled]
-            if chosen[-1] < ends[0]:
-                tree.sources = dict.fromkeys(range(1, len(chosen) + 1), names[0])
-            else:
-                drafted_by = [names[bisect_right(ends, node)] for node in chosen]
-                tree.sources = dict(enumerate(drafted_by, 1))
+        new = dict(zip(chosen, range(1, len(chosen) + 1), strict=True))
+        for source in reversed(self._asked):  # a draft of several counts as the first one's
+            source.nodes = [new[node] for node in source.nodes if node in new]
+            tree.sources.update(dict.fromkeys(source.nodes, source.name))
 
     def observe(self, step: Step) -> None:
-        n_rows = len(step.tree)
-        self._decodes.append((n_rows, self._n_past, step.decode_seconds))
-        self._n_accepted.append(len(step.path) - 1)
-        self._n_drafting += 1
+        tree, curve, n_rows = step.tree, self._curve, len(step.tree)
+        self.cost.follow(n_rows, self._n_tokens - 1, step.decode_seconds)
         self._last_rows = 0 if self._last_rows is None else n_rows
         self._now += 1
-        if self._is_timed:
-            self._update(step)
-        elif self._enabled:
-            self._enabled[0].drafter.observe(step)
-        elif len(self._decodes) >= _TIME_EVERY:
-            self._update_cost()
-
-    def _update(self, step: Step) -> None:
-        """Pass a timed step to the sources, with the time they saved since the last one."""
-        start = perf_counter()
-        curve, enabled, now = self._curve, self._enabled, self._now
-        plain = curve.at(1)
-        saved = 0.0  # seconds
-        for (n_rows, _, _), n_accepted in zip(self._decodes, self._n_accepted, strict=True):
-            if n_accepted:
-                saved += n_accepted * max(0.0, plain - (curve.at(n_rows) - plain) / (n_rows - 1))
-        if len(enabled) == 1:
-            enabled[0].observe(step, saved, plain, now, self._n_drafting)
-        else:  # every step is timed
-            self._calibrate_sources(step)
-            drafted_by = [step.tree.sources[node] for node in step.path[1:]]
-            share = saved / max(1, len(drafted_by))
-            for source in enabled:
-                source.observe(step, drafted_by.count(source.name) * share, plain, now)
-        if any(source.enabled_at > now for source in enabled):
-            self._recheck_at = now
-        elif len(enabled) == 1 and not enabled[0].needs_timing:
-            self._timed_at = now + _TIME_EVERY - 1
-        self._update_cost()
-        spent = self._draft_seconds + perf_counter() - start + _LOOP_SECONDS
-        self._overhead += RATE * (spent - self._overhead)
-
-    def _update_cost(self) -> None:
-        """Update the cost model with the decodes since the last update."""
-        self.cost.follow(self._decodes)
-        self._decodes.clear()
-        self._n_accepted.clear()
-        self._n_drafting = 0
-
-    def _calibrate_sources(self, step: Step) -> None:
-        """Calibrate each source on its verified drafts: those whose parent was accepted."""
-        tree, accepted = step.tree, set(step.path)
-        sources = {source.name: source for source in self._enabled}
-        for node, name in tree.sources.items():
-            if tree.parents[node] in accepted:
-                sources[name].learn(tree.probs[node], accepted=node in accepted)
-
-
-def _calibrate(tree: TokenTree, first: int, source: Source, covered: dict[int, float]) -> None:
-    """Calibrate the source's nodes, those from ``first`` on, given the earlier sources' nodes.
-
-    Siblings from one source are mutually exclusive already, but a source does not know of the
-    others' drafts. ``covered`` is, by parent, the probability that one of the drafts below it is
-    accepted; the new nodes are added to it.
-    """
-    added: dict[int, float] = {}
-    for node in range(first, len(tree)):
-        parent = tree.parents[node]
-        prob = source.calibrated(tree.probs[node]) * max(0.0, 1.0 - covered.get(parent, 0.0))
-        tree.probs[node] = prob
-        added[parent] = added.get(parent, 0.0) + prob
-    for parent, prob in added.items():
-        covered[parent] = covered.get(parent, 0.0) + prob
+        self._n_tokens += len(step.tokens)
+        for source in self.sources:
+            source.observe(step)
+        asked = self._asked
+        if not asked:
+            return
+        plain = curve.table[1]
+        spent = perf_counter() - self._started - step.decode_seconds
+        rest = spent - sum([source.seconds for source in asked])
+        self._overhead += RATE * (rest - self._overhead)
+        row = (curve.at(n_rows) / plain - 1.0) / max(1, n_rows - 1)
+        accepted, probs = set(step.path), tree.path_probs()
+        for source in asked:
+            source.learn(tree, accepted, probs, row, rest / len(asked), self._now, plain)

@@ -1,163 +1,213 @@
-"""Source: one of auto's drafters, with its calibration, credit and cooldown."""
+"""Source: one of auto's drafters, with the estimate of what asking it gains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from time import perf_counter
 
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
+from speculation.drafting.estimates import MAX_LOG_ODDS, MEMORY, RATE
 
-# Credit is counted in plain steps.
-_CREDIT_LIMIT = 0.4  # loss at which a source is disabled
-_CHEAP_CREDIT_LIMIT = 2.0  # for a cheap source: a reply may start to copy only after a few words
-_MAX_CREDIT = 8.0
-_EXPLORATION_BUDGET = 0.008  # share of run time for a source that does not pay off
-_MAX_BACKOFF = 4  # longest cooldown, relative to the first
-RATE = 1 / 16  # of moving averages
-_LEARNING_RATE = 0.05  # of the calibration, as in ``estimates``
-_MAX_LOG_ODDS = 4.0
-# A source is cheap if drafting takes at most this share of a plain step. A lookup is, but no model,
-# however small: in replies of a few tokens its tries would not pay off.
-_CHEAP = 0.12
+# What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
+# 0.01 costs short replies of small models 1% and gains nothing elsewhere.
+EXPLORATION = 0.005
+_PRIOR = 4.0  # asks that the estimate of the level above counts for; 2 to 8 are alike in replays
+# Plain steps. A long copy must not decide for hundreds of steps after it: without a limit, small
+# models lose 1.5% in their worst kind of text, replayed; 2 is as good.
+_MAX_GAIN = 4.0
+# Weight of the number of drafts expected to be accepted, beside the number that were: the first
+# varies less, the second is right on average. 0 and 0.6 lose 0.5% in replays.
+_TRUST = 0.3
 
 
 class Source:
-    """A drafter, its calibrated confidence and its credit.
+    """A drafter and the gain of asking it, in plain steps.
 
-    Credit is counted in plain steps: an accepted draft saves one step minus the cost of its row,
-    and drafting time is subtracted. A source with negative credit is disabled for a cooldown that
-    keeps exploration under 1% of run time, then tried again. If an expensive source still does not
-    pay off, its next cooldown is twice as long. Rejected rows are not charged: the selection chose
-    them, and the estimates learn from them.
+    The gain is the number of its drafts that are accepted, less what its rows and its time cost. It
+    is learnt by the strength of the drafter's evidence (``Drafter.strength``): in general (where it
+    starts), for this model, and as an offset for this text. Each level starts from the one above
+    and leaves it as outcomes come in.
 
-    Within a step a source drafts only if the probability mass left by the sources before it is
-    worth its time: a draft model adds nothing to a copy that is almost certain.
+    A source is asked if its expected gain is positive. If not, it is tried now and then, so rarely
+    that its losses stay below EXPLORATION of the run time.
     """
 
-    def __init__(self, name: str, drafter: Drafter) -> None:
+    def __init__(
+        self, name: str, drafter: Drafter, gains: Sequence[float] = (0.3,), state: object = None
+    ) -> None:
+        """``gains`` are the general ones, by strength from 1; ``state`` is that of an earlier run.
+
+        A state of another form is ignored.
+        """
         self.name = name
         self.drafter = drafter
-        self.explored_seconds = 0.0  # cost of this step's exploration rows
-        self.credit = 0.0
+        self.asked_with = 0  # strength with which it was asked in this step; 0 = not asked
+        self.nodes: Sequence[int] = ()  # of the step's tree that it drafted
         self.seconds = 0.0  # spent in this step
-        self._begin_seconds = 0.0  # spent on starting the text, not yet charged
-        self.has_drafted = False  # in this step
-        self._mean_seconds = 0.0  # average time of a step in which it drafts
-        self._mean_gain = 0.0  # average time saved in such a step
-        self._mean_open = 0.0  # average probability that all earlier sources' drafts are wrong
-        self._log_odds = 0.0  # correction of its confidence when other sources draft, too
-        self._plain_seconds = 1.0  # cost of a plain step
-        self.enabled_at = 0.0  # step at which its cooldown ends
-        self._backoff = 1  # factor of the next cooldown
-        self._prompt: Sequence[int] | None = None  # of a text its drafter has not started yet
+        self._gains = [0.0, *gains]  # by strength
+        self._weights = [_PRIOR] * len(self._gains)  # asks behind them
+        self._cost = 0.0  # average time of an ask, in plain steps
+        self._reading = 0.0  # average time to read a prompt token, in plain steps
+        self._log_odds = 0.0  # correction of its probabilities
+        if isinstance(state, list) and len(state) == len(self.state()):
+            n = len(self._gains)
+            self._gains, self._weights = state[:n], state[n : 2 * n]
+            self._cost, self._reading, self._log_odds = state[2 * n :]
+        self._explore_at = 0.0  # step from which it may be tried
+        self._prompt: Sequence[int] | None = None  # of a text that the drafter has not read yet
+        self._missed = 0.0  # gain missed in this text because it was not read
+        self._owed = 0.0  # time of reading the text to try it
+        self._offset = 0.0  # of this text's gains
+        self._text_weight = _PRIOR
+        self._left = 1.0
+        self._follows = False  # whether it was asked and has seen every step since
 
-    @property
-    def explores(self) -> bool:
-        """Whether it adds exploration rows."""
-        return self.drafter.explored_rows > 0
+    def state(self) -> list[float]:
+        """What it has learnt about the model."""
+        return [*self._gains, *self._weights, self._cost, self._reading, self._log_odds]
 
-    def is_enabled_for_text(self, now: int) -> bool:
-        """Whether it would be enabled for a text that starts after step ``now``."""
-        return self.enabled_at <= now or self._is_cheap
+    def begin(self, prompt: Sequence[int], row: float, plain: float) -> None:
+        """A new text starts. The drafter reads it now if that takes next to nothing.
 
-    @property
-    def needs_timing(self) -> bool:
-        """Whether every step must be timed, even if it is the only enabled source."""
-        return self._prompt is not None or self.explores or not self._is_cheap
+        Otherwise it waits until the gain missed in this text would have paid for reading it: a text
+        that has gone on for long will probably go on as long again.
 
-    @property
-    def _is_cheap(self) -> bool:
-        return self._mean_seconds <= _CHEAP * self._plain_seconds
-
-    def is_worth(self, left: float) -> bool:
-        """Whether to draft if all drafts so far are wrong with probability ``left``.
-
-        Assumes the gain is proportional to ``left``. A source that does not pay off still drafts
-        if it has the step to itself (``left`` = 1), where it may improve.
+        row    the target's seconds for a prompt token
+        plain  seconds of a plain step
         """
-        if not self._mean_open:  # not tried yet
-            return left > 0.0
-        gain = max(self._mean_gain / self._mean_open, self._mean_seconds)
-        return left * gain >= self._mean_seconds
+        self._prompt, self._missed, self._offset = prompt, 0.0, 0.0
+        self._text_weight, self._follows = _PRIOR, False
+        if self._reading * plain <= 2 * EXPLORATION * row:
+            self._read(plain)
 
-    def calibrated(self, prob: float) -> float:
-        """The acceptance probability of a draft that the source estimates at ``prob``.
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafter should read the target's states while the prompt is decoded."""
+        return self._gains[-1] > 0.0
 
-        The source's own estimates count outcomes in all steps. They are too high for the harder
-        steps that earlier sources leave to it.
+    def strength(
+        self,
+        tokens: Sequence[int],
+        now: int,
+        plain: float,
+        left: float = 1.0,
+        drafted: float = 0.0,
+    ) -> int:
+        """The strength with which to ask it after ``tokens``; 0 if it is not worth its time.
+
+        now      steps so far
+        plain    seconds of a plain step
+        left     probability that all drafts of other sources in this step are wrong
+        drafted  how many of them are expected to be accepted
         """
-        if not 0.0 < prob < 1.0:
-            return prob
-        return 1.0 / (1.0 + (1.0 - prob) / prob * math.exp(-self._log_odds))
+        may_explore = now >= self._explore_at and left > 0.5
+        if self._prompt is not None:
+            gain, to_read = self._gains[-1] + self._offset, self._reading * len(self._prompt)
+            if gain > 0.0:
+                self._missed += gain
+                if self._missed < to_read:
+                    return 0
+            elif may_explore:
+                self._owed = to_read
+            else:
+                return 0
+            self._read(plain)
+        strength = min(self.drafter.strength(tokens), len(self._gains) - 1)
+        if strength and (may_explore or self._expected(strength, left, drafted) > 0.0):
+            return strength
+        return 0
 
-    def learn(self, prob: float, *, accepted: bool) -> None:
-        """Update the calibration: a draft with calibrated probability ``prob`` was verified."""
-        change = _LEARNING_RATE * (accepted - prob)
-        self._log_odds = max(-_MAX_LOG_ODDS, min(_MAX_LOG_ODDS, self._log_odds + change))
+    def _expected(self, strength: int, left: float, drafted: float) -> float:
+        """The gain expected of asking it, beside other drafts or instead of them."""
+        gain = self._gains[strength] + self._offset
+        if left < 1.0:
+            tokens = gain + self._cost
+            gain = max(left * tokens, tokens - drafted) - self._cost
+        return gain
 
-    def begin(self, prompt: Sequence[int], now: int) -> None:
-        """Start a text after step ``now``. A cheap source is enabled again."""
-        if self._is_cheap:
-            self.enabled_at = self.credit = 0.0
-        self._prompt = prompt
-        if self.enabled_at <= now:
-            seconds = self._begin_drafter()
-            if not self._is_cheap:  # a cheap one may index a text of any length
-                self._begin_seconds = seconds
+    def _read(self, plain: float) -> None:
+        prompt, self._prompt = self._prompt, None
+        assert prompt is not None
+        start = perf_counter()
+        self.drafter.begin(prompt)
+        spent = (perf_counter() - start) / plain / len(prompt)
+        self._reading += RATE * (spent - self._reading) if self._reading else spent
 
     def draft(
-        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget, left: float = 1.0
+        self,
+        tokens: Sequence[int],
+        tree: TokenTree,
+        budget: DraftBudget,
+        strength: int,
+        left: float,
     ) -> None:
-        """Add drafts to ``tree`` if that is worth the time; see ``is_worth``."""
-        self.seconds = 0.0
-        self.has_drafted = self.is_worth(left)
-        if self.has_drafted:
-            if self._prompt is not None:
-                self._begin_seconds = self._begin_drafter()
+        """Add its drafts to ``tree``, which has no others."""
+        start = perf_counter()
+        self.drafter.draft(tokens, tree, budget)
+        self.asked_with, self._left, self._follows = strength, left, True
+        # A source is right less often where it is needed than where others know as much.
+        odds = math.exp(-self._log_odds)
+        tree.probs = [1.0 / (1.0 + (1.0 / p - 1.0) * odds) if p else p for p in tree.probs]
+        self.seconds = perf_counter() - start
+
+    def observe(self, step: Step) -> None:
+        """Pass on a step, whether or not it was asked in it."""
+        if self._follows:
             start = perf_counter()
-            self.drafter.draft(tokens, tree, budget)
-            self.seconds = perf_counter() - start
-            self._mean_open += RATE * (left - self._mean_open)
+            self.drafter.observe(step)
+            self.seconds += perf_counter() - start
 
-    def observe(self, step: Step, gain: float, plain: float, now: int, n_steps: int = 1) -> None:
-        """Pass the step to the drafter and update the credit.
+    def skip(self) -> None:
+        """There were steps that it has not seen."""
+        self._follows = False
 
-        gain     seconds its drafts saved in this step and the ``n_steps - 1`` before
-        plain    seconds of a plain step
-        now      steps so far
+    def learn(
+        self,
+        tree: TokenTree,
+        accepted: Container[int],
+        probs: Sequence[float],
+        row: float,
+        rest: float,
+        now: int,
+        plain: float,
+    ) -> None:
+        """Learn from a step in which it was asked.
+
+        accepted  nodes of the tree
+        probs     path probability of each node
+        row       cost of a row, in plain steps
+        rest      seconds besides decoding and drafting
+        now       steps so far
+        plain     seconds of a plain step
         """
-        if self._prompt is not None:  # has not started this text
-            return
-        start = perf_counter()
-        self.drafter.observe(step)
-        self.seconds += perf_counter() - start
-        # Clipped: the operating system may have interrupted the step.
-        mean = self._mean_seconds or self.seconds
-        spent = min(self.seconds, 3 * mean)
-        if self.has_drafted:
-            self._mean_seconds = mean + RATE * (spent - mean)
-            self._mean_gain += RATE * (gain - self._mean_gain)
-        self._plain_seconds = plain
-        balance = gain - n_steps * spent - self.explored_seconds - self._begin_seconds
-        credit = self.credit + balance / plain
-        self.explored_seconds = self._begin_seconds = 0.0
-        is_cheap = self._is_cheap
-        limit = _CHEAP_CREDIT_LIMIT if is_cheap else _CREDIT_LIMIT
-        if credit > 0.0:
-            self._backoff = 1
-        elif credit < -limit:
-            self.enabled_at = now - self._backoff * credit / _EXPLORATION_BUDGET
-            if not is_cheap:
-                self._backoff = min(2 * self._backoff, _MAX_BACKOFF)
-            credit = -0.5 * limit  # on probation after the cooldown
-        self.credit = min(credit, _MAX_CREDIT)
+        n_accepted, expected = 0, 0.0
+        for node in self.nodes:
+            expected += probs[node]
+            if tree.parents[node] in accepted:
+                is_accepted = node in accepted
+                n_accepted += is_accepted
+                self._log_odds += RATE * (is_accepted - tree.probs[node])
+        self._log_odds = max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, self._log_odds))
+        tokens = _TRUST * expected + (1.0 - _TRUST) * n_accepted
+        self._learn_gain(tokens - row * len(self.nodes), (self.seconds + rest) / plain, now)
 
-    def _begin_drafter(self) -> float:
-        """Start the drafter on the pending text; return the seconds it took."""
-        assert self._prompt is not None
-        start = perf_counter()
-        self.drafter.begin(self._prompt)
-        self._prompt = None
-        return perf_counter() - start
+    def _learn_gain(self, gain: float, spent: float, now: int) -> None:
+        """Learn what the drafts gained and how long asking took, in plain steps."""
+        if self._cost:  # an interrupted one counts three times the usual at most
+            spent = min(spent, 3.0 * self._cost)
+            self._cost += RATE * (spent - self._cost)
+        else:
+            self._cost = spent
+        strength, left = self.asked_with, self._left
+        gain = min(gain, _MAX_GAIN) - spent
+        expected = left * (self._gains[strength] + self._offset + self._cost) - self._cost
+        if expected <= 0.0:  # it was tried
+            self._explore_at = now + max(0.0, self._owed - gain) / EXPLORATION
+        self._owed = 0.0
+        error = left * (gain - expected)
+        self._weights[strength] = min(self._weights[strength] + left, MEMORY)
+        self._text_weight = min(self._text_weight + left, MEMORY)
+        self._gains[strength] += error / self._weights[strength]
+        self._offset += error / self._text_weight

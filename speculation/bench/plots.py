@@ -35,6 +35,7 @@ PALETTE = (
     "#7ab800",
     "#333333",
     "#ff8a70",
+    "#00b8a9",
 )
 PHASE_COLOURS = {
     "draft": "#e69f00",

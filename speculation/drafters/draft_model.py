@@ -172,8 +172,8 @@ class DraftModel(Drafter):
         With a ``floor``, the choices whose path probability reaches it. Without one, the first
         choice from ``p_min`` and others from ``p_split``; in a chain, ``p_path`` is a floor, too.
         """
-        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
         if self._sampler is not None:
+            parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
             path = []
             node = parent
             while node >= 0:
@@ -185,10 +185,17 @@ class DraftModel(Drafter):
                 return []
             drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
             return [Candidate(parent, t, float(q[t]), parent_prob * float(q[t]), q) for t in drawn]
+        return self._chosen(floor, nodes, parent, top_tokens(logits, self.params.width))
+
+    def _chosen(
+        self, floor: float, nodes: Candidates, parent: int, top: Sequence[tuple[int, float]]
+    ) -> list[Candidate]:
+        """Those of the ``top`` tokens below ``parent`` that are likely enough to be drafted."""
         candidates: list[Candidate] = []
         params = self.params
+        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
         path_floor = floor or (params.p_path if params.width == 1 else 0.0)
-        for token, prob in top_tokens(logits, params.width):
+        for token, prob in top:
             path_prob = parent_prob * self._estimates.prob(min(9, int(10 * prob)))
             min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
             if prob >= min_prob and path_prob >= path_floor:
@@ -216,7 +223,7 @@ def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     return DraftModel(
         params,
         resources.keep("draft context", lambda: DraftContext(target)),
-        estimates=resources.keep(("estimates", "draft"), lambda: Estimates(PRIORS)),
+        estimates=resources.estimates("draft", PRIORS),
         sampler=make_sampler() if make_sampler is not None else None,
         target_seconds=resources.step_seconds,
     )

@@ -23,11 +23,10 @@ from functools import lru_cache
 from itertools import chain
 
 from batching.errors import InvalidParameter
-from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from batching.tree import TokenTree
+from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 # Probability that the n-th token of a pooled n-gram is accepted if those before it are; guesses.
 PRIORS = (0.2, 0.45, 0.6, 0.7)
@@ -109,15 +108,6 @@ class Lookahead(Drafter):
         self._pool = NgramPool(params.guesses)
         self._prompt: Sequence[int] = ()
 
-    @property
-    def explored_rows(self) -> int:
-        return self.params.window_rows
-
-    @property
-    def explored_branches(self) -> int:
-        """One per column of the window."""
-        return self.params.window
-
     def begin(self, prompt: Sequence[int]) -> None:
         self._estimates.new_text()
         n, size = self.params.ngram, self.params.guesses
@@ -131,9 +121,6 @@ class Lookahead(Drafter):
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._last_level = []
         self._proposed = []
-        if budget.min_path_prob:
-            self._add_likely(tokens[-1], tree, budget)
-            return
         if not self._levels:  # as in llama.cpp, the prompt's last token is decoded alone
             return
         ngrams = self._pool.starting_with(tokens[-1])
@@ -147,26 +134,6 @@ class Lookahead(Drafter):
         tree.n_seq = 1 + self.requires.branches
         tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # without duplicates, which merging can produce
-
-    def explore(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add the window to a tree whose drafts have been selected."""
-        if self._levels and budget.room(tree) >= self.params.window_rows:
-            self._last_level = self._add_window(tree)
-            tree.branches += self._last_level
-
-    def _add_likely(self, token: int, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add the sufficiently likely n-grams, latest first."""
-        left = 1.0  # probability that all n-grams so far are wrong
-        for ngram in reversed(self._pool.starting_with(token)):
-            length = min(len(ngram), budget.room(tree))
-            probs = self._estimates.chain_probs(range(length), left, budget.min_path_prob)
-            if not probs:
-                return
-            p = probs[0]
-            probs[0] = left * p
-            tree.add_chain(0, ngram[: len(probs)], probs)
-            self._proposed.append(ngram)
-            left *= 1.0 - p
 
     def _learn(self, step: Step) -> None:
         if not self._proposed:
@@ -250,22 +217,9 @@ def _window_shape(w: int, n: int, first: int) -> tuple[list[int], list[int], lis
     return parents, depths, [False] * (len(parents) - w) + [True] * w
 
 
-def _source_params(resources: Resources) -> LookaheadParams | None:
-    """The largest window that adds at most a quarter to the cost of a plain step, if any."""
-    if resources.n_rewind < NO_LIMIT:
-        return None
-    curve = resources.cost.curve(0)
-    for window in (15, 10, 7, 5):
-        params = LookaheadParams(window=window, ngram=5, guesses=window)
-        if curve.at(1 + params.window_rows) <= 1.25 * curve.at(1):
-            return params
-    return None
-
-
 spec = MethodSpec(
     name="lookahead",
     title="Lookahead",
     params=LookaheadParams,
     make=lambda params, resources: Lookahead(params),
-    as_source=AsSource(_source_params),
 )

@@ -183,7 +183,7 @@ class Medusa(Drafter):
 
 def _make(params: MedusaParams, resources: Resources) -> Medusa:
     heads = resources.require_heads(KIND.method, "medusa")
-    estimates = resources.keep(("estimates", "medusa"), lambda: Estimates(PRIORS))
+    estimates = resources.estimates("medusa", PRIORS)
     return Medusa(params, heads, estimates)
 
 

@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from batching.cache import common_prefix
 from batching.errors import InvalidParameter
-from batching.tree import NO_LIMIT, TokenTree
+from batching.tree import TokenTree
 from speculation.drafter import (
-    AsSource,
     DraftBudget,
     Drafter,
-    IdleHint,
     MethodSpec,
     PlainSteps,
     Requirements,
@@ -175,13 +173,13 @@ class PromptLookup(Drafter):
         self._estimates.new_text()
         self._is_first = True
 
-    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        """Idle after a token that is new to the text: there is nothing to copy."""
+    def strength(self, tokens: Sequence[int]) -> int:
+        """The length of the longest n-gram at the end of ``tokens`` that occurred before."""
         index = self._index
-        index.extend(tokens[len(index.tokens) :])
-        if self.params.min_ngram > 1 or tokens[-1] in index.known:
-            return None
-        return IdleHint(index.known, NO_LIMIT)
+        n = len(index.tokens)
+        if n != len(tokens):
+            index.extend(tokens[n:])
+        return index.longest()
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
@@ -304,7 +302,7 @@ def _round_length(length: int) -> int:
 
 
 def _make(params: PromptLookupParams, resources: Resources) -> PromptLookup:
-    return PromptLookup(params, resources.keep(params, lambda: Estimates(PRIORS)))
+    return PromptLookup(params, resources.estimates(f"{params}", PRIORS))
 
 
 spec = MethodSpec(
@@ -312,5 +310,4 @@ spec = MethodSpec(
     title="Prompt lookup",
     params=PromptLookupParams,
     make=_make,
-    as_source=AsSource(lambda resources: PromptLookupParams(branches=2)),
 )

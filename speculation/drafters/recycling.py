@@ -118,9 +118,7 @@ def _make(params: RecyclingParams, resources: Resources) -> Recycling:
         table = resources.keep("bigrams", lambda: load_bigrams(model))
     else:
         table = resources.keep("cold bigrams", BigramTable)
-    return Recycling(
-        params, table, resources.keep(("estimates", "recycling"), lambda: Estimates(PRIORS))
-    )
+    return Recycling(params, table, resources.estimates("recycling", PRIORS))
 
 
 spec = MethodSpec(

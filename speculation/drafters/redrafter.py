@@ -103,7 +103,7 @@ def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
     return ReDrafter(
         params,
         resources.require_heads(KIND.method, "redrafter"),
-        estimates=resources.keep(("estimates", "redrafter"), lambda: Estimates(PRIORS)),
+        estimates=resources.estimates("redrafter", PRIORS),
         target_seconds=resources.step_seconds,
     )
 

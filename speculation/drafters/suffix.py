@@ -19,12 +19,11 @@ from math import exp, log2, prod
 from typing import NamedTuple
 
 from batching.cache import common_prefix
-from batching.tree import NO_LIMIT, TokenTree
+from batching.tree import TokenTree
 from speculation.drafter import (
     AsSource,
     DraftBudget,
     Drafter,
-    IdleHint,
     MethodSpec,
     PlainSteps,
     Requirements,
@@ -196,12 +195,13 @@ class Suffix(Drafter):
         self._learn()
         self._start(prompt)
         self._estimates.new_text()
-        self._find(prompt)
+        self._read(prompt)
 
     def _start(self, prompt: Sequence[int]) -> None:
         self._index = SuffixIndex(1 << max(12, (2 * len(prompt)).bit_length()))
-        self._known: set[int] = set()  # tokens followed by another one in this text
         self._n_read = 0  # tokens of the text in the index
+        self._where = self._index  # the index in which the end of the text was found …
+        self._level = -1  # … at this level; -1 = nowhere
         self._lookup: Lookup | None = None  # after the tokens read
         self._is_drafted = False  # whether this step's draft came from it
         self._outcomes: list[tuple[Lookup, list[int]]] = []  # lookups and actual tokens to learn
@@ -211,19 +211,20 @@ class Suffix(Drafter):
         if self._memory is not None:
             self._memory.remember(tokens)
 
-    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        """Idle while the end of the text occurs nowhere: there is nothing to copy."""
-        if self._find(tokens) is not None:
-            return None
-        if self._memory is None or not self._memory.index.n_tokens:
-            return IdleHint(self._known, NO_LIMIT)
-        return IdleHint(None, 1)  # nearly every token is in a large memory
+    def strength(self, tokens: Sequence[int]) -> int:
+        """1 to 4 for a match of 1, 2, 4, 8 or more tokens in this text; 5 to 7 for one of 2, 4, 8
+        or more in the memory."""
+        self._read(tokens)
+        if self._level < 0:
+            return 0
+        return min(self._level, 3) + (1 if self._where is self._index else 4)
 
     def observe_plain(self, steps: PlainSteps) -> None:
         self._is_first = False
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        lookup = self._find(tokens)
+        self._read(tokens)
+        lookup = self._look_up()
         if lookup is None:
             return
         self._is_drafted = True
@@ -293,40 +294,44 @@ class Suffix(Drafter):
                         break
         self._outcomes.clear()
 
-    def _find(self, tokens: Sequence[int]) -> Lookup | None:
-        """Read ``tokens``, the whole text, and look up its end; once for each length."""
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Read ``tokens``, the whole text, and search for its end; once for each length."""
         n = self._n_read
         if n < len(tokens):
             self._index.extend(tokens[n:])
-            self._known.update(tokens[max(0, n - 1) : -1])
             self._n_read = len(tokens)
-            self._lookup = self._look_up()
-        return self._lookup
+            self._lookup = None
+            self._search()
 
-    def _look_up(self) -> Lookup | None:
-        """The occurrences of the longest suffix that has any: in this text, else in the memory.
+    def _search(self) -> None:
+        """Find the longest suffix that occurs earlier: in this text, else in the memory.
 
         A match here is worth one in the memory that is two levels longer. The two are not mixed:
         the memory has this conversation's earlier turns, too, which must not count twice.
         """
-        text, memory = self._index, self._memory
-        level, positions = self._longest(text, 0)
-        if memory is not None and level < _TOP:
-            shortest = max(_SHORTEST_IN_MEMORY, min(level + 2, _TOP))
-            in_memory, remembered = self._longest(memory.index, shortest)
-            if remembered:
-                return self._compare(memory.index, remembered, LENGTHS[in_memory])
-        return self._compare(text, positions, LENGTHS[level]) if positions else None
+        memory = self._memory
+        self._where, self._level = self._index, self._longest(self._index, 0)
+        if memory is not None and memory.index.n_tokens and self._level < _TOP:
+            shortest = max(_SHORTEST_IN_MEMORY, min(self._level + 2, _TOP))
+            level = self._longest(memory.index, shortest)
+            if level >= 0:
+                self._where, self._level = memory.index, level
 
-    def _longest(self, index: SuffixIndex, shortest: int) -> tuple[int, list[int]]:
-        """The highest level, from ``shortest``, at which ``index`` has matches, and these; or -1,
-        none."""
-        for level in range(_TOP, shortest - 1, -1):
-            if LENGTHS[level] <= self._n_read:
-                positions = index.matches(level, self._index, _CANDIDATES)
-                if positions:
-                    return level, positions
-        return -1, []
+    def _longest(self, index: SuffixIndex, shortest: int) -> int:
+        """The highest level, from ``shortest``, at which ``index`` has a match; -1 = none."""
+        longest = -1
+        for level in range(shortest, _TOP + 1):
+            if LENGTHS[level] > self._n_read or not index.matches(level, self._index, 1):
+                break
+            longest = level
+        return longest
+
+    def _look_up(self) -> Lookup | None:
+        """Compare what follows the occurrences found; once for each length of the text."""
+        if self._lookup is None and self._level >= 0:
+            positions = self._where.matches(self._level, self._index, _CANDIDATES)
+            self._lookup = self._compare(self._where, positions, LENGTHS[self._level])
+        return self._lookup
 
     def _compare(self, index: SuffixIndex, positions: list[int], n: int) -> Lookup:
         """Compare the continuations at ``positions``, which have ``n`` tokens in common."""
@@ -353,7 +358,7 @@ def _round_length(length: int) -> int:
 
 
 def _make(params: SuffixParams, resources: Resources) -> Suffix:
-    estimates = resources.keep(("estimates", "suffix"), lambda: Estimates(PRIORS))
+    estimates = resources.estimates("suffix", PRIORS)
     return Suffix(params, resources.memory, estimates)
 
 
@@ -362,5 +367,7 @@ spec = MethodSpec(
     title="Suffix decoding",
     params=SuffixParams,
     make=_make,
-    as_source=AsSource(lambda resources: SuffixParams(branches=4)),
+    as_source=AsSource(
+        lambda resources: SuffixParams(branches=4), gains=(0.1, 0.3, 1.0, 2.0, 0.1, 0.3, 1.0)
+    ),
 )

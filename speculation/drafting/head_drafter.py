@@ -193,7 +193,7 @@ class HeadDrafter(TreeDrafter):
         return cls(
             params,
             resources.keep(("head context", kind), lambda: _make_context(head)),
-            estimates=resources.keep(("estimates", kind), lambda: Estimates(PRIORS)),
+            estimates=resources.estimates(kind, PRIORS),
             target_seconds=resources.step_seconds if timed else None,
         )
 

@@ -70,6 +70,22 @@ class NgramIndex:
             positions.append(position)
         return positions
 
+    def longest(self) -> int:
+        """The length of the longest n-gram at the end of the text that occurred before; 0 = none.
+
+        Faster than ``latest``.
+        """
+        text, end, key, longest = self.tokens, len(self.tokens), 0, 0
+        for n, latest, _ in self._lengths:
+            if n > end:
+                break
+            key = key * _TOKENS + text[end - n]
+            if key in latest:
+                longest = n
+            elif n >= self._min_ngram:
+                break
+        return longest
+
     def matches(self, n: int, position: int, limit: int) -> list[int]:
         """Up to ``limit`` positions after the same ``n`` tokens, latest first from ``position``."""
         _, _, before = self._lengths[n - 1]

@@ -12,7 +12,7 @@ import pytest
 
 from batching.gguf.reader import fingerprint
 from batching.llama.context import ContextParams
-from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.cost import Cost, CostCurve
 from speculation.bench.prompt_file import read_prompts, select_prompts
 from speculation.bench.results import Run
 from speculation.bench.run import Plan, measure, with_baseline
@@ -120,10 +120,10 @@ def test_in_f32_no_other_method_changes_a_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rows this cheap make auto draft on any machine.
-    cheap = CostModel({0: CostCurve((1, 64), (5e-3, 7.5e-3))})
+    cheap = Cost(CostCurve((1, 64), (5e-3, 7.5e-3)))
     monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
-    monkeypatch.setattr("speculation.engine.save_cost", lambda *kept: None)
+    monkeypatch.setattr("speculation.auto.learnt.save", lambda *kept: None)
     paired = {"draft_model": "bundled-draft", "heads": f32_heads}
     kinds = ["chat", "extraction"]
     done = runs(f32_model, EXACT, ON_TWO_CATEGORIES, sampling, categories=kinds, **paired)

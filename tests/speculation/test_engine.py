@@ -18,7 +18,7 @@ from tests.support.tiny_gguf import write_recurrent_gguf
 
 METHODS = (
     "auto",
-    "auto:sources=draft+recycling+lookahead",
+    "auto:sources=draft+recycling+suffix",
     "recycling:nodes=20",
     "draft:p_min=0.02",
     "draft:width=3,nodes=10,p_min=0.01,draft_max=4",

@@ -156,7 +156,7 @@ def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
     with pytest.raises(
         InvalidParameter, match="method medusa needs medusa heads; load them with heads"
     ):
-        engine.generate(PROMPT, method="auto:sources=prompt-lookup+medusa", max_tokens=9).run()
+        engine.generate(PROMPT, method="auto:sources=suffix+medusa", max_tokens=9).run()
 
 
 @pytest.mark.parametrize(

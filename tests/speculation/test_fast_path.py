@@ -15,13 +15,13 @@ from batching.llama.model import Model
 from batching.rows import Rows
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Source
 from speculation.chat.detokenizer import ReplyText
 from speculation.continuation import Continuation, Emitted
 from speculation.decode import decode
-from speculation.drafter import DraftBudget, Drafter, IdleHint, PlainSteps, Step
+from speculation.drafter import DraftBudget, Drafter, PlainSteps, Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
 from speculation.stats import Stats
 from speculation.verify import Match
@@ -57,25 +57,19 @@ def emitted(
     return list(decode(text, cancelled))
 
 
-class Idle(Drafter):
-    """Never drafts, and gives the idle hint it was made with."""
+class Waiting(Drafter):
+    """Never drafts, but would after some tokens."""
 
-    def __init__(self, until: Sequence[int] | None, n_steps: int = NO_LIMIT) -> None:
-        self._hint = IdleHint(until, n_steps)
+    def __init__(self, after: Sequence[int] = ()) -> None:
+        self._after = after
         self.n_asked = 0
         self.runs: list[list[int]] = []
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        pass
-
-    def idle(self, tokens: Sequence[int]) -> IdleHint | None:
-        return self._hint
+    def strength(self, tokens: Sequence[int]) -> int:
+        return int(tokens[-1] in self._after)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self.n_asked += 1
-
-    def observe(self, step: Step) -> None:
-        pass
 
     def observe_plain(self, steps: PlainSteps) -> None:
         assert len(steps.tokens) == len(steps.seconds)
@@ -93,24 +87,13 @@ def test_without_drafters_all_steps_after_the_first_form_one_run() -> None:
     assert stats.decode_seconds >= sum(stats.phase_seconds.values()) > 0
 
 
-def test_a_run_ends_after_a_token_named_in_the_idle_hint() -> None:
+def test_a_run_ends_where_a_drafter_would_draft() -> None:
     assert plain_text(26, n_tokens=8) == [8, 1, 2, 7, 2, 9, 6, 5]
-    steps = emitted(prompt_of(26), [Idle([7, 6])], 8)
-    assert [step.tokens for step in steps] == [[8], [1, 2, 7], [2, 9, 6], [5]]
-
-
-def test_a_run_ends_after_a_token_already_seen_in_this_run() -> None:
-    steps = emitted(prompt_of(26), [Idle([])], 8)
-    assert [step.tokens for step in steps] == [[8], [1, 2, 7, 2], [9, 6, 5]]
-    steps = emitted(prompt_of(22), [Idle([])], 8)
-    assert [step.tokens for step in steps] == [[3], [2, 1, 1], [6, 4, 1], [7]]
-
-
-def test_a_run_is_no_longer_than_the_idle_hint() -> None:
-    idle = Idle(None, n_steps=3)
-    emitted(prompt_of(26), [idle], 8)
-    assert idle.runs == [[1, 2, 7], [2, 9, 6], [5]]
-    assert idle.n_asked == 1  # in the first step, which decodes the end of the prompt
+    drafter = Waiting([7, 6])
+    steps = emitted(prompt_of(26), [drafter], 8)
+    assert [step.tokens for step in steps] == [[8], [1, 2, 7], [2], [9, 6], [5]]
+    assert drafter.runs == [[1, 2, 7], [9, 6]]
+    assert drafter.n_asked == 3  # also in the first step, which decodes the end of the prompt
 
 
 def test_a_cancelled_run_ends_with_the_current_step() -> None:
@@ -143,8 +126,8 @@ def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
     assert text.tokens == [8, 1, 2, 7]
 
 
-class WithoutIdleHints(Drafter):
-    """A drafter that is asked in every step because it gives no idle hints."""
+class AlwaysAsked(Drafter):
+    """A drafter that is asked in every step, because it does not tell its strength."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -169,56 +152,28 @@ class WithoutIdleHints(Drafter):
         PromptLookupParams(min_ngram=2),
     ],
 )
-def test_prompt_lookup_drafts_the_same_with_and_without_idle_hints(
+def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(
     params: PromptLookupParams,
 ) -> None:
     n_runs = 0
     for seed in range(60):
         prompt = prompt_of(seed)[:4]
-        hinted, asked = Stats(), Stats()
-        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, hinted)]
-        emitted(prompt, [WithoutIdleHints(PromptLookup(params))], 40, asked)
-        assert (hinted.n_steps, hinted.n_drafted) == (asked.n_steps, asked.n_drafted)
-        assert hinted.rows_histogram == asked.rows_histogram
-        n_runs += len(runs) < hinted.n_steps
+        quick, asked = Stats(), Stats()
+        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, quick)]
+        emitted(prompt, [AlwaysAsked(PromptLookup(params))], 40, asked)
+        assert (quick.n_steps, quick.n_drafted) == (asked.n_steps, asked.n_drafted)
+        assert quick.rows_histogram == asked.rows_histogram
+        n_runs += len(runs) < quick.n_steps
     assert n_runs > 20 or params.min_ngram == 2
 
 
-def lone_auto(drafter: Drafter) -> Auto:
-    curve = CostCurve((1, 64), (1.0, 30.0))
-    return Auto(AutoParams(), [Source("prompt-lookup", drafter)], CostModel({0: curve}))
-
-
-def test_auto_is_idle_when_its_only_source_is() -> None:
-    idle = Idle([5])
-    auto = lone_auto(idle)
-    auto.begin([1, 2, 3])
-    assert auto.idle([1, 2, 3]) is None  # the cost of the source is not known yet
+def test_auto_decodes_plainly_while_no_source_has_evidence() -> None:
+    drafter = Waiting()
+    cost = Cost(CostCurve((1, 64), (1.0, 30.0)))
+    auto = Auto(AutoParams(), [Source("waiting", drafter)], cost)
     emitted(prompt_of(26), [auto], 30)
-    assert auto.idle([1, 2, 3]) == IdleHint([5], NO_LIMIT)
-    assert 0 < idle.n_asked < 5
-    assert sum(map(len, idle.runs)) > 25
-
-
-def test_auto_is_idle_until_a_source_is_enabled_again() -> None:
-    auto = lone_auto(Idle([5]))
-    emitted(prompt_of(26), [auto], 10)
-    (source,) = auto.sources
-    source.enabled_at = auto._now + 6.5
-    auto._update_enabled()
-    assert auto.idle([1, 2, 3]) == IdleHint(None, 7)
-    auto.observe_plain(PlainSteps([4] * 7, [0.1] * 7))
-    assert auto.idle([1, 2, 3]) is None
-
-
-def test_plain_steps_do_not_change_the_credit_of_a_source() -> None:
-    auto = lone_auto(Idle([5]))
-    emitted(prompt_of(26), [auto], 10)
-    (source,) = auto.sources
-    before = source.credit
-    for _ in range(40):
-        auto.observe_plain(PlainSteps([4] * 100, [0.1] * 100))
-    assert source.credit == before
+    assert drafter.n_asked == 0
+    assert sum(map(len, drafter.runs)) == 29
 
 
 def test_a_row_of_a_run_is_decoded_like_any_other(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from batching.cache import SequenceCache
 from batching.rows import branch_ends
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.cost import Cost, CostCurve
 from speculation.continuation import Continuation
 from speculation.decode import decode
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
@@ -78,7 +78,7 @@ METHODS = (
     "ar",
     "auto",
     "auto:sources=draft+recycling",
-    "auto:sources=lookahead+prompt-lookup",
+    "auto:sources=recycling+suffix",
     "recycling",
     "recycling:nodes=7,depth=2,rows=all",
     "draft",
@@ -89,14 +89,14 @@ METHODS = (
     "medusa:choices=0.0.0.0/0.1.0/1.0/2",
     "medusa:nodes=40",
     "auto:sources=medusa",
-    "auto:sources=medusa+prompt-lookup+lookahead",
+    "auto:sources=medusa+suffix+recycling",
     "eagle-1",
     "eagle-1:choices=0.0.0/1.0/2,window=3",
     "eagle-2",
     "eagle-2:depth=3,top_k=3,nodes=7,window=2",
     "eagle-2:top_k=1,nodes=4,window=0",
     "auto:sources=eagle",
-    "auto:sources=eagle+medusa+prompt-lookup",
+    "auto:sources=eagle+medusa+suffix",
     "prompt-lookup",
     "prompt-lookup:branches=4,order=longest",
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
@@ -119,7 +119,7 @@ def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resourc
     accepted."""
     curve = CostCurve((1, 64), (1.0, 1.2))
     return Resources(
-        lambda: CostModel({0: curve}),
+        lambda: Cost(curve),
         n_rewind=n_rewind,
         draft=FakeTarget(logits=draft_logits, n_rewind=draft_rewind),
         heads={"medusa": FakeHeads(), "eagle": FakeEagleHead(draft_logits)},

@@ -1,8 +1,8 @@
-"""Fake sources of auto, a fake clock for them, and steps without a model."""
+"""A fake source of auto, a fake clock for it, and steps without a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,49 +11,54 @@ from speculation.auto.drafter import Auto
 from speculation.drafter import DraftBudget, Drafter, Step
 
 
-class Never(Drafter):
-    """Drafts nothing."""
+class Clock:
+    """Simulated seconds."""
 
     def __init__(self) -> None:
-        self.began = 0
+        self.now = 0.0
 
-    def begin(self, prompt: object) -> None:
-        self.began += 1
-
-    def draft(self, tokens: object, tree: object, budget: object) -> None:
-        pass
-
-    def observe(self, step: object) -> None:
-        pass
+    def __call__(self) -> float:
+        return self.now
 
 
-class OneToken(Drafter):
-    """Drafts one token with a given probability."""
-
-    def __init__(self, token: int, prob: float) -> None:
-        self.token, self.prob = token, prob
-        self.asked = 0
-
-    def begin(self, prompt: object) -> None:
-        pass
-
-    def draft(self, tokens: object, tree: TokenTree, budget: DraftBudget) -> None:
-        self.asked += 1
-        if self.prob:
-            tree.add(0, self.token, prob=self.prob)
-
-    def observe(self, step: object) -> None:
-        pass
-
-
-def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+def use_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     for module in ("drafter", "source"):
         monkeypatch.setattr(f"speculation.auto.{module}.perf_counter", clock)
 
 
-def take_step(auto: Auto, path: Sequence[int] = (0,)) -> int:
-    """Let auto draft and observe a step of one second. Returns how many rows it had."""
-    tree = TokenTree(1)
-    auto.draft([1], tree, DraftBudget())
-    auto.observe(Step(tree, None, list(path), 9, 1.0))  # type: ignore[arg-type]
-    return len(tree)
+class OneToken(Drafter):
+    """Drafts one token with a given probability; nothing if that is 0."""
+
+    budget = DraftBudget(min_path_prob=0.01)
+
+    def __init__(self, token: int, prob: float) -> None:
+        self.token, self.prob = token, prob
+        self.n_asked = 0
+        self.use(Clock(), 0.0)
+
+    def use(self, clock: Clock, seconds: float, reading: float = 0.0) -> None:
+        """Take ``seconds`` of ``clock`` for a draft, and ``reading`` for a token of a prompt."""
+        self._clock, self._seconds, self._reading = clock, seconds, reading
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._clock.now += self._reading * len(prompt)
+
+    def draft(self, tokens: object, tree: TokenTree, budget: DraftBudget) -> None:
+        self.n_asked += 1
+        self._clock.now += self._seconds
+        if self.prob:
+            tree.add(0, self.token, prob=self.prob)
+
+
+def take_step(auto: Auto, tokens: Sequence[int], clock: Clock, *, right: bool = False) -> list[int]:
+    """Let auto draft and observe a step of one second; accept its first draft if ``right``.
+
+    Returns the tokens that the step added.
+    """
+    tree = TokenTree(tokens[-1])
+    auto.draft(tokens, tree, OneToken.budget)
+    clock.now += 1.0
+    path = [0, 1] if right and len(tree) > 1 else [0]
+    step = Step(tree, None, path, 9, 1.0)  # type: ignore[arg-type]
+    auto.observe(step)
+    return step.tokens

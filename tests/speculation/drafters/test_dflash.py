@@ -18,7 +18,7 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.tree import Floats
-from speculation.auto.cost_curve import CostCurve, CostModel
+from speculation.auto.cost import Cost, CostCurve
 from speculation.drafting.block_context import BlockContext
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
@@ -227,7 +227,7 @@ def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
 
 
 def test_auto_uses_dflash_if_rows_are_cheap(engine: Engine) -> None:
-    cost = CostModel({0: CostCurve((1, 64), (0.02, 0.024))})
+    cost = Cost(CostCurve((1, 64), (0.02, 0.024)))
     engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
     sampling = endless(engine)
     plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()

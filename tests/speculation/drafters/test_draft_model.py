@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
 from batching.tree import Floats, TokenTree
-from speculation.auto.calibration import load_cost, measure_cost, save_cost
-from speculation.auto.cost_curve import CostModel
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
 from speculation.drafter import DraftBudget
@@ -265,26 +262,3 @@ def test_a_bigram_table_made_from_a_text_is_found_beside_the_model(
     assert 0 < sum(probs) <= 1.02
     assert main(["--model", str(gguf), "--text", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
-
-
-def test_costs_are_measured_once_and_saved(tiny_model: Path, cache_folder: Path) -> None:
-    with Model(tiny_model) as model, Context(model, EXACT) as context:
-        curve = measure_cost(context, sizes=(1, 2, 4), n_past=20, budget_seconds=0.05)
-        assert curve.sizes == (1, 2, 4)
-        assert 0 < curve.at(1) <= curve.at(2) <= curve.at(4)
-        cost = CostModel({0: curve})
-        save_cost(context, cost)
-        kept = load_cost(context)
-        assert kept.curve(0).seconds == pytest.approx(curve.seconds)
-        assert kept.curve(0).weights == curve.weights
-        # Other tests save costs in the same folder.
-        files = (cache_folder / "cost").glob("*.json")
-        (file,) = [
-            file for file in files if json.loads(file.read_text())["0"]["sizes"] == [1, 2, 4]
-        ]
-        # Unreadable and disturbed measurements are repeated.
-        disturbed = {"sizes": [1, 2, 4], "seconds": [0.1, 0.02, 0.02], "switch_seconds": 0.0}
-        for broken in ({"sizes": "?"}, {**disturbed, "weights": [10, 10, 10]}):
-            file.write_text(json.dumps({"0": broken}), encoding="utf-8")
-            assert load_cost(context).curve(0).sizes != (1, 2, 4)
-    assert list((cache_folder / "cost").glob("*.partial")) == []

@@ -139,10 +139,14 @@ def test_estimates_follow_what_is_accepted() -> None:
     assert drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1] < 0.7 * before
 
 
-def test_it_is_idle_while_nothing_can_match() -> None:
+def test_its_strength_grows_with_the_match_and_tells_the_memory_apart() -> None:
     drafter = Suffix(SuffixParams(), SuffixMemory())
     drafter.begin([1, 2, 3])
-    hint = drafter.idle([1, 2, 3])
-    assert hint is not None and hint.until is not None
-    assert [token in hint.until for token in (1, 2, 3)] == [True, True, False]
-    assert drafter.idle([1, 2, 3, 1]) is None
+    text = [1, 2, 3]
+    assert drafter.strength(text) == 0
+    assert [drafter.strength(text := [*text, token]) for token in (1, 2, 3)] == [1, 2, 2]
+    memory = SuffixMemory()
+    memory.remember([5, 6, 7, 8, 9])
+    drafter = Suffix(SuffixParams(), memory)
+    drafter.begin([4, 5])
+    assert drafter.strength([4, 5, 6]) == 5

@@ -1,0 +1,164 @@
+"""The cost of a batch: seconds to decode n rows, measured once and then followed. Pure.
+
+On a GPU, or with a large model, the curve is nearly flat for the first dozens of rows, because the
+weights are read once for all of them. With a small model on a CPU each row costs its arithmetic. No
+rule of thumb covers both, so ``auto`` uses this curve.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from speculation.drafting.estimates import MEMORY, RATE
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+NEAR, FAR = 128, 1536  # tokens in the context when the cost is measured
+_SPAN = 256  # tokens of the context that share a curve
+# A text's first steps are atypical: the first is decoded with the prompt, the next ones find cold
+# caches and another compute graph (860, 290, 110 and 60 µs more; 7.5M parameters on 2 cores).
+_FIRST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds to decode n rows: linear between the measured sizes, extrapolated beyond them.
+
+    sizes           row counts, ascending from 1
+    seconds         time of each
+    switch_seconds  extra cost of a batch whose size differs from the one before
+
+    >>> CostCurve((1, 3), (1.0, 2.0)).table[:4]
+    [0.0, 1.0, 1.5, 2.0]
+    """
+
+    sizes: Sequence[int]
+    seconds: Sequence[float]
+    switch_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] != 1 or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"sizes are {list(self.sizes)}; give them ascending from 1")
+        if len(self.sizes) != len(self.seconds) or min(self.seconds) <= 0:
+            raise ValueError("seconds must be positive, one for each size")
+
+    @cached_property
+    def table(self) -> list[float]:
+        """Seconds for 0, 1, 2, … at least 64 rows.
+
+        If a larger batch was faster than a smaller one, its time is used for both: disturbances
+        only ever make a measurement longer.
+        """
+        n_rows = max(SIZES[-1], self.sizes[-1])
+        seconds = np.minimum.accumulate(np.array(self.seconds)[::-1])[::-1]
+        curve = np.interp(np.arange(1, n_rows + 1), self.sizes, seconds)
+        if len(seconds) > 1 and n_rows > self.sizes[-1]:
+            slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+            curve[self.sizes[-1] :] += slope * np.arange(1, n_rows + 1 - self.sizes[-1])
+        return [0.0, *curve.tolist()]
+
+    @cached_property
+    def row_share(self) -> float:
+        """The lowest average cost of an additional row, as a share of a one-row batch."""
+        plain = self.table[1]
+        per_row = [(self.table[n] / plain - 1) / (n - 1) for n in range(2, len(self.table))]
+        return max(min(per_row), 1e-9)
+
+    def at(self, n: int) -> float:
+        """Seconds for ``n`` rows; extrapolated beyond the table."""
+        table = self.table
+        if n < len(table):
+            return table[n]
+        return table[-1] + (table[-1] - table[-2]) * (n + 1 - len(table))
+
+
+class Cost:
+    """The cost of decoding with one model on one machine, at any place of the context.
+
+    The cost of a row grows linearly with the tokens before it (attention), so two measured curves
+    give all others.
+
+    near, far  curves after NEAR and FAR tokens; without ``far`` the cost is the same everywhere
+    level      real time of single rows over the measured one, learnt from a text's steps
+    shape      by size, real time of a batch over ``level`` times the measured one
+    weights    by size, the steps behind its shape
+    """
+
+    def __init__(
+        self,
+        near: CostCurve,
+        far: CostCurve | None = None,
+        *,
+        level: float = 1.0,
+        shape: Sequence[float] = (),
+        weights: Sequence[float] = (),
+    ) -> None:
+        self.near, self.far, self.level = near, far, level
+        self.shape = list(shape) or [1.0] * len(near.sizes)
+        self.weights = list(weights) or [MEMORY / 4] * len(near.sizes)
+        self._curves: dict[int, CostCurve] = {}  # by place of the context
+        self._measured: dict[int, CostCurve] = {}  # the same without level and shape
+        self._last_rows = 0  # of the decode before
+        self._n_first = 0  # coming decodes to ignore as atypical
+        self._n_followed = 0
+
+    def curve(self, n_past: int) -> CostCurve:
+        """The curve for batches after ``n_past`` tokens."""
+        place = n_past // _SPAN
+        curve = self._curves.get(place)
+        if curve is None:
+            measured = self._measured_at(place)
+            factors = [self.level * shape for shape in self.shape]
+            seconds = [f * s for f, s in zip(factors, measured.seconds, strict=True)]
+            switch = self.level * measured.switch_seconds
+            curve = self._curves[place] = CostCurve(measured.sizes, seconds, switch)
+        return curve
+
+    def _measured_at(self, place: int) -> CostCurve:
+        curve, near, far = self._measured.get(place), self.near, self.far
+        if curve is None:
+            position = ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR) if far is not None else 0.0
+            seconds = [
+                max(0.5 * start, start + position * ((far or near).at(n) - start))
+                for n, start in zip(near.sizes, near.seconds, strict=True)
+            ]
+            curve = CostCurve(near.sizes, seconds, near.switch_seconds)
+            self._measured[place] = curve
+        return curve
+
+    def begin(self) -> None:
+        """A new text starts: ignore its first steps."""
+        self._n_first = _FIRST_STEPS
+
+    def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
+        """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
+
+        Single rows set the level, for example when the machine slows down. Other sizes set their
+        own shape, the more slowly the more steps it rests on. Only a batch as large as the one
+        before counts, and an interrupted one at most twice its expected time. Curves change every
+        64 calls, since rebuilding them is too slow for every step.
+        """
+        last_rows, self._last_rows = self._last_rows, n_rows
+        if self._n_first > 0:
+            self._n_first -= n_steps
+            return
+        if n_steps == 1 and n_rows != last_rows:
+            return
+        i = min(bisect_left(self.near.sizes, n_rows), len(self.shape) - 1)
+        ratio = seconds / self._measured_at(n_past // _SPAN).at(n_rows) / self.level
+        if n_rows == 1:
+            self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)
+        else:
+            self.weights[i] = min(self.weights[i] + 1.0, MEMORY)
+            self.shape[i] *= _clipped(ratio / self.shape[i]) ** (1.0 / self.weights[i])
+        self._n_followed += 1
+        if self._n_followed % 64 == 0:
+            self._curves.clear()
+
+
+def _clipped(ratio: float) -> float:
+    return min(2.0, max(0.5, ratio))

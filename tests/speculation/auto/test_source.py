@@ -1,0 +1,106 @@
+"""auto's sources: when one is asked, and what trying it may cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from batching.tree import TokenTree
+from speculation.auto.cost import Cost, CostCurve
+from speculation.auto.drafter import Auto, AutoParams
+from speculation.auto.source import Source
+from speculation.drafter import PlainSteps
+from speculation.drafters.suffix import SuffixParams, spec
+from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: OneToken,
+    n_steps: int,
+    *,
+    seconds: float,
+    reading: float = 0.0,
+    steps_of_a_text: int = 0,
+    right: bool = False,
+) -> list[int]:
+    """The steps in which a source is asked that takes ``seconds`` of a step of 1 s."""
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    drafter.use(clock, seconds, reading)
+    cost = Cost(CostCurve((1, 64), (1.0, 7.3)))
+    auto = Auto(AutoParams(), [Source("source", drafter)], cost)
+    steps = []
+    for now in range(n_steps):
+        if now % (steps_of_a_text or n_steps) == 0:
+            auto.begin([1] * 100)
+            tokens = [1] * 100
+        if auto.strength(tokens):
+            before = drafter.n_asked
+            tokens += take_step(auto, tokens, clock, right=right)
+            steps += [now] * (drafter.n_asked - before)
+        else:
+            auto.observe_plain(PlainSteps([2], [1.0]))
+            tokens.append(2)
+            clock.now += 1.0
+    return steps
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.1, 2.0])
+def test_trying_a_source_that_never_pays_takes_half_a_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    steps = asked(monkeypatch, OneToken(7, 0.0), 8000, seconds=seconds)
+    later = [step for step in steps if step >= 4000]
+    assert steps[0] == 0
+    assert len(later) * seconds <= 0.006 * 4000
+    if seconds < 2.0:
+        assert later  # it is still tried now and then
+
+
+def test_a_source_that_pays_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = asked(monkeypatch, OneToken(7, 0.9), 200, seconds=0.1, right=True)
+    assert steps == list(range(200))
+
+
+def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = OneToken(7, 0.9)
+    steps = asked(
+        monkeypatch, drafter, 100, seconds=0.1, reading=0.1, steps_of_a_text=50, right=True
+    )
+    # The first text shows that reading 100 tokens takes 10 s, and an ask gains 0.7 or more.
+    assert steps[:50] == list(range(50))
+    assert 10 < steps[50] - 50 < 20
+    assert steps[51:] == list(range(steps[50] + 1, 100))
+
+
+def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
+    source = Source("source", OneToken(7, 0.5), (0.1, 0.2))
+    assert source.state() == [0.0, 0.1, 0.2, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0]
+    saved = [0.0, 0.5, -0.2, 9.0, 8.0, 7.0, 0.3, 0.0, 0.1]
+    assert Source("source", OneToken(7, 0.5), (0.1, 0.2), list(saved)).state() == saved
+    for other in (None, [1.0], {"gains": 1}, "x"):
+        assert Source("source", OneToken(7, 0.5), (0.1, 0.2), other).state() == source.state()
+
+
+def test_an_overconfident_source_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    drafter = OneToken(7, 0.7)
+    auto = Auto(AutoParams(), [Source("source", drafter)], Cost(CostCurve((1, 64), (1.0, 1.63))))
+    auto.begin([1])
+    probs = []
+    for _ in range(50):
+        tree = TokenTree(1)
+        auto.draft([1], tree, drafter.budget)
+        probs += tree.probs[1:]
+        take_step(auto, [1], clock)
+    assert probs[0] == pytest.approx(0.7)
+    assert probs[-1] < 0.5
+
+
+def test_every_strength_of_suffix_has_a_gain() -> None:
+    assert spec.as_source is not None
+    assert len(spec.as_source.gains) == 7
+    assert spec.as_source.params(None) == SuffixParams(branches=4)  # type: ignore[arg-type]
