@@ -12,7 +12,7 @@ from tests.app.browser.chat import Chat
 
 def test_a_reply_streams_and_shows_its_figures(chat: Chat) -> None:
     assert re.fullmatch(
-        r"[\d.]+ tok/s · \d\.\d tokens per step · (\d+ % accepted · )?"
+        r"[\d.]+ tok/s · \d+\.\d tokens per step · (\d+ % accepted · )?"
         r"first token \d+\.\d\d s · context \d+ / 32768( · length limit)?",
         chat.ask("a cat"),
     )
