@@ -8,7 +8,7 @@ rows, as in a text, and relative to them, because the load of the machine varies
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle
+from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
@@ -23,6 +23,7 @@ _REQUIRED = (1, 2, 4, 8, 16)
 _OTHERS = (64, 32, 3, 6, 12, 24, 48)
 _SINGLES = 4  # before each small size; the first two find cold caches
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
+_MAX_ROUNDS = 12
 BUDGET = 1.5  # seconds
 
 
@@ -32,7 +33,7 @@ def measure_curve(
     budget_seconds: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> CostCurve:
-    """Measure the curve over ``sizes``, which ascend from 1, in rounds while the budget lasts.
+    """Measure the curve over ``sizes``, which ascend from 1, in up to 12 rounds within the budget.
 
     ``decode(n)`` decodes n rows and returns the seconds it took. ``progress`` gets each size when
     it has first been measured. A size is decoded twice after single rows: the second time counts,
@@ -46,7 +47,7 @@ def measure_curve(
     ratios: dict[int, list[float]] = {n: [] for n in order}
     switches: list[float] = []
     spent = decode(1)  # may include allocation
-    for n in cycle(order):
+    for n in islice(cycle(order), _MAX_ROUNDS * len(order)):
         is_new = not ratios[n]
         if spent > budget_seconds and not (is_new and n in _REQUIRED):
             break  # every required size precedes the others

@@ -291,9 +291,9 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--prompts",
-        metavar="FILE|builtin|memory",
-        help="prompts in JSON Lines, see below, or built-in ones (builtin; memory in the suite "
-        "memory)",
+        metavar="FILE|builtin|novel|memory",
+        help="prompts in JSON Lines, see below, or built-in ones: builtin; novel, whose replies "
+        "repeat little; memory (builtin; memory in the suite memory)",
     )
     source.add_argument(
         "--prompt",

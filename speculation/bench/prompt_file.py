@@ -22,6 +22,8 @@ from speculation.bench.summary import ALL
 
 BUILTIN = "builtin"
 MEMORY = "memory"
+NOVEL = "novel"  # replies that repeat little
+_OURS = (BUILTIN, NOVEL, MEMORY)
 NO_CATEGORY = "prompts"  # category of lines without one
 
 
@@ -43,11 +45,11 @@ class Prompt:
 
 
 def read_prompts(source: str) -> list[Prompt]:
-    """The prompts of a JSON Lines file, or built-in ones (``builtin``, ``memory``).
+    """The prompts of a JSON Lines file, or built-in ones (``builtin``, ``novel``, ``memory``).
 
     Raises PromptFileError with the file and the malformed line.
     """
-    if source in (BUILTIN, MEMORY):
+    if source in _OURS:
         builtin = resources.files("speculation.bench") / "prompts" / f"{source}.jsonl"
         return parse_prompts(builtin.read_text(encoding="utf-8"), source)
     try:

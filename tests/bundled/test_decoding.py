@@ -140,7 +140,9 @@ def test_as_shipped_texts_differ_only_at_near_ties() -> None:
     wide = methods("lookahead")[1:]
     done = runs(resolve("bundled"), ContextParams(n_threads=1), [*METHODS, *wide])
     gaps = [run.first_difference.logit_gap for run in done if run.first_difference is not None]
-    assert all(gap is not None and abs(gap) < 0.2 for gap in gaps), gaps
+    # In one of these texts, a gap is 0.25 with flash attention, 0.25 without it, 0.35 without it if
+    # the reply is decoded in one batch, and 0.05 with an F32 KV cache: the kernels' own noise.
+    assert all(gap is not None and abs(gap) < 0.4 for gap in gaps), gaps
     assert len(gaps) < 0.1 * len(done)
 
 

@@ -69,9 +69,11 @@ def test_a_message_that_arrives_after_a_later_new_chat_is_ignored(
     chat.say("a dog")
     chat.page.click("#new")
     chat.page.wait_for_selector(".welcome:visible")
-    with chat.page.expect_request("**/queue/join*"):  # the call for the reply, after that one
+    with chat.page.expect_request("**/queue/data*"):  # the call for the reply, after that one
         held[0].continue_()
     chat.page.unroute(is_message)
+    chat.settle()
+    chat.wait_for_streams()
     chat.ask("a bird")
     assert chat.page.locator(".said").all_inner_texts() == ["a bird"]
 

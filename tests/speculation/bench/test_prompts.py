@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,8 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
         parse_prompts("\n", "p.jsonl")
 
 
-def test_there_are_ten_builtin_prompts_in_each_of_eight_categories() -> None:
-    counts: dict[str, int] = {}
-    for prompt in read_prompts("builtin"):
-        counts[prompt.category] = counts.get(prompt.category, 0) + 1
-    assert counts == {
+def test_there_are_ten_builtin_prompts_and_four_novel_ones_in_each_of_eight_categories() -> None:
+    assert Counter(prompt.category for prompt in read_prompts("builtin")) == {
         "summarise": 10,
         "context-qa": 10,
         "edit-code": 10,
@@ -85,6 +83,16 @@ def test_there_are_ten_builtin_prompts_in_each_of_eight_categories() -> None:
         "writing": 10,
         "rewriting": 10,
         "arithmetic": 10,
+    }
+    assert Counter(prompt.category for prompt in read_prompts("novel")) == {
+        "dialogue": 4,
+        "definition": 4,
+        "poem": 4,
+        "numbers": 4,
+        "languages": 4,
+        "random": 4,
+        "short-answer": 4,
+        "long-answer": 4,
     }
 
 
