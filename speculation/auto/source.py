@@ -104,7 +104,8 @@ class Source:
         """
         may_explore = now >= self._explore_at and left > 0.5
         if self._prompt is not None:
-            gain, to_read = self._gains[-1] + self._offset, self._reading * len(self._prompt)
+            gain = self._expected(len(self._gains) - 1, left, drafted)
+            to_read = self._reading * len(self._prompt)
             if gain > 0.0:
                 self._missed += gain
                 if self._missed < to_read:
