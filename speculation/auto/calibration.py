@@ -63,7 +63,7 @@ def measure_curve(
             again = decode(n)
             spent += again
             switches.append((first - again) / single)
-        ratios[n].append(again / single)
+        ratios[n].append(min(first, again) / single)
         if is_new and progress is not None:
             progress(n)
     single = median(singles)
@@ -110,6 +110,7 @@ def measure(
     context: Context,
     budget_seconds: float = BUDGET,
     progress: Callable[[int], None] | None = None,
+    sizes: Sequence[int] = SIZES,
 ) -> Cost:
     """Measure the cost near the start of the context and, if the budget allows, far along.
 
@@ -119,7 +120,7 @@ def measure(
     """
     start = perf_counter()
     n_past = affordable_text(context, NEAR, budget_seconds / 6)
-    near = measure_cost(context, SIZES, n_past, budget_seconds / 2, progress)
+    near = measure_cost(context, sizes, n_past, budget_seconds / 2, progress)
     if context.n_rewind == NO_LIMIT and FAR + SIZES[-1] < context.n_ctx:
         seconds = near.at(SIZES[-1]) * FAR / SIZES[-1]  # rough time to decode that far
         left = budget_seconds - (perf_counter() - start) - seconds

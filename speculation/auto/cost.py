@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from speculation.drafting.estimates import MEMORY, RATE
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -26,14 +24,17 @@ _FIRST_STEPS = 4
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds to decode n rows: linear between the measured sizes, extrapolated beyond them.
+    """Seconds to decode n rows: those of the next measured size, extrapolated beyond the last.
+
+    Between two sizes nothing is assumed. Kernels work on blocks of rows, so 7 rows may cost as much
+    as 8, and 3 more than 4.
 
     sizes           row counts, ascending from 1
     seconds         time of each
     switch_seconds  extra cost of a batch whose size differs from the one before
 
     >>> CostCurve((1, 3), (1.0, 2.0)).table[:4]
-    [0.0, 1.0, 1.5, 2.0]
+    [0.0, 1.0, 2.0, 2.0]
     """
 
     sizes: Sequence[int]
@@ -46,20 +47,28 @@ class CostCurve:
         if len(self.sizes) != len(self.seconds) or min(self.seconds) <= 0:
             raise ValueError("seconds must be positive, one for each size")
 
+    @classmethod
+    def linear(cls, step: float, row: float, switch: float = 0.0) -> CostCurve:
+        """``step`` seconds for one row, and ``row`` for each further one."""
+        sizes = list(range(1, SIZES[-1] + 1))
+        return cls(sizes, [step + row * (n - 1) for n in sizes], switch)
+
     @cached_property
     def table(self) -> list[float]:
-        """Seconds for 0, 1, 2, … at least 64 rows.
+        """Seconds for 0, 1, 2, … at least 64 rows."""
+        last, slowest = self.sizes[-1], self.seconds[-1]
+        table = [0.0, *(self.seconds[self.index(n)] for n in range(1, last + 1))]
+        # A last size that was disturbed, or has a faster kernel, must not make rows free.
+        steps = [
+            (slowest - seconds) / (last - n)
+            for n, seconds in zip(self.sizes[:-1], self.seconds[:-1], strict=True)
+        ]
+        slope = max(steps[:1] + steps[-1:], default=0.0)
+        return table + [slowest + slope * n for n in range(1, SIZES[-1] + 1 - last)]
 
-        If a larger batch was faster than a smaller one, its time is used for both: disturbances
-        only ever make a measurement longer.
-        """
-        n_rows = max(SIZES[-1], self.sizes[-1])
-        seconds = np.minimum.accumulate(np.array(self.seconds)[::-1])[::-1]
-        curve = np.interp(np.arange(1, n_rows + 1), self.sizes, seconds)
-        if len(seconds) > 1 and n_rows > self.sizes[-1]:
-            slope = (seconds[-1] - seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-            curve[self.sizes[-1] :] += slope * np.arange(1, n_rows + 1 - self.sizes[-1])
-        return [0.0, *curve.tolist()]
+    def index(self, n: int) -> int:
+        """The index of the size that stands for ``n`` rows."""
+        return min(bisect_left(self.sizes, n), len(self.sizes) - 1)
 
     @cached_property
     def row_share(self) -> float:
@@ -121,11 +130,13 @@ class Cost:
     def _measured_at(self, place: int) -> CostCurve:
         curve, near, far = self._measured.get(place), self.near, self.far
         if curve is None:
-            position = ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR) if far is not None else 0.0
-            seconds = [
-                max(0.5 * start, start + position * ((far or near).at(n) - start))
-                for n, start in zip(near.sizes, near.seconds, strict=True)
-            ]
+            seconds = list(near.seconds)
+            if far is not None:
+                position = ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
+                for i, n in enumerate(near.sizes):
+                    j = far.index(n)
+                    growth = far.seconds[j] / near.at(far.sizes[j]) - 1.0
+                    seconds[i] *= max(0.5, 1.0 + position * growth)
             curve = CostCurve(near.sizes, seconds, near.switch_seconds)
             self._measured[place] = curve
         return curve
@@ -148,7 +159,7 @@ class Cost:
             return
         if n_steps == 1 and n_rows != last_rows:
             return
-        i = min(bisect_left(self.near.sizes, n_rows), len(self.shape) - 1)
+        i = self.near.index(n_rows)
         ratio = seconds / self._measured_at(n_past // _SPAN).at(n_rows) / self.level
         if n_rows == 1:
             self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)

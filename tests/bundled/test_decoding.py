@@ -120,7 +120,7 @@ def test_in_f32_no_other_method_changes_a_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rows this cheap make auto draft on any machine.
-    cheap = Cost(CostCurve((1, 64), (5e-3, 7.5e-3)))
+    cheap = Cost(CostCurve.linear(5e-3, 4e-5))
     monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.auto.learnt.save", lambda *kept: None)

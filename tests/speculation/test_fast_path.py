@@ -169,7 +169,7 @@ def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(
 
 def test_auto_decodes_plainly_while_no_source_has_evidence() -> None:
     drafter = Waiting()
-    cost = Cost(CostCurve((1, 64), (1.0, 30.0)))
+    cost = Cost(CostCurve.linear(1.0, 0.46))
     auto = Auto(AutoParams(), [Source("waiting", drafter)], cost)
     emitted(prompt_of(26), [auto], 30)
     assert drafter.n_asked == 0

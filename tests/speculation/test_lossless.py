@@ -117,7 +117,7 @@ METHODS = (
 def resources(n_rewind: int = NO_LIMIT, draft_rewind: int = NO_LIMIT) -> Resources:
     """Nearly free rows, so that auto tries everything, and a draft model whose drafts are mostly
     accepted."""
-    curve = CostCurve((1, 64), (1.0, 1.2))
+    curve = CostCurve.linear(1.0, 0.003)
     return Resources(
         lambda: Cost(curve),
         n_rewind=n_rewind,

@@ -43,7 +43,7 @@ def test_a_replay_takes_the_steps_of_a_real_run(
     recorded: Path, tiny_model: Path, tiny_draft: Path
 ) -> None:
     header, texts = recording.read(recorded)
-    cost = CostCurve((1, 64), (1.0, 2.0))
+    cost = CostCurve.linear(1.0, 0.016)
     replay = Replay(header, lambda: Cost(cost))
     with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
         for method in ("ar", "prompt-lookup", "suffix", "draft"):

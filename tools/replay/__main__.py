@@ -11,7 +11,7 @@ from statistics import fmean
 
 from batching.errors import SpeculationError
 from batching.llama.context import ContextParams
-from speculation.auto.cost import SIZES, Cost, CostCurve
+from speculation.auto.cost import Cost, CostCurve
 from speculation.bench.prompt_file import BUILTIN, read_prompts
 from speculation.drafter import BASELINE
 from speculation.engine import Engine
@@ -110,7 +110,7 @@ def _cost(name: str, header: recording.Header) -> Cost:
         return scaled(header.cost, float(name[:-1]))
     if ":" in name:
         root, row = (float(part) / 1000 for part in name.split(":"))
-        return Cost(CostCurve(SIZES, [root + row * (n - 1) for n in SIZES]))
+        return Cost(CostCurve.linear(root, row))
     if name.endswith(".json"):
         return scaled(json.loads(Path(name).read_text(encoding="utf-8")), 1.0)
     other, _ = recording.read(Path(name))

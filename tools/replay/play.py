@@ -16,7 +16,7 @@ from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
 from batching.target import Output
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.auto.cost import Cost, CostCurve
+from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.drafter import Auto, auto_spec
 from speculation.continuation import Continuation
 from speculation.decode import decode
@@ -81,7 +81,7 @@ class Replay:
         noise: float = 0.0,
         hiccups: float = 0.0,
     ) -> None:
-        """``cost`` makes the true cost; a method starts from another copy, which it may change.
+        """``cost`` makes the true cost; a method knows it for the sizes that are measured.
 
         ``draft_seconds`` replaces the recorded time of the draft model's decodes, if there was one.
         """
@@ -99,7 +99,8 @@ class Replay:
             self._header.n_vocab, self._cost(), clock, noise=self._noise, hiccups=self._hiccups
         )
         context = _RecordedDraft(clock, self._draft_seconds)
-        resources = Resources(self._cost, draft=context if self._draft_seconds else None)  # type: ignore[arg-type]
+        draft = context if self._draft_seconds else None
+        resources = Resources(lambda: _measured(self._cost()), draft=draft)  # type: ignore[arg-type]
         parsed = self._method(method, clock, context)
         results = []
         with _simulated(clock):
@@ -315,6 +316,16 @@ class _RecordedDraftModel(draft_model.DraftModel):
         if len(nodes) >= len(chain):
             return []
         return self._chosen(floor, nodes, parent, [chain[len(nodes)]])
+
+
+def _measured(true: Cost) -> Cost:
+    """What a measurement would find of the true cost."""
+    near, far = (
+        curve and CostCurve(SIZES, [curve.at(n) for n in SIZES], curve.switch_seconds)
+        for curve in (true.near, true.far)
+    )
+    assert near is not None
+    return Cost(near, far)
 
 
 def scaled(cost: Mapping[str, Any], factor: float) -> Cost:

@@ -12,7 +12,9 @@ import numpy as np
 from batching.draft_context import DraftContext
 from batching.target import Output
 from batching.tree import Floats
+from speculation.auto.calibration import measure
 from speculation.bench.prompt_file import Prompt
+from speculation.bench.suites.cost import SIZES
 from speculation.chat.template import Message
 from speculation.drafter import Drafter, MethodSpec, NoParams, Step
 from speculation.drafting.tree_growth import top_tokens
@@ -23,6 +25,7 @@ from speculation.resources import Resources
 from speculation.sampling import SamplingParams
 from tools.replay.recording import Chain, Header, Successors, Text
 
+COST_SECONDS = 10.0  # to measure the cost of nearly every number of rows
 N_SUCCESSORS = 8  # as many as token recycling keeps
 CHAIN = 16  # tokens of the draft model's chain
 MIN_PROB = 0.05  # a chain ends before a token with a lower path probability
@@ -109,7 +112,9 @@ def record(
             seconds += recorder.draft_seconds
             texts.append(text)
             on_text(text)
-    cost = engine.resources.cost
+    engine.stop_running()
+    engine.cache.truncate(0)
+    cost = measure(engine.context, COST_SECONDS, sizes=SIZES)
     measured = {"near": asdict(cost.near), "far": cost.far and asdict(cost.far)}
     header = Header(
         engine.model.path.name, engine.model.n_vocab, measured, median(seconds) if seconds else 0.0

@@ -15,13 +15,12 @@ from speculation.auto.cost import Cost, CostCurve
 from tests.support.exact import EXACT
 
 
-def test_a_cost_curve_is_linear_between_its_sizes_and_never_falls() -> None:
-    curve = CostCurve((1, 2, 4), (1.0, 2.0, 1.5))
-    # 2.0 was a disturbed measurement.
-    assert [curve.at(n) for n in (1, 2, 3, 4)] == [1.0, 1.5, 1.5, 1.5]
+def test_rows_between_two_sizes_cost_as_much_as_the_larger() -> None:
+    curve = CostCurve((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.5))
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 2.5, 2.5, 2.5]
+    assert curve.row_share == pytest.approx(1.5 / 5)
     curve = CostCurve((1, 3), (1.0, 2.0))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 1.5, 2, 2.5, 3, 50.5])
-    assert curve.row_share == pytest.approx(0.5)
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 2, 2, 2.5, 3, 50.5])
 
 
 def test_single_rows_set_the_level_and_other_sizes_their_shape() -> None:

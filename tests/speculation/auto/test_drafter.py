@@ -16,12 +16,12 @@ from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
 
 def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
     sources = [Source(f"{i}", drafter) for i, drafter in enumerate(drafters)]
-    return Auto(AutoParams(), sources, Cost(CostCurve((1, 64), (1.0, 1.0 + 63 * row), switch)))
+    return Auto(AutoParams(), sources, Cost(CostCurve.linear(1.0, row, switch)))
 
 
 def test_auto_drafts_a_repetition_and_records_its_source() -> None:
     source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()), (0.1, 0.3, 1.0, 2.0))
-    auto = Auto(AutoParams(), [source], Cost(CostCurve((1, 64), (1.0, 1.63))))
+    auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
     text = [5, 6, 7, 8, 9] * 4
     auto.begin(text)
     tree = TokenTree(text[-1])

@@ -27,7 +27,7 @@ def asked(
     clock = Clock()
     use_clock(monkeypatch, clock)
     drafter.use(clock, seconds, reading)
-    cost = Cost(CostCurve((1, 64), (1.0, 7.3)))
+    cost = Cost(CostCurve.linear(1.0, 0.1))
     auto = Auto(AutoParams(), [Source("source", drafter)], cost)
     steps = []
     for now in range(n_steps):
@@ -88,7 +88,7 @@ def test_an_overconfident_source_is_corrected(monkeypatch: pytest.MonkeyPatch) -
     clock = Clock()
     use_clock(monkeypatch, clock)
     drafter = OneToken(7, 0.7)
-    auto = Auto(AutoParams(), [Source("source", drafter)], Cost(CostCurve((1, 64), (1.0, 1.63))))
+    auto = Auto(AutoParams(), [Source("source", drafter)], Cost(CostCurve.linear(1.0, 0.01)))
     auto.begin([1])
     probs = []
     for _ in range(50):

@@ -227,7 +227,7 @@ def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
 
 
 def test_auto_uses_dflash_if_rows_are_cheap(engine: Engine) -> None:
-    cost = Cost(CostCurve((1, 64), (0.02, 0.024)))
+    cost = Cost(CostCurve.linear(0.02, 6e-5))
     engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
     sampling = endless(engine)
     plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()
