@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from batching.rows import Rows, text_rows
@@ -15,20 +15,22 @@ _MAX_PAIRS = 9
 _PROBE_ROWS = 16
 
 
-def log_ratio(a: Target, b: Target, n_past: int, budget_seconds: float) -> float:
+def log_ratio(
+    a: Target, b: Target, weights: Mapping[int, float], n_past: int, budget_seconds: float
+) -> float:
     """Log of the decode time of ``a`` divided by that of ``b``; negative if ``a`` is faster.
 
-    Both decode 1, 4 and 16 rows after ``n_past`` tokens, or after fewer if those would take half
-    of ``budget_seconds``. Single rows, the most common, weigh half. When the budget runs out, the
-    measurements so far decide; for a large model that may be single rows only. Both must be empty,
-    and are not afterwards.
+    Both decode batches of each number of rows in ``weights`` after ``n_past`` tokens, or after
+    fewer if those would take half of ``budget_seconds``. When the budget runs out, the measurements
+    so far decide; for a large model that may be the first number only. Both must be empty, and are
+    not afterwards.
     """
     start = time.perf_counter()
     n_past = affordable_text(a, n_past, 0.25 * budget_seconds)
     for target in (a, b):
         target.decode(_rows(0, n_past))  # warm-up, and the text the timed rows attend to
     total = 0.0
-    for n, weight in ((1, 0.5), (4, 0.25), (16, 0.25)):
+    for n, weight in weights.items():
         ratios: list[float] = []
         while len(ratios) < _MAX_PAIRS:
             ratios.append(_seconds(a, n_past, n) / _seconds(b, n_past, n))

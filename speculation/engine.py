@@ -16,7 +16,7 @@ from batching.errors import (
     VocabularyMismatch,
 )
 from batching.gguf.reader import fingerprint
-from batching.llama.context import Context, ContextParams
+from batching.llama.context import Context, ContextParams, choose_flash_attn
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
@@ -24,7 +24,7 @@ from speculation.auto.cost import Cost
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.conversion import model_file
-from speculation.drafter import Drafter
+from speculation.drafter import Drafter, Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.exclusive import Exclusive
 from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
@@ -73,10 +73,12 @@ class Engine:
             check_same_vocabulary(model, draft.model)
         self.model = model
         self.context = context
+        self._params = context.params  # as they were asked for
         self.draft = draft
         self.cache = SequenceCache(context)
         self._memory_file = memory
-        self._learnt = learnt.load(context)
+        self._learnt_file = learnt.file_for(context)
+        self._learnt = learnt.load(self._learnt_file)
         # What drafts beside the target decides what its sources gain.
         beside = [draft.model.path.name if draft is not None else "", *sorted(heads or {})]
         self._states_key = " ".join(beside)
@@ -93,6 +95,7 @@ class Engine:
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
         self.exclusive = Exclusive()
+        self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
         self._running: Generation | None = None
         self._preparing: Callable[[], None] | None = None
 
@@ -228,17 +231,19 @@ class Engine:
         """
         with self.exclusive:
             self._end_running()
-            self.widen(n_seq)
+            self.fit(Requirements(branches=n_seq - 1))
 
-    def widen(self, n_seq: int) -> None:
-        """``reserve`` without ending the running generation."""
+    def fit(self, needed: Requirements) -> None:
+        """Replace the context if it has too few sequences for ``needed``, or if flash attention was
+        to be chosen and the other setting is faster for that many rows."""
         context = self.context
-        if n_seq > context.n_seq_max:
+        flash_attn = self._flash_attn_for(needed.rows)
+        if 1 + needed.branches > context.n_seq_max or flash_attn != context.flash_attn:
             wider = replace(
                 context.params,
                 n_ctx=context.n_ctx,
-                n_seq_max=n_seq,
-                flash_attn="on" if context.flash_attn else "off",
+                n_seq_max=max(1 + needed.branches, context.n_seq_max),
+                flash_attn="on" if flash_attn else "off",
             )
             attached = [head for head in self._heads_in_context() if head.attends_to_target]
             for head in attached:
@@ -254,6 +259,12 @@ class Engine:
                 for head in attached:
                     head.start(_head_params(self.context), self.context)
         self.cache.reserve(1)
+
+    def _flash_attn_for(self, rows: int) -> bool:
+        if rows not in self._flash_attn:
+            chosen = choose_flash_attn(self.model, self._params, rows)
+            self._flash_attn[rows] = self._flash_attn[1] if chosen == "auto" else chosen == "on"
+        return self._flash_attn[rows]
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
         """Measure the cost of a decode now, in a second or two, instead of in the first reply.
@@ -314,7 +325,7 @@ class Engine:
             self._end_running()
             if self.resources.known_cost is not None:
                 learnt.save(
-                    self.context,
+                    self._learnt_file,
                     self._learnt,
                     self.resources.known_cost,
                     self._states_key,

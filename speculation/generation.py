@@ -42,8 +42,8 @@ class Host(Protocol):
         """The drafters of a method for one text."""
         ...
 
-    def widen(self, n_seq: int) -> None:
-        """Make room for ``n_seq`` sequences, one of them in use."""
+    def fit(self, needed: Requirements) -> None:
+        """Make the context fit ``needed``, with one sequence in use."""
         ...
 
 
@@ -213,7 +213,7 @@ class Generation:
             start = perf_counter()
             _check_rows(engine.context, self.method, needed)
             if engine.context.n_rewind == NO_LIMIT:  # recurrent models have one sequence
-                engine.widen(1 + needed.branches)
+                engine.fit(needed)
             cache: SequenceCache = engine.cache
             stats.n_reused = cache.prefill(
                 self.prompt[:-1],

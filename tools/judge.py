@@ -103,7 +103,8 @@ def table(by_model: Mapping[str, Figures]) -> str:
             f"{min(f.first, default=1.0):.2f} |"
         )
     categories = dict.fromkeys(key for f in by_model.values() for key in f.plain)
-    lines += ["", "| over plain | " + " | ".join(by_model) + " |", "|---" * (len(by_model) + 1) + "|"]
+    lines += ["", f"| over plain (best single) | {' | '.join(by_model)} |"]
+    lines.append("|---" * (len(by_model) + 1) + "|")
     for category in categories:
         cells = [
             f"{f.plain[category]:.2f} ({f.single[category]:.2f})" if category in f.plain else "–"

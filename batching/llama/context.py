@@ -323,8 +323,17 @@ def _open_trace(path: Path) -> IO[str]:
         ) from None
 
 
-def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float = 1.0) -> str:
+# Rows of the batches that decide about flash attention unless a method says otherwise: single rows,
+# the most common, weigh half.
+_USUAL_ROWS = {1: 0.5, 4: 0.25, 16: 0.25}
+
+
+def choose_flash_attn(
+    model: Model, params: ContextParams, rows: int = 1, budget_seconds: float = 1.0
+) -> str:
     """Resolve ``params.flash_attn`` to on, off or, on a GPU, auto.
+
+    ``rows`` is the size of a method's every batch; 1 = a method whose batches vary.
 
     On a GPU, llama.cpp decides: on is faster, but not every GPU supports every head size, and the
     CPU would then compute the attention. On a CPU it depends on head size, batch and context, so
@@ -339,9 +348,11 @@ def choose_flash_attn(model: Model, params: ContextParams, budget_seconds: float
     # When off, values are stored transposed, one row of cells per dimension, so n_ctx matters.
     n_ctx, n_past = (1024, 192) if model.n_bytes < 2**30 else (256, 8)
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
-    small = replace(params, n_ctx=n_ctx, n_batch=256, n_seq_max=1)
+    small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1)
+    weights = _USUAL_ROWS if rows == 1 else {rows: 1.0}
     with (
         Context(model, replace(small, flash_attn="on")) as on,
         Context(model, replace(small, flash_attn="off")) as off,
     ):
-        return "on" if log_ratio(on, off, n_past, budget_seconds) < math.log(1.05) else "off"
+        ratio = log_ratio(on, off, weights, n_past, budget_seconds)
+    return "on" if ratio < math.log(1.05) else "off"

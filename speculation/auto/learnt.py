@@ -24,18 +24,16 @@ from speculation.system.cache_folder import cache_folder
 _VERSION = 8  # of the contents; older files are ignored
 
 
-def load(context: Context) -> dict[str, Any]:
-    """What was saved about the model of ``context``; empty if there is nothing readable."""
+def load(path: Path) -> dict[str, Any]:
+    """What was saved in ``path``; empty if there is nothing readable."""
     try:
-        found = json.loads(_path(context).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def save(
-    context: Context, earlier: dict[str, Any], cost: Cost, key: str, states: dict[str, Any]
-) -> None:
+def save(path: Path, earlier: dict[str, Any], cost: Cost, key: str, states: dict[str, Any]) -> None:
     """Keep the cost and the ``states`` under ``key``, with those under other keys in ``earlier``.
 
     Write errors, such as a full disk, are ignored.
@@ -49,7 +47,6 @@ def save(
         },
         "states": {**_dict(earlier, "states"), key: states},
     }
-    path = _path(context)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -88,7 +85,8 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _path(context: Context) -> Path:
+def file_for(context: Context) -> Path:
+    """The file of what is learnt about the model of ``context``."""
     model = context.model
     identity = (
         _VERSION,

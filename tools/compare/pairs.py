@@ -6,7 +6,7 @@ import dataclasses
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -236,6 +236,9 @@ def _pair(
     n_prompt = len(task.tokens)
     if n_tokens < MIN_TOKENS:
         raise NotComparable(f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more")
+    # The method may get another setting of flash attention than the method before.
+    engine.generate(task.tokens[:1], method=method, max_tokens=1).run()
+    settings = replace(settings, flash_attn=engine.context.flash_attn)
 
     def theirs() -> Figures:
         arguments = programs.command(

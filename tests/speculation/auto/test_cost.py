@@ -65,8 +65,9 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
         assert tuple(curve.sizes) == (1, 2, 4)
         assert 0 < curve.at(1) <= curve.at(2) <= curve.at(4)
         cost = Cost(curve, shape=[1.0, 1.1, 1.2])
-        learnt.save(context, {"states": {"other": {"a": [2.0]}}}, cost, "", {"suffix": [1.0]})
-        kept = learnt.load(context)
+        path = learnt.file_for(context)
+        learnt.save(path, {"states": {"other": {"a": [2.0]}}}, cost, "", {"suffix": [1.0]})
+        kept = learnt.load(path)
         assert learnt.cost(kept, context).near.seconds == pytest.approx(curve.seconds)
         assert learnt.cost(kept, context).shape == [1.0, 1.1, 1.2]
         assert learnt.states(kept, "") == {"suffix": [1.0]}
@@ -78,5 +79,5 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
         files = (cache_folder / "learnt").glob("*.json")
         (file,) = [file for file in files if json.loads(file.read_text()) == kept]
         file.write_text("{", encoding="utf-8")
-        assert learnt.load(context) == {}
+        assert learnt.load(path) == {}
     assert list((cache_folder / "learnt").glob("*.partial")) == []
