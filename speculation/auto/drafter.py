@@ -220,7 +220,7 @@ class Auto(Drafter):
             tree.sources.update(dict.fromkeys(source.nodes, source.name))
 
     def observe(self, step: Step) -> None:
-        tree, curve, n_rows = step.tree, self._curve, len(step.tree)
+        curve, n_rows = self._curve, len(step.tree)
         self.cost.follow(n_rows, self._n_tokens - 1, step.decode_seconds)
         self._last_rows = 0 if self._last_rows is None else n_rows
         self._now += 1
@@ -235,6 +235,6 @@ class Auto(Drafter):
         rest = spent - sum([source.seconds for source in asked])
         self._overhead += RATE * (rest - self._overhead)
         row = (curve.at(n_rows) / plain - 1.0) / max(1, n_rows - 1)
-        accepted, probs = set(step.path), tree.path_probs()
+        accepted = set(step.path)
         for source in asked:
-            source.learn(tree, accepted, probs, row, rest / len(asked), self._now, plain)
+            source.learn(accepted, row, rest / len(asked), self._now, plain)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
 from time import perf_counter
 
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
-from speculation.drafting.estimates import MAX_LOG_ODDS, MEMORY, RATE
+from speculation.drafting.estimates import MEMORY, RATE
 
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
 # 0.01 costs short replies of small models 1% and gains nothing elsewhere.
@@ -17,9 +16,6 @@ _PRIOR = 4.0  # asks that the estimate of the level above counts for; 2 to 8 are
 # Plain steps. A long copy must not decide for hundreds of steps after it: without a limit, small
 # models lose 1.5% in their worst kind of text, replayed; 2 is as good.
 _MAX_GAIN = 4.0
-# Weight of the number of drafts expected to be accepted, beside the number that were: the first
-# varies less, the second is right on average. 0 and 0.6 lose 0.5% in replays.
-_TRUST = 0.3
 
 
 class Source:
@@ -50,11 +46,10 @@ class Source:
         self._weights = [_PRIOR] * len(self._gains)  # asks behind them
         self._cost = 0.0  # average time of an ask, in plain steps
         self._reading = 0.0  # average time to read a prompt token, in plain steps
-        self._log_odds = 0.0  # correction of its probabilities
         if isinstance(state, list) and len(state) == len(self.state()):
             n = len(self._gains)
             self._gains, self._weights = state[:n], state[n : 2 * n]
-            self._cost, self._reading, self._log_odds = state[2 * n :]
+            self._cost, self._reading = state[2 * n :]
         self._explore_at = 0.0  # step from which it may be tried
         self._prompt: Sequence[int] | None = None  # of a text that the drafter has not read yet
         self._missed = 0.0  # gain missed in this text because it was not read
@@ -66,7 +61,7 @@ class Source:
 
     def state(self) -> list[float]:
         """What it has learnt about the model."""
-        return [*self._gains, *self._weights, self._cost, self._reading, self._log_odds]
+        return [*self._gains, *self._weights, self._cost, self._reading]
 
     def begin(self, prompt: Sequence[int], row: float, plain: float) -> None:
         """A new text starts. The drafter reads it now if that takes next to nothing.
@@ -106,13 +101,10 @@ class Source:
         if self._prompt is not None:
             gain = self._expected(len(self._gains) - 1, left, drafted)
             to_read = self._reading * len(self._prompt)
-            if gain > 0.0:
-                self._missed += gain
-                if self._missed < to_read:
-                    return 0
-            elif may_explore:
+            self._missed += max(0.0, gain)
+            if gain <= 0.0 and may_explore:
                 self._owed = to_read
-            else:
+            elif gain <= 0.0 or self._missed < to_read:
                 return 0
             self._read(plain)
         strength = min(self.drafter.strength(tokens), len(self._gains) - 1)
@@ -148,9 +140,6 @@ class Source:
         start = perf_counter()
         self.drafter.draft(tokens, tree, budget)
         self.asked_with, self._left, self._follows = strength, left, True
-        # A source is right less often where it is needed than where others know as much.
-        odds = math.exp(-self._log_odds)
-        tree.probs = [1.0 / (1.0 + (1.0 / p - 1.0) * odds) if p else p for p in tree.probs]
         self.seconds = perf_counter() - start
 
     def observe(self, step: Step) -> None:
@@ -165,37 +154,18 @@ class Source:
         self._follows = False
 
     def learn(
-        self,
-        tree: TokenTree,
-        accepted: Container[int],
-        probs: Sequence[float],
-        row: float,
-        rest: float,
-        now: int,
-        plain: float,
+        self, accepted: Container[int], row: float, rest: float, now: int, plain: float
     ) -> None:
         """Learn from a step in which it was asked.
 
         accepted  nodes of the tree
-        probs     path probability of each node
         row       cost of a row, in plain steps
         rest      seconds besides decoding and drafting
         now       steps so far
         plain     seconds of a plain step
         """
-        n_accepted, expected = 0, 0.0
-        for node in self.nodes:
-            expected += probs[node]
-            if tree.parents[node] in accepted:
-                is_accepted = node in accepted
-                n_accepted += is_accepted
-                self._log_odds += RATE * (is_accepted - tree.probs[node])
-        self._log_odds = max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, self._log_odds))
-        tokens = _TRUST * expected + (1.0 - _TRUST) * n_accepted
-        self._learn_gain(tokens - row * len(self.nodes), (self.seconds + rest) / plain, now)
-
-    def _learn_gain(self, gain: float, spent: float, now: int) -> None:
-        """Learn what the drafts gained and how long asking took, in plain steps."""
+        gain = sum([node in accepted for node in self.nodes]) - row * len(self.nodes)
+        spent = (self.seconds + rest) / plain
         if self._cost:  # an interrupted one counts three times the usual at most
             spent = min(spent, 3.0 * self._cost)
             self._cost += RATE * (spent - self._cost)
