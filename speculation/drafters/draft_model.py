@@ -17,6 +17,7 @@ from batching.draft_context import DraftContext
 from batching.errors import InvalidParameter
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.drafting.confidence import LevelTime
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import (
     Candidate,
@@ -113,8 +114,7 @@ class DraftModel(Drafter):
         self._context = context
         self._estimates = estimates or Estimates(PRIORS)
         self._sampler = sampler
-        self._target_seconds = target_seconds
-        self._seconds = 0.0  # average per draft decode
+        self._level_time = LevelTime(target_seconds)
         self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -133,14 +133,14 @@ class DraftModel(Drafter):
         start = perf_counter()
         output, first = context.root(tokens), context.root_row
         nodes = grow(
-            partial(self._children, self._min_path_prob(budget)),
+            partial(self._children, self._level_time.min_path_prob(budget)),
             context.level,
             output,
             first,
             depth=min(params.draft_max, budget.max_depth),
             width=params.width,
         )
-        self._seconds += 0.1 * ((perf_counter() - start) / (1 + len(nodes)) - self._seconds)
+        self._level_time.record(perf_counter() - start, nodes)
         if nodes and max(depths_of(nodes)) >= params.draft_min:
             self._add(nodes, tree, budget)
 
@@ -153,12 +153,6 @@ class DraftModel(Drafter):
         if self._sampler is not None:
             for token in step.tokens:
                 self._sampler.accept(token)
-
-    def _min_path_prob(self, budget: DraftBudget) -> float:
-        """Path probability below which another level is not worth its row and its decode."""
-        if not budget.min_path_prob or self._target_seconds is None:
-            return 0.0
-        return budget.min_path_prob + self._seconds / self._target_seconds()
 
     def _children(
         self,

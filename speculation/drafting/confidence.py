@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from speculation.drafter import DraftBudget, Step
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.estimates import RATE, Estimates
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
 
-_TIME_RATE = 0.1  # of the average time of a level
 # How often a head's first choice is accepted, by its probability in tenths; initial guesses.
 PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 
@@ -67,7 +66,7 @@ class LevelTime:
     def record(self, seconds: float, nodes: Candidates) -> None:
         """Record the time it took to find ``nodes``, including the root's level."""
         n_levels = 1 + max(depths_of(nodes), default=0)
-        self._seconds += _TIME_RATE * (seconds / n_levels - self._seconds)
+        self._seconds += RATE * (seconds / n_levels - self._seconds)
 
 
 def _tenth(prob: float) -> int:
