@@ -171,7 +171,7 @@ class AsSource:
 
     params: Callable[[Resources], Any]
     name: str = ""
-    gains: tuple[float, ...] = (0.0,)
+    gains: tuple[float, ...] = (0.3,)
 
 
 @dataclass(frozen=True)

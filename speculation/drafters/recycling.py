@@ -126,5 +126,5 @@ spec = MethodSpec(
     title="Token recycling",
     params=RecyclingParams,
     make=_make,
-    as_source=AsSource(lambda resources: RecyclingParams(nodes=48)),
+    as_source=AsSource(lambda resources: RecyclingParams(nodes=48), gains=(0.0,)),
 )
