@@ -337,8 +337,8 @@ def choose_flash_attn(
 
     On a GPU, llama.cpp decides: on is faster, but not every GPU supports every head size, and the
     CPU would then compute the attention. On a CPU it depends on head size, batch and context, so
-    one context of each kind is created and timed (``timing.log_ratio``). Off must be 5% faster to
-    be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
+    one context of each kind is created and timed (``timing.log_ratio``). Off must be 10% faster
+    to be chosen: with 7.5M parameters on 2 cores the two were equal on an idle machine, but on took
     0.83 of off's time on a busy one.
     """
     if params.kv_type == "q8_0":
@@ -346,7 +346,8 @@ def choose_flash_attn(
     if params.flash_attn != "auto" or model.n_host_layers < model.n_layer:
         return params.flash_attn
     # When off, values are stored transposed, one row of cells per dimension, so n_ctx matters.
-    n_ctx, n_past = (1024, 192) if model.n_bytes < 2**30 else (256, 8)
+    n_ctx, n_past = (params.n_ctx or 2048, 192) if model.n_bytes < 2**30 else (256, 8)
+    n_ctx = min(n_ctx, 4096)
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
     small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1)
     weights = _USUAL_ROWS if rows == 1 else {rows: 1.0}
@@ -355,4 +356,4 @@ def choose_flash_attn(
         Context(model, replace(small, flash_attn="off")) as off,
     ):
         ratio = log_ratio(on, off, weights, n_past, budget_seconds)
-    return "on" if ratio < math.log(1.05) else "off"
+    return "on" if ratio < math.log(1.1) else "off"

@@ -35,7 +35,7 @@ def model(n_host_layers: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("on_takes", "chosen"), [(0.8, "on"), (1.0, "on"), (1.04, "on"), (1.06, "off"), (2.0, "off")]
+    ("on_takes", "chosen"), [(0.8, "on"), (1.0, "on"), (1.09, "on"), (1.11, "off"), (2.0, "off")]
 )
 def test_flash_attention_is_turned_off_only_if_that_is_clearly_faster(
     on_takes: float, chosen: str, monkeypatch: pytest.MonkeyPatch
