@@ -251,6 +251,8 @@ class Engine:
             context.close()
             try:
                 self.context = Context(self.model, wider, trace=context.trace_path)
+                # Not every model supports it; then do not try again.
+                self._flash_attn[needed.rows] = self.context.flash_attn
             except BaseException:
                 self.context = Context(self.model, context.params, trace=context.trace_path)
                 raise
@@ -261,6 +263,8 @@ class Engine:
         self.cache.reserve(1)
 
     def _flash_attn_for(self, rows: int) -> bool:
+        if self._params.flash_attn != "auto":
+            return self._flash_attn[1]
         if rows not in self._flash_attn:
             chosen = choose_flash_attn(self.model, self._params, rows)
             self._flash_attn[rows] = self._flash_attn[1] if chosen == "auto" else chosen == "on"

@@ -56,15 +56,15 @@ class CostCurve:
     @cached_property
     def table(self) -> list[float]:
         """Seconds for 0, 1, 2, … at least 64 rows."""
-        last, slowest = self.sizes[-1], self.seconds[-1]
+        last, last_seconds = self.sizes[-1], self.seconds[-1]
         table = [0.0, *(self.seconds[self.index(n)] for n in range(1, last + 1))]
         # A last size that was disturbed, or has a faster kernel, must not make rows free.
         steps = [
-            (slowest - seconds) / (last - n)
+            (last_seconds - seconds) / (last - n)
             for n, seconds in zip(self.sizes[:-1], self.seconds[:-1], strict=True)
         ]
         slope = max(steps[:1] + steps[-1:], default=0.0)
-        return table + [slowest + slope * n for n in range(1, SIZES[-1] + 1 - last)]
+        return table + [last_seconds + slope * n for n in range(1, SIZES[-1] + 1 - last)]
 
     def index(self, n: int) -> int:
         """The index of the size that stands for ``n`` rows."""
