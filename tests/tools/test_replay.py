@@ -29,14 +29,16 @@ def recorded(tiny_model: Path, tiny_draft: Path, tmp_path_factory: pytest.TempPa
     return out
 
 
-def test_a_recording_has_successors_and_draft_chains_at_every_place(recorded: Path) -> None:
+def test_a_recording_has_successors_and_draft_trees_at_every_place(recorded: Path) -> None:
     header, texts = recording.read(recorded)
-    assert header.draft_seconds > 0
+    assert header.draft_seconds and min(header.draft_seconds) > 0
     assert [text.category for text in texts] == ["words", "words"]
     for text in texts:
-        assert len(text.reply) == len(text.successors) == len(text.chains) == 40
+        assert len(text.reply) == len(text.successors) == len(text.drafts) == 40
         assert [successors[0][0] for successors in text.successors] == text.reply
-        assert all(1 <= len(chain) <= 16 for chain in text.chains)
+        for draft in text.drafts:
+            assert draft[0][0] == -1
+            assert all(parent < node for node, (parent, _, _) in enumerate(draft))
 
 
 def test_a_replay_takes_the_steps_of_a_real_run(
@@ -46,7 +48,7 @@ def test_a_replay_takes_the_steps_of_a_real_run(
     cost = CostCurve.linear(1.0, 0.016)
     replay = Replay(header, lambda: Cost(cost))
     with Engine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
-        for method in ("ar", "prompt-lookup", "suffix", "draft"):
+        for method in ("ar", "prompt-lookup", "suffix", "draft", "draft:width=3"):
             engine.resources._kept.clear()
             engine.resources.memory.clear()
             engine.resources._cost = Cost(cost)

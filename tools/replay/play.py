@@ -35,7 +35,7 @@ from speculation.methods import Method, parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.verify import Match
-from tools.replay.recording import Header, Text
+from tools.replay.recording import Draft, Header, Text
 from tools.replay.target import Clock, PlaybackTarget
 
 # Seconds of Python beside a small model on one slow core, by profile (docs/replay.md).
@@ -90,7 +90,7 @@ class Replay:
         self._noise, self._hiccups = noise, hiccups
         self._draft_seconds = header.draft_seconds
         if self._draft_seconds and draft_seconds is not None:
-            self._draft_seconds = draft_seconds
+            self._draft_seconds = [draft_seconds]
 
     def run(self, method: str, texts: Iterable[Text]) -> list[Result]:
         """The results of ``method``, from a fresh start, on ``texts`` in order."""
@@ -285,21 +285,21 @@ class _RecordedDraft:
 
     root_row = 0
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
         self._clock, self._seconds = clock, seconds
         self.text: Text
-        self.chain: Sequence[tuple[int, float]] = ()
+        self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.target = NO_LIMIT, NO_LIMIT, self
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
-        self._clock.now += self._seconds * len(prompt) / PROMPT_ROWS
+        self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
 
     def root(self, tokens: Sequence[int]) -> _RecordedDraft:
-        self.chain = self.text.chains[len(tokens) - len(self.text.prompt)]
+        self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
         return self.level((), ())
 
     def level(self, parents: Sequence[int], tokens: Sequence[int]) -> _RecordedDraft:
-        self._clock.now += self._seconds
+        self._clock.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
         return self
 
     def logits(self, row: int) -> None:
@@ -307,15 +307,21 @@ class _RecordedDraft:
 
 
 class _RecordedDraftModel(draft_model.DraftModel):
-    """Reads the draft model's choices from the recorded chain."""
+    """Reads the draft model's choices from the recorded tree."""
 
     def _children(
         self, floor: float, nodes: Candidates, parent: int, logits: Any
     ) -> list[Candidate]:
-        chain = self._context.chain  # type: ignore[attr-defined]
-        if len(nodes) >= len(chain):
-            return []
-        return self._chosen(floor, nodes, parent, [chain[len(nodes)]])
+        tree = self._context.tree  # type: ignore[attr-defined]
+        path, above = [], parent
+        while above >= 0:
+            path.append(nodes[above].token)
+            above = nodes[above].parent
+        place = -1
+        for token in reversed(path):
+            place = next(i for i, node in enumerate(tree) if [*node[:2]] == [place, token])
+        top = [(token, q) for below, token, q in tree if below == place][: self.params.width]
+        return self._chosen(floor, nodes, parent, top)
 
 
 def _measured(true: Cost) -> Cost:

@@ -17,57 +17,53 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.suites.cost import SIZES
 from speculation.chat.template import Message
 from speculation.drafter import Drafter, MethodSpec, NoParams, Step
-from speculation.drafting.tree_growth import top_tokens
+from speculation.drafting.tree_growth import grow, top_children, top_tokens
 from speculation.engine import Engine
 from speculation.generation import Settings
 from speculation.methods import Method
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams
-from tools.replay.recording import Chain, Header, Successors, Text
+from tools.replay.recording import Draft, Header, Successors, Text
 
 COST_SECONDS = 10.0  # to measure the cost of nearly every number of rows
 N_SUCCESSORS = 8  # as many as token recycling keeps
-CHAIN = 16  # tokens of the draft model's chain
-MIN_PROB = 0.05  # a chain ends before a token with a lower path probability
+DEPTH, WIDTH = 16, 4  # levels of the draft model's tree, and nodes of each with children
+MIN_PROB = 0.03  # the least path probability of a node
 
 
 class Recorder(Drafter):
-    """Notes the successors and the draft model's chain at every place of one text."""
+    """Notes the successors and the draft model's tree at every place of one text."""
 
     def __init__(self, draft: DraftContext | None) -> None:
         self._draft = draft
         self.successors: list[Successors] = []
-        self.chains: list[Chain] = []
-        self.draft_seconds: list[float] = []
+        self.drafts: list[Draft] = []
+        self.seconds: list[list[float]] = [[] for _ in range(WIDTH)]  # by rows of the draft model
         self._tokens: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._tokens = list(prompt)
         if self._draft is not None:
-            self._draft.begin(prompt)
-            self.chains.append(self._chain(self._draft))
+            self._draft.begin(prompt, WIDTH)
+            self.drafts.append(self._tree(self._draft))
 
     def observe(self, step: Step) -> None:
         self.successors.append(_top(step.output.logits(0)))
         self._tokens += step.tokens
         if self._draft is not None:
-            self.chains.append(self._chain(self._draft))
+            self.drafts.append(self._tree(self._draft))
 
-    def _chain(self, draft: DraftContext) -> Chain:
-        output: Output = draft.root(self._tokens)
-        chain: Chain = []
-        row, path_prob = draft.root_row, 1.0
-        while True:
-            ((token, q),) = top_tokens(output.logits(row), 1)
-            path_prob *= q
-            if chain and path_prob < MIN_PROB:
-                return chain
-            chain.append((token, round(q, 4)))
-            if len(chain) == CHAIN:
-                return chain
+    def _tree(self, draft: DraftContext) -> Draft:
+        def level(parents: Sequence[int], tokens: Sequence[int]) -> Output:
             start = perf_counter()
-            output, row = draft.level([0], [token]), 0
-            self.draft_seconds.append(perf_counter() - start)
+            output = draft.level(parents, tokens)
+            self.seconds[len(tokens) - 1].append(perf_counter() - start)
+            return output
+
+        children = top_children(top_tokens, WIDTH, MIN_PROB, lambda candidate: candidate.prob)
+        output = draft.root(self._tokens)
+        nodes = grow(children, level, output, draft.root_row, depth=DEPTH, width=WIDTH)
+        return [(node.parent, node.token, round(node.prob, 4)) for node in nodes]
 
 
 def _top(logits: Floats) -> Successors:
@@ -89,7 +85,8 @@ def record(
 ) -> tuple[Header, list[Text]]:
     """Record the reply to every turn of ``prompts``; of a conversation, each with those before."""
     draft = None if engine.draft is None else DraftContext(engine.draft)
-    texts, seconds = [], []
+    texts: list[Text] = []
+    seconds: list[list[float]] = [[] for _ in range(WIDTH)]
     for prompt in prompts:
         messages: list[Message] = []
         for turn, user in enumerate(prompt.turns, 1):
@@ -107,19 +104,18 @@ def record(
                 generation.prompt,
                 reply,
                 recorder.successors[: len(reply)],
-                recorder.chains[: len(reply)],
+                recorder.drafts[: len(reply)],
             )
-            seconds += recorder.draft_seconds
+            for every, new in zip(seconds, recorder.seconds, strict=True):
+                every += new
             texts.append(text)
             on_text(text)
     engine.stop_running()
     engine.cache.truncate(0)
     cost = measure(engine.context, COST_SECONDS, sizes=SIZES)
     measured = {"near": asdict(cost.near), "far": cost.far and asdict(cost.far)}
-    header = Header(
-        engine.model.path.name, engine.model.n_vocab, measured, median(seconds) if seconds else 0.0
-    )
-    return header, texts
+    drafted = [median(some) for some in seconds if some]
+    return Header(engine.model.path.name, engine.model.n_vocab, measured, drafted), texts
 
 
 def _spec(recorder: Recorder) -> MethodSpec:

@@ -14,9 +14,9 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 
-VERSION = 1
+VERSION = 2
 Successors = list[tuple[int, float]]  # token, log-probability; likeliest first
-Chain = list[tuple[int, float]]  # token, q
+Draft = list[tuple[int, int, float]]  # parent (-1 = the root), token, q; parents first
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Header:
     model          its file name
     n_vocab        tokens in its vocabulary
     cost           its measured cost: ``near`` and ``far`` in the context, row counts and seconds
-    draft_seconds  time of one decode of the draft model; 0 = none was loaded
+    draft_seconds  time of a decode of the draft model with 1, 2, … rows; empty = none was loaded
     """
 
     model: str
     n_vocab: int
     cost: dict[str, Any]
-    draft_seconds: float = 0.0
+    draft_seconds: list[float] = field(default_factory=list)
     version: int = VERSION
 
 
@@ -41,7 +41,7 @@ class Text:
     """A prompt and the model's reply.
 
     successors  the likeliest tokens after the prompt and after each token of the reply but the last
-    chains      the draft model's greedy chain at the same places; empty without a draft model
+    drafts      the draft model's tree at the same places; empty without a draft model
     """
 
     id: str
@@ -49,7 +49,7 @@ class Text:
     prompt: list[int]
     reply: list[int]
     successors: list[Successors] = field(default_factory=list)
-    chains: list[Chain] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
 
 
 def write(path: Path, header: Header, texts: Sequence[Text]) -> None:
