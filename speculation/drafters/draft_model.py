@@ -233,7 +233,10 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
 
 
 def _source_params(resources: Resources) -> DraftModelParams | None:
-    return DraftModelParams() if resources.draft is not None else None
+    """A tree where a row costs less than a tenth of a step, else a chain; None without a model."""
+    if resources.draft is None:
+        return None
+    return DraftModelParams(width=4 if resources.cost.curve(0).row_share < 0.1 else 1)
 
 
 spec = MethodSpec(
