@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from speculation.drafting.estimates import MEMORY, RATE
+from speculation.drafting.estimates import RATE
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NEAR, FAR = 128, 1536  # tokens in the context when the cost is measured
@@ -20,6 +20,7 @@ _SPAN = 256  # tokens of the context that share a curve
 # A text's first steps are atypical: the first is decoded with the prompt, the next ones find cold
 # caches and another compute graph (860, 290, 110 and 60 µs more; 7.5M parameters on 2 cores).
 _FIRST_STEPS = 4
+_MEMORY = 32.0  # steps that a size's shape rests on at most
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Cost:
     ) -> None:
         self.near, self.far, self.level = near, far, level
         self.shape = list(shape) or [1.0] * len(near.sizes)
-        self.weights = list(weights) or [MEMORY / 4] * len(near.sizes)
+        self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self._measured: dict[int, CostCurve] = {}  # the same without level and shape
         self._last_rows = 0  # of the decode before
@@ -164,7 +165,7 @@ class Cost:
         if n_rows == 1:
             self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)
         else:
-            self.weights[i] = min(self.weights[i] + 1.0, MEMORY)
+            self.weights[i] = min(self.weights[i] + 1.0, _MEMORY)
             self.shape[i] *= _clipped(ratio / self.shape[i]) ** (1.0 / self.weights[i])
         self._n_followed += 1
         if self._n_followed % 64 == 0:

@@ -34,8 +34,7 @@ from speculation.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
 # time that Python takes for them.
-_MIN_PATH_PROB = 0.02
-_MAX_BRANCHES = 63  # with sequence 0, the default number of sequences in a context
+_MIN_PATH_PROB = 0.05
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Auto(Drafter):
         self.cost = cost
         share = max(cost.curve(0).row_share, _MIN_PATH_PROB)
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
-        self._max_leaves = max(2, min(_MAX_BRANCHES, math.ceil(1 / share)))
+        self._max_leaves = max(2, math.ceil(1 / share))
         self._curve = cost.curve(0)
         self._asked: list[Source] = []
         self._now = 0  # steps so far, except those of the present plain run

@@ -7,12 +7,11 @@ from time import perf_counter
 
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
-from speculation.drafting.estimates import MEMORY, RATE
+from speculation.drafting.estimates import RATE
 
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
 # 0.01 costs short replies of small models 1% and gains nothing elsewhere.
 EXPLORATION = 0.005
-_PRIOR = 4.0  # asks that the estimate of the level above counts for; 2 to 8 are alike in replays
 # Plain steps. A long copy must not decide for hundreds of steps after it: without a limit, small
 # models lose 1.5% in their worst kind of text, replayed; 2 is as good.
 _MAX_GAIN = 4.0
@@ -22,9 +21,8 @@ class Source:
     """A drafter and the gain of asking it, in plain steps.
 
     The gain is the number of its drafts that are accepted, less what its rows and its time cost. It
-    is learnt by the strength of the drafter's evidence (``Drafter.strength``): in general (where it
-    starts), for this model, and as an offset for this text. Each level starts from the one above
-    and leaves it as outcomes come in.
+    starts from a general value and is learnt for this model, by the strength of the drafter's
+    evidence (``Drafter.strength``). What a text changes is in the drafts' probabilities.
 
     A source is asked if its expected gain is positive. If not, it is tried now and then, so rarely
     that its losses stay below EXPLORATION of the run time.
@@ -43,25 +41,20 @@ class Source:
         self.nodes: Sequence[int] = ()  # of the step's tree that it drafted
         self.seconds = 0.0  # spent in this step
         self._gains = [0.0, *gains]  # by strength
-        self._weights = [_PRIOR] * len(self._gains)  # asks behind them
         self._cost = 0.0  # average time of an ask, in plain steps
         self._reading = 0.0  # average time to read a prompt token, in plain steps
         if isinstance(state, list) and len(state) == len(self.state()):
-            n = len(self._gains)
-            self._gains, self._weights = state[:n], state[n : 2 * n]
-            self._cost, self._reading = state[2 * n :]
+            *self._gains, self._cost, self._reading = state
         self._explore_at = 0.0  # step from which it may be tried
         self._prompt: Sequence[int] | None = None  # of a text that the drafter has not read yet
         self._missed = 0.0  # gain missed in this text because it was not read
         self._owed = 0.0  # time of reading the text to try it
-        self._offset = 0.0  # of this text's gains
-        self._text_weight = _PRIOR
         self._left = 1.0
         self._follows = False  # whether it was asked and has seen every step since
 
     def state(self) -> list[float]:
         """What it has learnt about the model."""
-        return [*self._gains, *self._weights, self._cost, self._reading]
+        return [*self._gains, self._cost, self._reading]
 
     def begin(self, prompt: Sequence[int], row: float, plain: float) -> None:
         """A new text starts. The drafter reads it now if that takes next to nothing.
@@ -72,8 +65,7 @@ class Source:
         row    the target's seconds for a prompt token
         plain  seconds of a plain step
         """
-        self._prompt, self._missed, self._offset = prompt, 0.0, 0.0
-        self._text_weight, self._follows = _PRIOR, False
+        self._prompt, self._missed, self._follows = prompt, 0.0, False
         if self._reading * plain <= 2 * EXPLORATION * row:
             self._read(plain)
 
@@ -114,7 +106,7 @@ class Source:
 
     def _expected(self, strength: int, left: float, drafted: float) -> float:
         """The gain expected of asking it, beside other drafts or instead of them."""
-        gain = self._gains[strength] + self._offset
+        gain = self._gains[strength]
         if left < 1.0:
             tokens = gain + self._cost
             gain = max(left * tokens, tokens - drafted) - self._cost
@@ -173,12 +165,8 @@ class Source:
             self._cost = spent
         strength, left = self.asked_with, self._left
         gain = min(gain, _MAX_GAIN) - spent
-        expected = left * (self._gains[strength] + self._offset + self._cost) - self._cost
+        expected = left * (self._gains[strength] + self._cost) - self._cost
         if expected <= 0.0:  # it was tried
             self._explore_at = now + max(0.0, self._owed - gain) / EXPLORATION
         self._owed = 0.0
-        error = left * (gain - expected)
-        self._weights[strength] = min(self._weights[strength] + left, MEMORY)
-        self._text_weight = min(self._text_weight + left, MEMORY)
-        self._gains[strength] += error / self._weights[strength]
-        self._offset += error / self._text_weight
+        self._gains[strength] += RATE * left * (gain - expected)

@@ -236,7 +236,8 @@ def _source_params(resources: Resources) -> DraftModelParams | None:
     """A tree where a row costs less than a tenth of a step, else a chain; None without a model."""
     if resources.draft is None:
         return None
-    return DraftModelParams(width=4 if resources.cost.curve(0).row_share < 0.1 else 1)
+    width = min(4, resources.draft.n_seq_max)
+    return DraftModelParams(width=width if resources.cost.curve(0).row_share < 0.1 else 1)
 
 
 spec = MethodSpec(

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 # Rate of learning and of moving averages: 0.05 was as good as 0.1 in a replay of 350 replies,
 # better than 0.2 and 0.3.
 RATE = 0.05
-MEMORY = 32.0  # outcomes that an average rests on at most; 16 to 100 differ by 0.2% in replays
-MAX_LOG_ODDS = 2.5  # of a correction of probabilities; 4 is as good
 
 
 class Estimates:
@@ -74,13 +72,11 @@ class Estimates:
             change = RATE / (1.0 + exp(log_odds[i] + shared))  # rate × probability of rejection
             log_odds[i] += change
             shared += change
-            if shared > MAX_LOG_ODDS:
-                shared = MAX_LOG_ODDS
         if failed:
             i = min(kinds[n_accepted], last)
             change = RATE / (1.0 + exp(-log_odds[i] - shared))
             log_odds[i] -= change
-            shared = max(-MAX_LOG_ODDS, shared - change)
+            shared -= change
         self._shared = shared
 
     def new_text(self) -> None:

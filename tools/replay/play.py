@@ -289,7 +289,7 @@ class _RecordedDraft:
         self._clock, self._seconds = clock, seconds
         self.text: Text
         self.tree: Draft = []
-        self.n_ctx, self.n_rewind, self.target = NO_LIMIT, NO_LIMIT, self
+        self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
         self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS

@@ -76,8 +76,8 @@ def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
 
 def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
     source = Source("source", OneToken(7, 0.5), (0.1, 0.2))
-    assert source.state() == [0.0, 0.1, 0.2, 4.0, 4.0, 4.0, 0.0, 0.0]
-    saved = [0.0, 0.5, -0.2, 9.0, 8.0, 7.0, 0.3, 0.1]
+    assert source.state() == [0.0, 0.1, 0.2, 0.0, 0.0]
+    saved = [0.0, 0.5, -0.2, 0.3, 0.1]
     assert Source("source", OneToken(7, 0.5), (0.1, 0.2), list(saved)).state() == saved
     for other in (None, [1.0], {"gains": 1}, "x"):
         assert Source("source", OneToken(7, 0.5), (0.1, 0.2), other).state() == source.state()
