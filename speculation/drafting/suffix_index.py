@@ -1,9 +1,9 @@
 """SuffixIndex: finds earlier occurrences of the end of a text, in the last N tokens.
 
-Hash chains, as in an LZ77 match finder, for the last 1, 2, 4, 8 and 16 tokens. A suffix automaton
-finds the longest match directly (SAM-Decoding, arXiv 2411.10666), but it cannot forget, and in
-Python its states and transitions take several times the memory. These tables take 44 bytes a
-token, and new tokens overwrite the oldest.
+Hash chains, as in an LZ77 match finder, for the last 1, 2, 4 and 8 tokens. A suffix automaton finds
+the longest match directly (SAM-Decoding, arXiv 2411.10666), but it cannot forget, and in Python its
+states and transitions take several times the memory. These tables take 36 bytes a token, and new
+tokens overwrite the oldest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 # Lengths of the suffixes that are looked up, and factors for their hashes: the hash of 2n tokens is
 # that of the first n times the factor of n, plus that of the last n.
-_LEVELS = ((1, 0x1B873593), (2, 0x2C1B3C6D), (4, 0x19D699A5), (8, 0x165667B1), (16, 0))
+_LEVELS = ((1, 0x1B873593), (2, 0x2C1B3C6D), (4, 0x19D699A5), (8, 0))
 LENGTHS = tuple(n for n, _ in _LEVELS)
 LONGEST_CONTEXT = 32  # longer common contexts count as this
 LONGEST_COPY = 256
@@ -162,9 +162,11 @@ class SuffixIndex:
     def common_context(self, position: int, tail: array[int], n: int) -> int:
         """How many tokens before ``position`` equal the end of ``tail``; ``n`` are known to."""
         tokens = self._tokens
-        if n >= 16 and tokens[position - LONGEST_CONTEXT : position] == tail:
-            return LONGEST_CONTEXT
-        most = min(2 * n, LONGEST_CONTEXT)
+        most = 2 * n
+        if n == LENGTHS[-1]:
+            most = LONGEST_CONTEXT
+            if tokens[position - most : position] == tail:
+                return most
         while n < most and tokens[position - 1 - n] == tail[-1 - n]:
             n += 1
         return n

@@ -24,7 +24,7 @@ from speculation.drafting.suffix_index import (
     agreement,
 )
 
-N_TOKENS = 1 << 20  # 46 MB with the index
+N_TOKENS = 1 << 20  # 38 MB with the index
 _FIRST_CAPACITY = 1 << 14
 _GROWTH = 8
 _HEADER = struct.Struct("<8s16sQ")  # format and version, fingerprint, number of tokens
@@ -81,10 +81,10 @@ class SuffixMemory:
         self.index.extend(tokens)
 
     def _n_known(self, tokens: Sequence[int]) -> int:
-        """How many tokens from the first are in the memory already; 0 if fewer than 16 are.
+        """How many tokens from the first are in the memory already; 0 if fewer than 8 are.
 
         They may be in several texts: a chat's turns were added one by one. Each part begins with
-        the last 16 tokens of the part before.
+        the last 8 tokens of the part before.
         """
         text, n = array("i", tokens), LENGTHS[_LONGEST]
         while n <= len(text):

@@ -87,8 +87,8 @@ def test_the_common_context_is_counted_up_to_32() -> None:
     text = list(range(100, 140))
     memory = index_of([1, *text[-20:], 2, 3, *text, 4, 5, SEPARATOR])
     index = index_of(text)
-    positions = memory.matches(LENGTHS.index(16), index, 8)
-    assert [memory.common_context(p, index.tail, 16) for p in positions] == [32, 20]
+    positions = memory.matches(LENGTHS.index(8), index, 8)
+    assert [memory.common_context(p, index.tail, 8) for p in positions] == [32, 20]
 
 
 def test_agreement_is_the_length_of_the_shared_prefix() -> None:
