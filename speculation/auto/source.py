@@ -91,7 +91,7 @@ class Source:
         """
         may_explore = now >= self._explore_at and left > 0.5
         if self._prompt is not None:
-            gain = self._expected(len(self._gains) - 1, left, drafted)
+            gain = max([self._expected(i, left, drafted) for i in range(1, len(self._gains))])
             to_read = self._reading * len(self._prompt)
             self._missed += max(0.0, gain)
             if gain <= 0.0 and may_explore:
@@ -117,8 +117,9 @@ class Source:
         assert prompt is not None
         start = perf_counter()
         self.drafter.begin(prompt)
-        spent = (perf_counter() - start) / plain / len(prompt)
-        self._reading += RATE * (spent - self._reading) if self._reading else spent
+        n, spent = len(prompt), (perf_counter() - start) / plain
+        # By token, over about the last thousand: a short text's fixed time must not decide.
+        self._reading += (spent - self._reading * n) / (n + (1000 if self._reading else 0))
 
     def draft(
         self,
@@ -164,7 +165,7 @@ class Source:
         else:
             self._cost = spent
         strength, left = self.asked_with, self._left
-        gain = min(gain, _MAX_GAIN) - spent
+        gain = max(-_MAX_GAIN, min(gain, _MAX_GAIN)) - spent
         expected = left * (self._gains[strength] + self._cost) - self._cost
         if expected <= 0.0:  # it was tried
             self._explore_at = now + max(0.0, self._owed - gain) / EXPLORATION

@@ -40,9 +40,10 @@ from tools.replay.target import Clock, PlaybackTarget
 
 # Seconds of Python beside a small model on one slow core, by profile (docs/replay.md).
 PLAIN_STEP = 12e-6  # a step of a plain run, besides its decode
-TREE_STEP = 40e-6  # a step with a tree, besides drafting and decoding
-AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 6e-6, 15e-6, 10e-6
-BEGIN, DRAFT, NODE, OBSERVE = 0.4e-6, 20e-6, 0.3e-6, 7e-6  # of any source; BEGIN is per token
+TREE_STEP = 60e-6  # a step with a tree, besides drafting and decoding
+AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 60e-6, 25e-6
+READ = 3e-6  # a prompt token that is indexed
+LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
 _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
@@ -193,13 +194,16 @@ class _Sink:
 class _Charged(Drafter):
     """A drafter that advances the clock by what its work takes."""
 
-    def __init__(self, drafter: Drafter, clock: Clock, node: float, row: float) -> None:
+    def __init__(
+        self, drafter: Drafter, clock: Clock, node: float = NODE, row: float = 0.0, read: float = 0.0
+    ) -> None:
         self._drafter, self._clock = drafter, clock
-        self._node, self._row = node, row
+        self._node, self._row, self._read = node, row, read
         self.requires = drafter.requires
+        self._n_seen = 0  # tokens at the last look
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._clock.now += BEGIN * len(prompt)
+        self._clock.now += self._read * len(prompt)
         self._drafter.begin(prompt)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
@@ -212,6 +216,9 @@ class _Charged(Drafter):
         self._drafter.observe(step)
 
     def strength(self, tokens: Sequence[int]) -> int:
+        if len(tokens) != self._n_seen:
+            self._n_seen = len(tokens)
+            self._clock.now += LOOK
         return self._drafter.strength(tokens)
 
     def observe_plain(self, steps: PlainSteps) -> None:
@@ -260,9 +267,6 @@ class _ChargedAuto(Drafter):
 
 
 def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodSpec:
-    recycles = spec.name == recycling.spec.name
-    node, row = (RECYCLED_NODE, RECYCLED_ROW) if recycles else (NODE, 0.0)
-
     def make(params: Any, resources: Resources) -> Drafter | None:
         drafter: Drafter | None
         if spec.name == draft_model.spec.name:
@@ -273,9 +277,12 @@ def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodS
                 estimates=resources.estimates("draft", draft_model.PRIORS),
                 target_seconds=resources.step_seconds,
             )
-            return _Charged(drafter, clock, node, row)
+            return _Charged(drafter, clock)
         drafter = spec.make(params, resources)
-        return drafter and _Charged(drafter, clock, node, row)
+        assert drafter is not None
+        if spec.name == recycling.spec.name:
+            return _Charged(drafter, clock, RECYCLED_NODE, RECYCLED_ROW)
+        return _Charged(drafter, clock, read=READ)
 
     return replace(spec, make=make)
 
