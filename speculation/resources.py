@@ -77,6 +77,11 @@ class Resources:
         """The target's time for a plain step."""
         return self.cost.curve(0).at(1)
 
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Whether a row costs less than a tenth of a step, so that branches may pay off."""
+        return self.cost.curve(0).row_share < 0.1
+
     def saved(self, name: str) -> object:
         """What was saved under ``name`` in an earlier run, or None."""
         return self._saved.get(name)

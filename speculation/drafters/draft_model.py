@@ -233,11 +233,10 @@ def _rejects(params: DraftModelParams, resources: Resources) -> bool:
 
 
 def _source_params(resources: Resources) -> DraftModelParams | None:
-    """A tree where a row costs less than a tenth of a step, else a chain; None without a model."""
     if resources.draft is None:
         return None
     width = min(4, resources.draft.n_seq_max)
-    return DraftModelParams(width=width if resources.cost.curve(0).row_share < 0.1 else 1)
+    return DraftModelParams(width=width if resources.rows_are_cheap else 1)
 
 
 spec = MethodSpec(

@@ -368,6 +368,7 @@ spec = MethodSpec(
     params=SuffixParams,
     make=_make,
     as_source=AsSource(
-        lambda resources: SuffixParams(branches=4), gains=(0.1, 0.3, 1.0, 2.0, 0.1, 0.3, 1.0)
+        lambda resources: SuffixParams(branches=4 if resources.rows_are_cheap else 1),
+        gains=(0.1, 0.3, 1.0, 2.0, 0.1, 0.3, 1.0),
     ),
 )

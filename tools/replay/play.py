@@ -41,7 +41,7 @@ from tools.replay.target import Clock, PlaybackTarget
 # Seconds of Python beside a small model on one slow core, by profile (docs/replay.md).
 PLAIN_STEP = 12e-6  # a step of a plain run, besides its decode
 TREE_STEP = 60e-6  # a step with a tree, besides drafting and decoding
-AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 60e-6, 25e-6
+AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 40e-6, 25e-6
 READ = 3e-6  # a prompt token that is indexed
 LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
@@ -195,7 +195,12 @@ class _Charged(Drafter):
     """A drafter that advances the clock by what its work takes."""
 
     def __init__(
-        self, drafter: Drafter, clock: Clock, node: float = NODE, row: float = 0.0, read: float = 0.0
+        self,
+        drafter: Drafter,
+        clock: Clock,
+        node: float = NODE,
+        row: float = 0.0,
+        read: float = 0.0,
     ) -> None:
         self._drafter, self._clock = drafter, clock
         self._node, self._row, self._read = node, row, read

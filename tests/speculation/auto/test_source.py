@@ -9,6 +9,7 @@ from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Source
 from speculation.drafter import PlainSteps
 from speculation.drafters.suffix import SuffixParams, spec
+from speculation.resources import Resources
 from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
 
 
@@ -83,7 +84,9 @@ def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
         assert Source("source", OneToken(7, 0.5), (0.1, 0.2), other).state() == source.state()
 
 
-def test_every_strength_of_suffix_has_a_gain() -> None:
+def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> None:
     assert spec.as_source is not None
     assert len(spec.as_source.gains) == 7
-    assert spec.as_source.params(None) == SuffixParams(branches=4)  # type: ignore[arg-type]
+    for row, branches in ((0.01, 4), (0.3, 1)):
+        resources = Resources(lambda row=row: Cost(CostCurve.linear(1.0, row)))  # type: ignore[misc]
+        assert spec.as_source.params(resources) == SuffixParams(branches=branches)
