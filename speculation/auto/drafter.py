@@ -157,7 +157,7 @@ class Auto(Drafter):
         """1 if a source is worth asking, else 0."""
         now, plain = self._now + len(tokens) - self._n_tokens, self._curve.table[1]
         for source in self.sources:
-            if source.strength(tokens, now, plain):
+            if not source.is_idle(now) and source.strength(tokens, now, plain):
                 return 1
         return 0
 
@@ -185,6 +185,13 @@ class Auto(Drafter):
         self._asked = asked = []
         now, plain, left, drafted = self._now, curve.table[1], 1.0, 0.0
         for source in self.sources:
+            if source.is_idle(now):
+                continue
+            if len(tree) > 1:
+                path_probs = tree.path_probs()
+                drafted = sum(path_probs) - 1.0
+                firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
+                left = 1.0 - sum([path_probs[node] for node in firsts])
             strength = source.strength(tokens, now, plain, left, drafted)
             if not strength:
                 continue
@@ -192,12 +199,6 @@ class Auto(Drafter):
             source.draft(tokens, own, shared, strength, left)
             source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
             asked.append(source)
-            if len(own) > 1 and source is not self.sources[-1]:
-                drafted = sum(tree.path_probs()) - 1.0
-                firsts = [
-                    p for p, parent in zip(tree.probs, tree.parents, strict=True) if not parent
-                ]
-                left = 1.0 - sum(firsts)
         if len(tree) > 1:
             self._keep_best(tree, shared)
 

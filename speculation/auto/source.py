@@ -74,6 +74,10 @@ class Source:
         """Whether its drafter should read the target's states while the prompt is decoded."""
         return self._gains[-1] > 0.0
 
+    def is_idle(self, now: int) -> bool:
+        """Whether it gains nothing, however strong its evidence, and is not to be tried yet."""
+        return now < self._explore_at and max(self._gains) <= 0.0
+
     def strength(
         self,
         tokens: Sequence[int],
