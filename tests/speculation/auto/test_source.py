@@ -90,3 +90,37 @@ def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> N
     for row, branches in ((0.01, 4), (0.3, 1)):
         resources = Resources(lambda row=row: Cost(CostCurve.linear(1.0, row)))  # type: ignore[misc]
         assert spec.as_source.params(resources) == SuffixParams(branches=branches)
+
+
+def test_a_rejected_long_draft_counts_no_more_than_an_accepted_one() -> None:
+    for accepted, learnt in ((range(64), 0.485), (range(2), 0.085)):
+        source = Source("source", OneToken(7, 0.5), (0.3,))
+        source.asked_with, source.nodes = 1, range(1, 64)
+        source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0)
+        assert source.state()[1] == pytest.approx(learnt)
+
+
+def test_a_text_is_read_for_the_strength_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, drafter = Clock(), OneToken(7, 0.9)
+    use_clock(monkeypatch, clock)
+    drafter.use(clock, 0.0, reading=0.1)
+    source = Source("source", drafter, (1.0, -1.0))
+    for _ in range(2):  # the first text shows what reading costs
+        source.begin([1] * 100, row=0.1, plain=1.0)
+    settings = {"now": 1, "plain": 1.0, "left": 0.5, "drafted": 1.0}
+    beside = [source.strength([1] * 100, **settings) for _ in range(30)]  # type: ignore[arg-type]
+    assert beside.index(1) in (19, 20)  # reading takes 10 steps, and an ask gains half a step
+
+
+def test_short_texts_do_not_decide_what_reading_a_token_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    source = Source("source", OneToken(7, 0.9))
+    monkeypatch.setattr(
+        source.drafter, "begin", lambda prompt: setattr(clock, "now", clock.now + 0.1)
+    )
+    for n_tokens in (10, 10, 10, 1000):
+        source.begin([1] * n_tokens, row=10.0, plain=1.0)
+    assert 0.004 < source.state()[-1] < 0.006  # 0.01 after the short ones
