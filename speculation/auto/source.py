@@ -13,7 +13,7 @@ from speculation.drafting.estimates import RATE
 # 0.01 costs short replies of small models 1% and gains nothing elsewhere.
 EXPLORATION = 0.005
 # Plain steps that an ask can gain or lose. A long copy must not decide for hundreds of steps after
-# it, accepted or not. Replayed, 2 and 8 are alike, and no limit is 0.5% slower.
+# it, accepted or not. Replayed, 2 and 8 are alike, and no limit is 0.2% slower.
 _MAX_GAIN = 4.0
 
 
