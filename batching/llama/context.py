@@ -278,6 +278,30 @@ class Context:
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether ``repeat`` works: not with a recurrent memory, nor with one sequence alone."""
+        can_shift = bool(C.llama_memory_can_shift(self._memory))
+        return can_shift and self.n_rewind == NO_LIMIT and self.params.n_seq_max > 1
+
+    def repeat(self, n_tokens: int) -> None:
+        """Fill sequence 0 up to ``n_tokens`` with copies of itself, for measuring a long context.
+
+        Costs copies and one rotation of the keys at the next decode, where decoding the tokens
+        might take minutes. Uses sequence 1. Raises ContextError if llama.cpp makes no copy.
+        """
+        n = C.llama_memory_seq_pos_max(self._memory, 0) + 1
+        size = C.llama_state_seq_get_size(self._handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        C.llama_state_seq_get_data(self._handle, state, size, 0)
+        for first in range(n, n_tokens, n):
+            if C.llama_state_seq_set_data(self._handle, state, size, 1) != size:
+                raise ContextError(f"llama.cpp could not copy {n} tokens of {self.model.path}")
+            C.llama_memory_seq_rm(self._memory, 1, n_tokens - first, -1)
+            C.llama_memory_seq_add(self._memory, 1, 0, -1, first)
+            C.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
+            C.llama_memory_seq_rm(self._memory, 1, -1, -1)
+
     def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
         """Decode single rows on one thread unless all threads are faster; batches keep all.
 

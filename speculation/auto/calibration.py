@@ -21,6 +21,7 @@ from speculation.auto.cost import FAR, NEAR, SIZES, Cost, CostCurve
 # Measured regardless of the budget: they show where the curve bends. The others by worth.
 _REQUIRED = (1, 2, 4, 8, 16)
 _OTHERS = (64, 32, 3, 6, 12, 24, 48)
+_FAR_SIZES = (1, 8, 64)  # enough for what attention adds
 _SINGLES = 4  # before each small size; the first two find cold caches
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
 _MAX_ROUNDS = 12
@@ -82,7 +83,8 @@ def measure_cost(
     """``measure_curve`` on ``context`` after ``n_past`` tokens, all rows with output as in a tree.
 
     The context must be empty, and is empty afterwards. Leaves out sizes that do not fit it or that
-    it cannot roll back. With limited rewind, measures at the start of the context.
+    it cannot roll back. With limited rewind, measures at the start of the context. Only the first
+    128 tokens are decoded; the others are copies of them, since their content does not matter.
     """
     max_rows = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
     sizes = [size for size in sizes if size <= max_rows]
@@ -97,10 +99,13 @@ def measure_cost(
         context.seq_rm(-1, n_past, -1)
         return seconds
 
-    for first in range(0, n_past, context.n_batch):
-        n = min(context.n_batch, n_past - first)
+    n_decoded = min(NEAR, n_past)
+    for first in range(0, n_decoded, context.n_batch):
+        n = min(context.n_batch, n_decoded - first)
         context.decode(_rows(context, first, n, outputs=False))
     try:
+        if n_past > n_decoded:
+            context.repeat(n_past)
         return measure_curve(decode, sizes, budget_seconds, progress)
     finally:
         context.seq_rm(-1, 0, -1)
@@ -114,21 +119,15 @@ def measure(
 ) -> Cost:
     """Measure the cost near the start of the context and, if the budget allows, far along.
 
-    A large model exceeds the budget, because the required sizes are always measured. A far curve
-    without its largest size is dropped: an outlier in it would be extrapolated to 64 rows and to
-    every place in between, and drafts that look that expensive are never tried again.
+    A large model exceeds the budget, because the required sizes are always measured.
     """
     start = perf_counter()
     n_past = affordable_text(context, NEAR, budget_seconds / 6)
     near = measure_cost(context, sizes, n_past, budget_seconds / 2, progress)
-    if context.n_rewind == NO_LIMIT and FAR + SIZES[-1] < context.n_ctx:
-        seconds = near.at(SIZES[-1]) * FAR / SIZES[-1]  # rough time to decode that far
-        left = budget_seconds - (perf_counter() - start) - seconds
-        if left > 0:
-            far = measure_cost(context, (*_REQUIRED, *_OTHERS[:2]), FAR, left, progress)
-            if far.sizes[-1] == SIZES[-1]:
-                return Cost(near, far)
-    return Cost(near)
+    left = budget_seconds - (perf_counter() - start)
+    if left <= 0 or not context.can_repeat or FAR + SIZES[-1] >= context.n_ctx:
+        return Cost(near)
+    return Cost(near, measure_cost(context, _FAR_SIZES, FAR, left, progress))
 
 
 def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:

@@ -89,8 +89,8 @@ class CostCurve:
 class Cost:
     """The cost of decoding with one model on one machine, at any place of the context.
 
-    The cost of a row grows linearly with the tokens before it (attention), so two measured curves
-    give all others.
+    Attention adds to a batch's cost in proportion to the tokens before it, so two measured curves
+    give all others. ``far`` may have fewer sizes: between them what it adds is interpolated.
 
     near, far  curves after NEAR and FAR tokens; without ``far`` the cost is the same everywhere
     level      real time of single rows over the measured one, learnt from a text's steps
@@ -134,10 +134,9 @@ class Cost:
             seconds = list(near.seconds)
             if far is not None:
                 position = ((place + 0.5) * _SPAN - NEAR) / (FAR - NEAR)
+                added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
                 for i, n in enumerate(near.sizes):
-                    j = far.index(n)
-                    growth = far.seconds[j] / near.at(far.sizes[j]) - 1.0
-                    seconds[i] *= max(0.5, 1.0 + position * growth)
+                    seconds[i] += max(0.0, position * _interpolated(n, far.sizes, added))
             curve = CostCurve(near.sizes, seconds, near.switch_seconds)
             self._measured[place] = curve
         return curve
@@ -170,6 +169,14 @@ class Cost:
         self._n_followed += 1
         if self._n_followed % 64 == 0:
             self._curves.clear()
+
+
+def _interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The y at ``x``; beyond the last of ``xs`` in the direction of the last two."""
+    if len(xs) == 1:
+        return ys[0] * x / xs[0]
+    i = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+    return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])
 
 
 def _clipped(ratio: float) -> float:

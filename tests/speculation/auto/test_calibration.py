@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from batching.rows import Rows
+from batching.llama.context import Context
+from batching.llama.model import Model
+from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
 from speculation.auto import calibration as cost_measured
 from speculation.auto.calibration import measure, measure_curve
 from speculation.auto.cost import SIZES
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
 
 
 class Machine:
@@ -126,17 +131,21 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
 
 
 class Clocked:
-    """A context with a clock advanced only by decodes: 1 ms a row, ``far`` ms from 1024 on."""
+    """A context with a clock that decodes alone advance: 1 ms a row, and 1 µs for each token before
+    it. ``prompt`` seconds pass for rows without output."""
 
-    n_ctx, n_batch, n_vocab, n_rewind = 2048, 512, 100, NO_LIMIT
+    n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
 
-    def __init__(self, far: float) -> None:
-        self.far, self.now = far, 0.0
+    def __init__(self, n_ctx: int = 2048, can_repeat: bool = True, prompt: float = 0.0) -> None:
+        self.n_ctx, self.can_repeat, self.prompt, self.now = n_ctx, can_repeat, prompt, 0.0
 
     def decode(self, rows: Rows) -> Clocked:
-        if any(rows.outputs):  # not the text before the measured rows
-            self.now += 1e-3 * len(rows.tokens) * (self.far if rows.positions[0] >= 1024 else 1.0)
+        n_past = rows.positions[0]
+        self.now += len(rows) * (1e-3 + 1e-6 * n_past) if any(rows.outputs) else self.prompt
         return self
+
+    def repeat(self, n_tokens: int) -> None:
+        pass
 
     def argmax(self, row: int) -> int:
         return row
@@ -145,12 +154,38 @@ class Clocked:
         pass
 
 
-@pytest.mark.parametrize(("far", "is_kept"), [(1.2, True), (40.0, False)])
-def test_an_unfinished_curve_far_along_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, far: float, is_kept: bool
+@pytest.mark.parametrize(
+    ("context", "is_measured"),
+    [
+        (Clocked(), True),
+        (Clocked(n_ctx=1536), False),
+        (Clocked(can_repeat=False), False),
+        (Clocked(prompt=9.0), False),
+    ],
+    ids=["long", "short-context", "no-copies", "large-model"],
+)
+def test_the_cost_far_along_is_measured_where_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool
 ) -> None:
-    context: Any = Clocked(far)
     monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
     cost = measure(context, budget_seconds=6.0)
-    assert (cost.far is not None) == is_kept
-    assert cost.curve(1000).at(64) < 64e-3 * 1.5
+    assert (cost.far is not None) == is_measured
+    if is_measured:
+        assert cost.curve(3968).at(8) == pytest.approx(8 * (1e-3 + 1e-6 * 3968))
+
+
+def test_copies_of_a_text_stand_for_reading_it_again(tmp_path: Path) -> None:
+    """With one layer, a token's key and value depend on nothing before it."""
+    tokens = [5, 80, 33, 120, 9, 64, 77, 18]
+    model_file = write_tiny_gguf(tmp_path / "one-layer.gguf", n_layer=1)
+    logits = []
+    with Model(model_file) as model, Context(model, EXACT) as context:
+        assert context.can_repeat
+        for n_read in (8, 20):
+            read = [*tokens, *tokens, *tokens][:n_read]
+            context.decode(text_rows(read, 0, [False] * n_read))
+            if n_read == 8:
+                context.repeat(20)
+            logits.append(context.decode(text_rows([7], 20, [True])).logits(0).copy())
+            context.seq_rm(-1, 0, -1)
+    assert logits[0] == pytest.approx(logits[1], rel=1e-3, abs=1e-4)

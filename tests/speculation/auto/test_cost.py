@@ -55,6 +55,9 @@ def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> 
     # Places have 256 tokens: 640 is the middle of the third, 512 of the 1408 tokens on.
     assert cost.curve(600).at(8) == pytest.approx(2 + 3 * 512 / 1408)
     assert cost.curve(2944).at(1) == pytest.approx(1 + 2816 / 1408, rel=0.01)
+    # Attention adds 1 second to one row and 3 to eight: 1 + 2 * 3 / 7 to four.
+    cost = Cost(CostCurve((1, 4, 8), (1.0, 1.5, 2.0)), CostCurve((1, 8), (2.0, 5.0)))
+    assert cost.curve(1536).at(4) == pytest.approx(1.5 + 1536 / 1408 * 13 / 7)
 
 
 def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
