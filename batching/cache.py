@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
-from batching.rows import Rows
+from batching.rows import Rows, text_rows
 from batching.target import Cancelled, Output, Target, Watch
 from batching.tree import NO_LIMIT, Floats
 
@@ -113,55 +113,27 @@ class SequenceCache:
 
         Raises PromptTooLong, or Cancelled; finished chunks stay committed.
         """
-        self._drop_deferred()
         self.watch = None
-        self._check_fits(len(tokens))
-        n_reused = common_prefix(self.tokens, tokens)
-        read_from = len(tokens) if reader is None else reader.begin(tokens)
-        if self.target.n_rewind == NO_LIMIT:
-            n_reused = min(n_reused, max(read_from, n_reused - STATE_ROWS))
-        self.truncate(n_reused)
-        n_reused = self.n_past
+        reading, total = Reading(self, tokens, reader, defer=defer), len(tokens)
         if progress is not None:
-            progress(n_reused, len(tokens))
-        reading = False
-        save_at = len(tokens) - TAIL if self.target.n_rewind < NO_LIMIT else 0
+            progress(self.n_past, total)
         try:
-            while self.n_past < len(tokens):
+            while self.n_past < total:
                 if cancelled is not None and cancelled():
                     raise Cancelled
                 first = self.n_past
-                if first == save_at:
-                    self.save()
-                max_rows = min(
-                    self.target.n_batch, save_at - first if first < save_at else NO_LIMIT
-                )
-                if defer and len(tokens) - first < self.target.n_batch and first >= save_at:
-                    self.n_deferred = len(tokens) - first
-                    self.tokens += tokens[first:]
-                    self.watch = _watch(first, len(tokens), len(tokens), progress, cancelled)
+                rows = reading.next_rows()
+                end = first + len(rows) if rows is not None else total
+                watch = _watch(first, end, total, progress, cancelled)
+                if rows is None:
+                    self.watch = watch
                     break
-                if reader is None or first < read_from:
-                    end = min(first + max_rows, read_from)
-                    watch = _watch(first, end, len(tokens), progress, cancelled)
-                    self._append(tokens[first:end], watch=watch)
-                else:
-                    if not reading:
-                        self.target.want_hidden(reader.needs_hidden)
-                        self.target.want_layers(reader.needs_layers)
-                        reading = True
-                    if reader.needs_hidden:
-                        max_rows = min(max_rows, STATE_ROWS)
-                    n = min(max_rows, len(tokens) - first)
-                    watch = _watch(first, first + n, len(tokens), progress, cancelled)
-                    reader.read(first, n, self._append(tokens[first : first + n], watch=watch))
+                reading.take(self.target.decode(rows, watch))
                 if progress is not None:
-                    progress(self.n_past, len(tokens))
+                    progress(self.n_past, total)
         finally:
-            if reading:
-                self.target.want_hidden(False)
-                self.target.want_layers(())
-        return n_reused
+            reading.close()
+        return reading.n_reused
 
     def _check_fits(self, n_tokens: int) -> None:
         n_ctx = self.target.n_ctx
@@ -180,20 +152,23 @@ class SequenceCache:
 
         Pass only the tree's rows to ``commit``.
         """
+        if not self.n_deferred:
+            return self.target.decode(rows)
+        return self.target.decode(self.with_deferred(rows), self.watch)
+
+    def with_deferred(self, rows: Rows) -> Rows:
+        """The rows of a tree, preceded by any deferred prompt tokens."""
         n = self.n_deferred
         if not n:
-            return self.target.decode(rows)
+            return rows
         first = self.n_past - n
         all_seqs = rows.seq_ids[0]  # the root's
-        return self.target.decode(
-            Rows(
-                [*self.tokens[first:], *rows.tokens],
-                [*range(first, first + n), *rows.positions],
-                [all_seqs] * n + list(rows.seq_ids),
-                [False] * n + list(rows.outputs),
-                n_before=n,
-            ),
-            self.watch,
+        return Rows(
+            [*self.tokens[first:], *rows.tokens],
+            [*range(first, first + n), *rows.positions],
+            [all_seqs] * n + list(rows.seq_ids),
+            [False] * n + list(rows.outputs),
+            n_before=n,
         )
 
     def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
@@ -201,29 +176,20 @@ class SequenceCache:
 
         ``embeddings``, (n, n_embd), is for models that take them as input.
         """
-        return self._append(tokens, output_last=True, embeddings=embeddings)
-
-    def _append(
-        self,
-        chunk: Sequence[int],
-        *,
-        output_last: bool = False,
-        embeddings: Floats | None = None,
-        watch: Watch | None = None,
-    ) -> Output:
-        n_past, n = self.n_past, len(chunk)
+        n_past, n = self.n_past, len(tokens)
+        seq_ids = range(self.n_seq)
         try:
-            if n == 1 and output_last and embeddings is None:
-                output = self.target.decode_row(chunk[0], n_past, self.n_seq)
+            if n == 1 and embeddings is None:
+                output = self.target.decode_row(tokens[0], n_past, seq_ids)
             else:
-                all_seqs = range(self.n_seq)
-                outputs = [False] * (n - 1) + [output_last]
-                rows = Rows(chunk, range(n_past, n_past + n), [all_seqs] * n, outputs, embeddings)
-                output = self.target.decode(rows, watch)
+                outputs = [False] * (n - 1) + [True]
+                positions = range(n_past, n_past + n)
+                rows = Rows(tokens, positions, [seq_ids] * n, outputs, embeddings)
+                output = self.target.decode(rows)
         except BaseException:
             self.truncate(n_past)
             raise
-        self.tokens.extend(chunk)
+        self.tokens.extend(tokens)
         return output
 
     def commit(self, rows: Rows, path: Sequence[int]) -> None:
@@ -291,6 +257,85 @@ class SequenceCache:
         if self.n_deferred:
             del self.tokens[-self.n_deferred :]
             self.n_deferred = 0
+
+
+class Reading:
+    """A prompt on its way into a cache, which takes over what it has of it already.
+
+    Repeat ``next_rows``, a decode and ``take`` until ``next_rows`` returns None, then ``close``. A
+    failed decode leaves the chunks before it in the cache.
+
+    n_reused  tokens that were cached
+    """
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        tokens: Sequence[int],
+        reader: StateReader | None = None,
+        *,
+        defer: bool = False,
+    ) -> None:
+        """Arguments as in ``prefill``. Raises PromptTooLong."""
+        self._cache, self._tokens, self._reader, self._defer = cache, tokens, reader, defer
+        cache._drop_deferred()
+        cache._check_fits(len(tokens))
+        n_reused = common_prefix(cache.tokens, tokens)
+        self._read_from = len(tokens) if reader is None else reader.begin(tokens)
+        is_limited = cache.target.n_rewind < NO_LIMIT
+        if not is_limited:
+            n_reused = min(n_reused, max(self._read_from, n_reused - STATE_ROWS))
+        self._save_at = len(tokens) - TAIL if is_limited else 0
+        self._is_reading = False
+        self._chunk: Sequence[int] = ()  # being decoded
+        cache.truncate(n_reused)
+        self.n_reused = cache.n_past
+
+    def next_rows(self, max_rows: int = NO_LIMIT) -> Rows | None:
+        """The next chunk, at most ``max_rows``; None if the rest is deferred, or nothing is left.
+
+        The last of them is deferred if ``defer`` is set and a row still fits beside them.
+        """
+        cache, target, reader = self._cache, self._cache.target, self._reader
+        first, save_at = cache.n_past, self._save_at
+        n_left = len(self._tokens) - first
+        if not n_left:
+            return None
+        if first == save_at:
+            cache.save()
+        max_rows = min(max_rows, target.n_batch)
+        if self._defer and n_left < max_rows and first >= save_at:
+            cache.n_deferred = n_left
+            cache.tokens += self._tokens[first:]
+            return None
+        n = min(n_left, max_rows, save_at - first if first < save_at else NO_LIMIT)
+        if reader is not None and first >= self._read_from:
+            if not self._is_reading:
+                target.want_hidden(reader.needs_hidden)
+                target.want_layers(reader.needs_layers)
+                self._is_reading = True
+            n = min(n, STATE_ROWS) if reader.needs_hidden else n
+        else:
+            n = min(n, self._read_from - first)
+        self._chunk = chunk = self._tokens[first : first + n]
+        return text_rows(chunk, first, [False] * n, cache.n_seq)
+
+    def take(self, output: Output) -> None:
+        """The rows were decoded: they are part of the text."""
+        first, chunk = self._cache.n_past, self._chunk
+        self._cache.tokens += chunk
+        self._chunk = ()
+        if self._is_reading and self._reader is not None:
+            self._reader.read(first, len(chunk), output)
+
+    def close(self) -> None:
+        """Drop what a failed decode left, and ask for no more states."""
+        cache = self._cache
+        if self._chunk:
+            cache.truncate(cache.n_past)
+        if self._is_reading:
+            cache.target.want_hidden(False)
+            cache.target.want_layers(())
 
 
 def _watch(

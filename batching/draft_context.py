@@ -95,7 +95,7 @@ class DraftContext:
         n_past = self._cache.n_past
         depth = self._depth
         if self.n_leaves == 1 and embeddings is None:  # a chain
-            output = self.target.decode_row(tokens[0], n_past + depth, 1)
+            output = self.target.decode_row(tokens[0], n_past + depth, range(1))
             self._depth += 1
             self._chain.append(tokens[0])
             return output

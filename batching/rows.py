@@ -52,10 +52,12 @@ class Rows:
         return (self[i] for i in range(len(self)))
 
 
-def text_rows(tokens: Sequence[int], position: int, outputs: Sequence[bool]) -> Rows:
-    """Rows for ``tokens`` in sequence 0, starting at ``position``."""
+def text_rows(
+    tokens: Sequence[int], position: int, outputs: Sequence[bool], n_seq: int = 1
+) -> Rows:
+    """Rows for ``tokens`` in the first ``n_seq`` sequences, starting at ``position``."""
     n = len(tokens)
-    return Rows(tokens, range(position, position + n), [range(1)] * n, outputs)
+    return Rows(tokens, range(position, position + n), [range(n_seq)] * n, outputs)
 
 
 def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
@@ -84,6 +86,34 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     return Rows(tree.tokens, positions, seq_ids, tree.outputs)
 
 
+def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
+    """The rows of several texts as one batch, and for each text the row of its tree's root.
+
+    A part is a text's rows and the first of its sequences, which becomes its sequence 0. Rows have
+    no embeddings.
+    """
+    if len(parts) == 1:
+        ((rows, first),) = parts
+        if not first:
+            return rows, [0]
+    tokens: list[int] = []
+    positions: list[int] = []
+    seq_ids: list[Sequence[int]] = []
+    outputs: list[bool] = []
+    starts = []
+    for rows, first in parts:
+        starts.append(len(tokens) + rows.n_before)
+        tokens += rows.tokens
+        positions += rows.positions
+        outputs += rows.outputs
+        ids = rows.seq_ids
+        if ids[-1] is ids[0]:  # a prompt, a chain or a lone root: one range for all
+            seq_ids += [range(first + ids[0][0], first + ids[0][-1] + 1)] * len(ids)
+        else:
+            seq_ids += (ids if isinstance(ids, SeqIds) else SeqIds(ids)).moved(first)
+    return Rows(tokens, positions, seq_ids, outputs), starts
+
+
 def n_sequences(tree: TokenTree) -> int:
     """Number of sequences ``tree_rows`` needs for ``tree``: 1 for a chain."""
     if tree.n_seq:
@@ -105,6 +135,7 @@ class SeqIds(Sequence[Sequence[int]]):
 
     def __init__(self, ids: Sequence[Sequence[int]]) -> None:
         self._ids = ids
+        self._moved: dict[int, SeqIds] = {}
         self.counts = np.array([len(seq_ids) for seq_ids in ids], np.int32)
         self._flat = np.array([seq_id for seq_ids in ids for seq_id in seq_ids], np.int32)
         ends = np.cumsum(self.counts)
@@ -116,6 +147,13 @@ class SeqIds(Sequence[Sequence[int]]):
 
     def __getitem__(self, i):  # type: ignore[no-untyped-def]
         return self._ids[i]
+
+    def moved(self, first: int) -> SeqIds:
+        """The same with ``first`` added to every id."""
+        if first not in self._moved:
+            ids = [tuple(first + seq_id for seq_id in seq_ids) for seq_ids in self._ids]
+            self._moved[first] = SeqIds(ids)
+        return self._moved[first]
 
 
 @lru_cache(maxsize=256)  # shapes recur: lookahead's varies only with its number of n-grams

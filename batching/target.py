@@ -87,8 +87,8 @@ class Target(Protocol):
         """
         ...
 
-    def decode_row(self, token: int, position: int, n_seq: int) -> Output:
-        """Faster ``decode`` of a single row with output, in the first ``n_seq`` sequences."""
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Output:
+        """Faster ``decode`` of a single row with output."""
         ...
 
     def want_hidden(self, wanted: bool) -> None:

@@ -65,14 +65,14 @@ def _decode_rows(
     Stops early when a drafter would draft, after a token that may end the text, after RUN_SECONDS,
     and when ``cancelled`` returns True.
     """
-    target, committed, n_seq = text.cache.target, text.cache.tokens, text.cache.n_seq
+    target, committed, seq_ids = text.cache.target, text.cache.tokens, range(text.cache.n_seq)
     sample, tokens, (found, seconds), ends = _sampling(text), text.tokens, steps, text.text.ends
     strengths = [drafter.strength for drafter in text.drafters]
     token = tokens[-1]
     start = perf_counter()
     for position in range(len(committed), len(committed) + n_steps):
         before = perf_counter()
-        output = target.decode_row(token, position, n_seq)
+        output = target.decode_row(token, position, seq_ids)
         decoded = perf_counter()
         committed.append(token)
         token = sample(output, 0)

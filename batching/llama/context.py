@@ -111,7 +111,7 @@ class Context:
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
         self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
         self._features: BatchMemory | None = None  # for ``encode``, allocated on first use
-        self._row_seq = 0  # sequences in the last ``decode_row``; 0 after another decode
+        self._row_ids: range | None = None  # of the last ``decode_row``; None after another decode
         self.trace_path = trace
         self._trace: IO[str] | None = None
         atexit.register(self.close)  # exit handlers run in reverse, so before the model's
@@ -129,7 +129,7 @@ class Context:
         DecodeFailed if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
         ``Target``.
         """
-        self._row_seq = 0
+        self._row_ids = None
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
@@ -150,11 +150,11 @@ class Context:
             raise self._error(code, n_rows)
         self._is_invalid = False
 
-    def decode_row(self, token: int, position: int, n_seq: int) -> Output:
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Output:
         """See ``Target``. A row in the same sequences as the last changes only two numbers."""
-        if n_seq != self._row_seq or self._trace is not None:
-            output = self.decode(Rows([token], [position], [range(n_seq)], _ONE))
-            self._row_seq = n_seq
+        if seq_ids != self._row_ids or self._trace is not None:
+            output = self.decode(Rows([token], [position], [seq_ids], _ONE))
+            self._row_ids = seq_ids
             return output
         batch = self._batch
         batch.first_token.value = token

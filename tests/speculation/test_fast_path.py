@@ -184,8 +184,8 @@ def test_a_row_of_a_run_is_decoded_like_any_other(tiny_model: Path, tmp_path: Pa
             for context in (plain, traced):
                 context.decode(Rows([3, 4], range(2), [range(2)] * 2, [False, True]))
             for position, token in enumerate((5, 6, 7), 2):
-                expected = traced.decode_row(token, position, 2).logits(0)
-                found = plain.decode_row(token, position, 2)
+                expected = traced.decode_row(token, position, range(2)).logits(0)
+                found = plain.decode_row(token, position, range(2))
                 assert np.array_equal(found.logits(0), expected)
                 assert found.argmax(0) == int(expected.argmax())
             plain.seq_cp(0, 3, 0, 5)

@@ -176,8 +176,8 @@ class FakeTarget:
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
         return self._output
 
-    def decode_row(self, token: int, position: int, n_seq: int) -> FakeOutput:
-        return self.decode(Rows([token], [position], [range(n_seq)], [True]))
+    def decode_row(self, token: int, position: int, seq_ids: range) -> FakeOutput:
+        return self.decode(Rows([token], [position], [seq_ids], [True]))
 
     def want_hidden(self, wanted: bool) -> None:
         self._has_hidden = wanted

@@ -124,7 +124,7 @@ class PlaybackTarget:
         self._spend(len(rows) - rows.n_before, rows.positions[rows.n_before])
         return Playback(self, rows.positions, rows.n_before)
 
-    def decode_row(self, token: int, position: int, n_seq: int) -> Playback:
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Playback:
         self.decoded_tree = False
         self._spend(1, position)
         return Playback(self, (position,), 0)

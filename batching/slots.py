@@ -1,0 +1,138 @@
+"""Slots: one target shared by several texts, whose rows go into one decode. Pure.
+
+A slot has a range of the target's sequences and looks like a target of its own: its sequences count
+from 0, and "all sequences" are its own. So the cache, the drafters and the verifier of a text need
+not know of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batching.cache import ALL, END
+from batching.rows import Rows, pack
+from batching.target import Output, Target, Watch
+from batching.tree import Floats
+
+
+class Slots:
+    """A target divided into slots with equally many sequences."""
+
+    def __init__(self, target: Target, n_slots: int) -> None:
+        if not 1 <= n_slots <= target.n_seq_max:
+            raise ValueError(f"{n_slots} slots in {target.n_seq_max} sequences")
+        self.target = target
+        width = target.n_seq_max // n_slots
+        self.slots = [Slot(self, i * width, width) for i in range(n_slots)]
+
+    def decode(
+        self, parts: Sequence[tuple[Slot, Rows]], watch: Watch | None = None
+    ) -> list[Output]:
+        """Decode the rows of several slots in one batch; the output of each counts from its tree's
+        root. Valid until the next decode."""
+        for slot, rows in parts:
+            slot.n_used = max(slot.n_used, rows.seq_ids[0][-1] + 1)  # the root is in all of them
+        rows, starts = pack([(rows, slot.first) for slot, rows in parts])
+        output = self.target.decode(rows, watch)
+        return [PartOutput(output, start) if start else output for start in starts]
+
+    def share(self, source: Slot, dest: Slot, n_tokens: int) -> None:
+        """Let ``dest``, which is empty, start with the first ``n_tokens`` tokens of ``source``."""
+        for seq_id in range(dest.n_used):
+            self.target.seq_cp(source.first, dest.first + seq_id, 0, n_tokens)
+
+    def want_states(self) -> None:
+        """Ask the target for what any of the slots wants."""
+        self.target.want_hidden(any(slot.wants_hidden for slot in self.slots))
+        layers = {layer for slot in self.slots for layer in slot.wants_layers}
+        self.target.want_layers(tuple(sorted(layers)))
+
+
+class Slot:
+    """A text's sequences of a shared target. Implements ``Target``.
+
+    first   the first of them in the target
+    n_used  how many of them may hold tokens
+    """
+
+    def __init__(self, shared: Slots, first: int, n_seq_max: int) -> None:
+        self._shared = shared
+        self._target = shared.target
+        self.first = first
+        self.n_seq_max = n_seq_max
+        self.n_used = 1
+        self.wants_hidden = False
+        self.wants_layers: tuple[int, ...] = ()
+
+    @property
+    def n_ctx(self) -> int:
+        return self._target.n_ctx
+
+    @property
+    def n_batch(self) -> int:
+        return self._target.n_batch
+
+    @property
+    def n_rewind(self) -> int:
+        return self._target.n_rewind
+
+    def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
+        return self._shared.decode([(self, rows)], watch)[0]
+
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Output:
+        first = self.first
+        self.n_used = max(self.n_used, seq_ids.stop)
+        moved = range(first + seq_ids.start, first + seq_ids.stop)
+        return self._target.decode_row(token, position, moved)
+
+    def want_hidden(self, wanted: bool) -> None:
+        self.wants_hidden = wanted
+        self._shared.want_states()
+
+    def want_layers(self, layers: Sequence[int]) -> None:
+        self.wants_layers = tuple(layers)
+        self._shared.want_states()
+
+    def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        if seq_id != ALL:
+            self._target.seq_rm(self.first + seq_id, p0, p1)
+            return
+        for used in range(self.first, self.first + self.n_used):
+            self._target.seq_rm(used, p0, p1)
+        if p0 == 0 and p1 == END:
+            self.n_used = 1
+
+    def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
+        self.n_used = max(self.n_used, dest + 1)
+        self._target.seq_cp(self.first + source, self.first + dest, p0, p1)
+
+    def save(self) -> object:
+        return self._target.save()
+
+    def restore(self, state: object, n_tokens: int) -> None:
+        self._target.restore(state, n_tokens)
+
+
+class PartOutput:
+    """The output of one text's rows in a batch with others. Implements ``Output``."""
+
+    __slots__ = ("_output", "_start")
+
+    def __init__(self, output: Output, start: int) -> None:
+        """``start``: the row of ``output`` that is row 0 here."""
+        self._output, self._start = output, start
+
+    def logits(self, row: int) -> Floats:
+        return self._output.logits(self._start + row)
+
+    def argmax(self, row: int) -> int:
+        return self._output.argmax(self._start + row)
+
+    def argmaxes(self, first: int, n: int) -> list[int]:
+        return self._output.argmaxes(self._start + first, n)
+
+    def hidden(self, row: int) -> Floats:
+        return self._output.hidden(self._start + row)
+
+    def aux_hidden_states(self, row: int, layers: Sequence[int]) -> Floats:
+        return self._output.aux_hidden_states(self._start + row, layers)
