@@ -51,8 +51,8 @@ class StateReader(Protocol):
 class SequenceCache:
     """The committed tokens and the sequences that share them.
 
-    n_deferred  trailing tokens not decoded yet; ``decode`` batches them with the next tree, so a
-                prompt and the first token take one decode
+    n_deferred  trailing tokens not decoded yet; they precede the next tree's rows, so a prompt and
+                the first token take one decode
     watch       receives the progress of that decode and may cancel it
 
     If the target cannot rewind freely, its state is saved shortly before the end of each prompt.
@@ -147,17 +147,11 @@ class SequenceCache:
                 available=n_ctx,
             )
 
-    def decode(self, rows: Rows) -> Output:
-        """Decode the rows of a tree, preceded by any deferred prompt tokens.
-
-        Pass only the tree's rows to ``commit``.
-        """
-        if not self.n_deferred:
-            return self.target.decode(rows)
-        return self.target.decode(self.with_deferred(rows), self.watch)
-
     def with_deferred(self, rows: Rows) -> Rows:
-        """The rows of a tree, preceded by any deferred prompt tokens."""
+        """The rows of a tree, preceded by any deferred prompt tokens.
+
+        Decode them with ``watch``, and pass only the tree's rows to ``commit``.
+        """
         n = self.n_deferred
         if not n:
             return rows
@@ -201,7 +195,7 @@ class SequenceCache:
         """
         target, tokens, seq_ids = self.target, rows.tokens, rows.seq_ids
         first, n = len(self.tokens) + 1, len(path)
-        self.n_deferred = 0
+        self.n_deferred, self.watch = 0, None
         is_shared = seq_ids[-1] is seq_ids[0]  # by a chain or a lone root
         self.tokens += tokens[:n] if is_shared else [tokens[row] for row in path]
         end = first - 1 + n

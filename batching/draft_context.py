@@ -45,6 +45,10 @@ class DraftContext:
         self.n_leaves = n_leaves
         self._cache.prefill(prompt[:-1])
 
+    def clear(self) -> None:
+        """Forget the text."""
+        self.begin([0])
+
     @property
     def n_past(self) -> int:
         """Number of committed tokens."""

@@ -23,7 +23,7 @@ class Slots:
             raise ValueError(f"{n_slots} slots in {target.n_seq_max} sequences")
         self.target = target
         width = target.n_seq_max // n_slots
-        self.slots = [Slot(self, i * width, width) for i in range(n_slots)]
+        self.slots = [Slot(self, i, width) for i in range(n_slots)]
 
     def decode(
         self, parts: Sequence[tuple[Slot, Rows]], watch: Watch | None = None
@@ -51,26 +51,23 @@ class Slots:
 class Slot:
     """A text's sequences of a shared target. Implements ``Target``.
 
-    first   the first of them in the target
-    n_used  how many of them may hold tokens
+    index    which slot it is
+    first    the first of its sequences in the target
+    n_used   how many of them may hold tokens
+    n_ctx    cells that the text may use
+    n_batch  rows of a batch that it may use
     """
 
-    def __init__(self, shared: Slots, first: int, n_seq_max: int) -> None:
+    def __init__(self, shared: Slots, index: int, n_seq_max: int) -> None:
         self._shared = shared
         self._target = shared.target
-        self.first = first
+        self.index = index
+        self.first = index * n_seq_max
         self.n_seq_max = n_seq_max
         self.n_used = 1
+        self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
         self.wants_hidden = False
         self.wants_layers: tuple[int, ...] = ()
-
-    @property
-    def n_ctx(self) -> int:
-        return self._target.n_ctx
-
-    @property
-    def n_batch(self) -> int:
-        return self._target.n_batch
 
     @property
     def n_rewind(self) -> int:

@@ -1,7 +1,7 @@
 """Continuation: the state of one text while it is decoded, and the two halves of a step.
 
-``propose`` drafts a tree, ``accept`` verifies the target's output for it. Between the two comes one
-decode, whose batch may have the trees of several texts.
+``draft`` and ``rows`` propose a tree, ``accept`` verifies the target's output for it. Between the
+two comes one decode, whose batch may have the trees of several texts.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class Continuation:
                 to the first token
     tokens      the text so far, including the prompt
     max_length  maximum number of tokens, including the prompt
+    chooser     the drafter among whose drafts the loop chooses, or None
+    tree        the present step's tree …
+    budget      … and its limits
+    started     time when the step began
+    draft_seconds  time of drafting and choosing in it
     """
 
     cache: SequenceCache
@@ -69,9 +74,17 @@ class Continuation:
     text: TextSink
     stats: Stats
     max_length: int = NO_LIMIT
-    started: float = field(default=0.0, repr=False)  # time when the step began …
-    _drafted: float = field(default=0.0, repr=False)  # … when its tree was drafted …
-    _built: float = field(default=0.0, repr=False)  # … and when its rows were built
+    chooser: Drafter | None = field(init=False)
+    tree: TokenTree = field(init=False, repr=False)
+    budget: DraftBudget = field(init=False, repr=False)
+    started: float = field(default=0.0, repr=False)
+    _rows: Rows = field(init=False, repr=False)
+    draft_seconds: float = field(default=0.0, repr=False)
+    _build_seconds: float = field(default=0.0, repr=False)  # time of building its rows
+
+    def __post_init__(self) -> None:
+        choosers = [drafter for drafter in self.drafters if drafter.cost is not None]
+        self.chooser = choosers[0] if choosers else None
 
     def begin(self) -> None:
         """Give the prompt to the drafters, and request the states they need from the target."""
@@ -98,41 +111,59 @@ class Continuation:
             return False  # the first step also decodes the end of the prompt
         return not any(drafter.strength(self.tokens) for drafter in self.drafters)
 
-    def propose(self) -> tuple[TokenTree, Rows]:
-        """Draft the next step's tree and convert it to rows."""
+    def draft(self) -> None:
+        """Draft the next step's tree."""
+        start = perf_counter()
         cache, tokens = self.cache, self.tokens
         target, n_past, n_rewind = cache.target, cache.n_past, cache.target.n_rewind
         budget = DraftBudget(
             max_nodes=min(target.n_ctx - n_past, target.n_batch - cache.n_deferred) - 1,
             max_depth=min(self.max_length - len(tokens) - 1, n_rewind),
-            max_leaves=target.n_seq_max,
-            chain_only=n_rewind < NO_LIMIT,
+            max_leaves=max(1, target.n_seq_max - 1),
+            chain_only=n_rewind < NO_LIMIT or target.n_seq_max == 1,
         )
         # The root is the last token; this step computes its KV entry.
-        tree = TokenTree(tokens[-1])
+        self.tree = tree = TokenTree(tokens[-1])
         for drafter in self.drafters:
             drafter.draft(tokens, tree, budget)
-        if budget.chain_only:
+        if self.chooser is not None:
+            budget = self.chooser.budget
+        elif budget.chain_only:
             tree.keep(tree.likeliest_path()[: budget.max_depth])
-        self._drafted = perf_counter()
+        self.budget = budget
+        self.draft_seconds = perf_counter() - start
+
+    def rows(self) -> Rows:
+        """The rows of the tree, preceded by the end of the prompt if that is not decoded yet."""
+        start = perf_counter()
+        cache, tree = self.cache, self.tree
         if len(tree) > 1 and (n_seq := n_sequences(tree)) > cache.n_seq:
             cache.reserve(n_seq)
-        rows = tree_rows(tree, n_past, cache.n_seq)
-        self._built = perf_counter()
-        return tree, rows
+        self._rows = tree_rows(tree, cache.n_past, cache.n_seq)
+        rows = cache.with_deferred(self._rows)
+        self._build_seconds = perf_counter() - start
+        return rows
 
-    def accept(self, tree: TokenTree, rows: Rows, output: Output) -> Emitted:
+    def accept(self, output: Output, decode_seconds: float) -> Emitted:
         """Verify the decoded tree, commit the accepted path, and let the drafters learn."""
-        cache, stats, decoded = self.cache, self.stats, perf_counter()
+        cache, stats, tree, rows, start = (
+            self.cache,
+            self.stats,
+            self.tree,
+            self._rows,
+            perf_counter(),
+        )
         n_past = cache.n_past
         path, bonus = self.verifier.verify(tree, output, self.sampler)
-        step = Step(tree, output, path, bonus, decoded - self._built)
+        step = Step(tree, output, path, bonus, decode_seconds)
         n, reason = self.text.take(step.tokens)
         if reason is None and n_past + len(path) >= cache.target.n_ctx:
             reason = "context"
         verified = perf_counter()
         cache.commit(rows, path if n == len(path) else path[:n])
         committed = perf_counter()
+        proposing = self.draft_seconds + self._build_seconds
+        step.own_seconds = proposing + committed - start
         for drafter in self.drafters:
             drafter.observe(step)
         emitted = Emitted(step.tokens[:n], min(n, len(path) - 1), reason)
@@ -144,10 +175,10 @@ class Continuation:
         else:
             phases = stats.phase_seconds
             stats.decode_seconds += end - self.started
-            phases["draft"] += self._drafted - self.started + end - committed
-            phases["build"] += self._built - self._drafted
-            phases["decode"] += decoded - self._built
-            phases["verify"] += verified - decoded
+            phases["draft"] += self.draft_seconds + end - committed
+            phases["build"] += self._build_seconds
+            phases["decode"] += decode_seconds
+            phases["verify"] += verified - start
             phases["commit"] += committed - verified
         stats.add_step(tree, path, n, emitted.n_drafted)
         return emitted

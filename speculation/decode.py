@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
+from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
 from speculation.fast_path import plain_steps
 
@@ -23,12 +25,17 @@ def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> I
                 for emitted in plain_steps(text, cancelled):
                     yield emitted
             else:
-                # 1. Draft a tree below the last token, within the budget.
-                tree, rows = text.propose()
+                # 1. Draft a tree below the last token, and keep what is worth its rows.
+                text.draft()
+                choose([text])
+                rows = text.rows()
                 # 2. Decode the whole tree in one forward pass.
-                output = text.cache.decode(rows)
+                start = perf_counter()
+                output = text.cache.target.decode(rows, text.cache.watch)
+                seconds = perf_counter() - start
+                follow([text], len(rows), seconds)
                 # 3. Verify it, keep the accepted path's KV entries, and add the bonus token.
-                emitted = text.accept(tree, rows, output)
+                emitted = text.accept(output, seconds)
                 yield emitted
             if emitted.finish_reason is not None:
                 return

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from batching.cache import StateReader
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
+from speculation.auto.cost import Cost
 from speculation.heads.kind import HeadsKind
 from speculation.resources import Resources
 from speculation.verify import Match, Verifier
@@ -52,10 +53,11 @@ class Step:
     path            accepted nodes, starting with the root: ``path[0] == 0``
     bonus           the token sampled after the path's last node; the root of the next tree
     decode_seconds  wall-clock time of the decode
+    own_seconds     the step's other time for this text up to here: drafting, verifying, committing
     tokens          the tokens added to the text: the accepted drafts, then the bonus token
     """
 
-    __slots__ = ("bonus", "decode_seconds", "output", "path", "tokens", "tree")
+    __slots__ = ("bonus", "decode_seconds", "output", "own_seconds", "path", "tokens", "tree")
 
     def __init__(
         self,
@@ -64,12 +66,14 @@ class Step:
         path: list[int],
         bonus: int,
         decode_seconds: float = 0.0,
+        own_seconds: float = 0.0,
     ) -> None:
         self.tree = tree
         self.output = output
         self.path = path
         self.bonus = bonus
         self.decode_seconds = decode_seconds
+        self.own_seconds = own_seconds
         self.tokens = [tree.tokens[node] for node in path[1:]]
         self.tokens.append(bonus)
 
@@ -128,9 +132,13 @@ class Drafter:
     """Drafts for one text. A method subclasses it and overrides what it needs.
 
     requires  what it needs from the target, fixed at construction
+    cost      the measured cost by which the loop chooses among its drafts; None: all are decoded
+    budget    limits on what is chosen in the present step
     """
 
     requires: Requirements = Requirements()
+    cost: Cost | None = None
+    budget: DraftBudget = DraftBudget()
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text starts with ``prompt``, whose last token is the root of the first tree."""
@@ -140,6 +148,10 @@ class Drafter:
 
         ``tokens`` is the whole text so far, including the prompt; its last token is the root.
         """
+
+    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
+        """Drop all drafts of ``tree`` but the ``nodes`` chosen by ``cost``, ascending."""
+        tree.keep(nodes)
 
     def observe(self, step: Step) -> None:
         """Learn from a step, whether or not this drafter drafted in it."""

@@ -7,10 +7,12 @@ models, whose decode takes a millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from time import perf_counter
 
 from batching.target import Output
 from batching.tree import TokenTree
+from speculation.choice import follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import PlainSteps
 from speculation.verify import Match
@@ -37,6 +39,7 @@ def plain_steps(
             raise
         failure = error
     decoded = perf_counter()
+    follow([text], 1, median(steps.seconds), len(steps.seconds))
     for drafter in text.drafters:
         drafter.observe_plain(steps)
     observed = perf_counter()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
+from batching.draft_context import DraftContext
 from batching.errors import MissingResource
 from batching.llama.model import Model
+from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
 from speculation.auto.cost import Cost
@@ -104,6 +107,25 @@ class Resources:
             return estimates
 
         return self.keep(("estimates", name), make)
+
+    def of_slot(self, index: int, n_slots: int) -> Resources:
+        """The resources for a text beside others: the draft model's slot instead of its context.
+
+        Heads are left out, since their contexts follow one text.
+        """
+        view = copy(self)
+        view.heads = {}
+        draft = self.draft
+        if draft is not None:
+            view.draft = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[index]
+        return view
+
+    @property
+    def draft_context(self) -> DraftContext:
+        """Where the draft model drafts for a text, in ``draft``."""
+        draft = self.draft
+        assert draft is not None
+        return self.keep(("draft context", draft), lambda: DraftContext(draft))
 
     def require_draft(self, method: str) -> Target:
         """The draft model's context. Raises MissingResource if no draft model is loaded."""

@@ -96,6 +96,10 @@ class Cost:
     level      real time of single rows over the measured one, learnt from a text's steps
     shape      by size, real time of a batch over ``level`` times the measured one
     weights    by size, the steps behind its shape
+    n_texts    texts in each batch
+    n_cells    tokens of all of them in the cache; 0 for one text, whose own length counts
+    last_rows  rows of the last decode, including a prompt's; 0 before a text's first
+    overhead   average seconds of a step besides decoding and drafting
     """
 
     def __init__(
@@ -112,13 +116,14 @@ class Cost:
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self._measured: dict[int, CostCurve] = {}  # the same without level and shape
-        self._last_rows = 0  # of the decode before
+        self.n_texts, self.n_cells, self.last_rows = 1, 0, 0
+        self.overhead = 0.0
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
-        place = n_past // _SPAN
+        place = max(n_past, self.n_cells) // _SPAN
         curve = self._curves.get(place)
         if curve is None:
             measured = self._measured_at(place)
@@ -144,6 +149,7 @@ class Cost:
     def begin(self) -> None:
         """A new text starts: ignore its first steps."""
         self._n_first = _FIRST_STEPS
+        self.last_rows = 0
 
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
@@ -153,14 +159,15 @@ class Cost:
         before counts, and an interrupted one at most twice its expected time. Curves change every
         64 calls, since rebuilding them is too slow for every step.
         """
-        last_rows, self._last_rows = self._last_rows, n_rows
+        last_rows, self.last_rows = self.last_rows, n_rows
         if self._n_first > 0:
             self._n_first -= n_steps
             return
-        if n_steps == 1 and n_rows != last_rows:
+        if (n_steps == 1 and n_rows != last_rows) or n_rows > SIZES[-1]:
             return
         i = self.near.index(n_rows)
-        ratio = seconds / self._measured_at(n_past // _SPAN).at(n_rows) / self.level
+        place = max(n_past, self.n_cells) // _SPAN
+        ratio = seconds / self._measured_at(place).at(n_rows) / self.level
         if n_rows == 1:
             self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)
         else:

@@ -1,7 +1,7 @@
 """The method ``auto``: combines all available drafters and selects drafts by measured cost.
 
 The drafters ("sources") grow one wide tree, each node with its probability of acceptance.
-``selection.select`` picks the nodes with the most expected tokens per second, given the measured
+``choice.choose`` picks the nodes with the most expected tokens per second, given the measured
 cost of a batch, and only these are decoded. A source is asked only if what it is expected to add is
 worth its time (``source``); if none is, the text is decoded in plain steps.
 """
@@ -12,15 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from time import perf_counter
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.auto.cost import SIZES, Cost
+from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.fusion import fuse
-from speculation.auto.selection import select
-from speculation.auto.source import Source
+from speculation.auto.source import Gains, Source
 from speculation.drafter import (
     DraftBudget,
     Drafter,
@@ -85,52 +83,70 @@ def _check_sources(methods: Callable[[], Iterable[MethodSpec]], params: AutoPara
 def _make(
     methods: Callable[[], Iterable[MethodSpec]], params: AutoParams, resources: Resources
 ) -> Auto | None:
-    """One drafter shared by all texts, so its statistics persist.
+    """A drafter for one text. What it learns is shared by all of them.
 
     None, for plain decoding, if the model cannot roll back drafts.
     """
     if not resources.n_rewind:
         return None
+    sources = []
+    for spec in methods():
+        as_source, name = spec.as_source, spec.source_name
+        if as_source is None or not params.allows(name):
+            continue
+        source_params = as_source.params(resources)
+        if source_params is None:
+            if name in params.named:  # raises an error if a resource is missing
+                spec.make(spec.params(), resources)
+            continue
+        drafter = spec.make(source_params, resources)
+        if drafter is not None:
+            sources.append(Source(name, drafter, _gains(name, as_source.gains, resources)))
+    return Auto(params, sources, resources.cost, resources.keep("auto", Counter))
 
-    def make() -> Auto:
-        sources = []
-        for spec in methods():
-            as_source, name = spec.as_source, spec.source_name
-            if as_source is None or not params.allows(name):
-                continue
-            source_params = as_source.params(resources)
-            if source_params is None:
-                if name in params.named:  # raises an error if a resource is missing
-                    spec.make(spec.params(), resources)
-                continue
-            drafter = spec.make(source_params, resources)
-            if drafter is not None:
-                source = Source(name, drafter, as_source.gains, resources.saved(name))
-                resources.save(name, source.state)
-                sources.append(source)
-        return Auto(params, sources, resources.cost)
 
-    return resources.keep(params, make)
+def _gains(name: str, general: Sequence[float], resources: Resources) -> Gains:
+    def make() -> Gains:
+        gains = Gains(general, resources.saved(name))
+        resources.save(name, gains.state)
+        return gains
+
+    return resources.keep(("gains", name), make)
+
+
+class Counter:
+    """The steps of all texts so far, except those of a text's present plain run."""
+
+    n_steps = 0
 
 
 class Auto(Drafter):
-    """Lets the sources worth their time grow the tree, then drops nodes not worth their row."""
+    """Lets the sources worth their time grow the tree, of which the loop decodes the best nodes.
 
-    def __init__(self, params: AutoParams, sources: Sequence[Source], cost: Cost) -> None:
+    budget  limits on the nodes of the present step
+    """
+
+    cost: Cost
+
+    def __init__(
+        self,
+        params: AutoParams,
+        sources: Sequence[Source],
+        cost: Cost,
+        counter: Counter | None = None,
+    ) -> None:
         self.params = params
         self.sources = list(sources)
         self.cost = cost
+        self.budget = DraftBudget()
         share = max(cost.curve(0).row_share, _MIN_PATH_PROB)
         # Leaves are mutually exclusive, so at most 1 / share of them can be worth a row.
         self._max_leaves = max(2, math.ceil(1 / share))
         self._curve = cost.curve(0)
+        self._plain = self._curve.at(1)  # seconds of a token without drafts
         self._asked: list[Source] = []
-        self._now = 0  # steps so far, except those of the present plain run
-        self._n_tokens = 0  # of the text after those steps
-        self._started = 0.0  # time when this step began
-        self._overhead = 0.0  # average seconds of a step besides decoding and drafting
-        # Rows of the last decode; 0 if it included prompt rows, None before a text's first.
-        self._last_rows: int | None = None
+        self._counter = counter or Counter()
+        self._n_tokens = 0  # of the text after the steps counted
 
     @property
     def requires(self) -> Requirements:  # type: ignore[override]
@@ -142,12 +158,17 @@ class Auto(Drafter):
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.cost.begin()
-        self._last_rows = None
         self._n_tokens = len(prompt)
-        curve = self.cost.curve(len(prompt))
+        curve = self._look_up(len(prompt))
         row = curve.table[-1] / (len(curve.table) - 1)
         for source in self.sources:
-            source.begin(prompt, row, curve.at(1))
+            source.begin(prompt, row, self._plain)
+
+    def _look_up(self, n_past: int) -> CostCurve:
+        n_texts = self.cost.n_texts
+        self._curve = curve = self.cost.curve(n_past)
+        self._plain = curve.at(n_texts) / n_texts
+        return curve
 
     def end(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
@@ -155,27 +176,24 @@ class Auto(Drafter):
 
     def strength(self, tokens: Sequence[int]) -> int:
         """1 if a source is worth asking, else 0."""
-        now, plain = self._now + len(tokens) - self._n_tokens, self._curve.table[1]
+        now = self._counter.n_steps + len(tokens) - self._n_tokens
         for source in self.sources:
-            if not source.is_idle(now) and source.strength(tokens, now, plain):
+            if not source.gains.is_idle(now) and source.strength(tokens, now, self._plain):
                 return 1
         return 0
 
     def observe_plain(self, steps: PlainSteps) -> None:
         n = len(steps.tokens)
-        self.cost.follow(1, self._n_tokens - 1, median(steps.seconds), n)
-        self._last_rows = 1
-        self._now += n
+        self._counter.n_steps += n
         self._n_tokens += n
         for source in self.sources:
             source.skip()
             source.drafter.observe_plain(steps)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
-        self._started = perf_counter()
         self._n_tokens = len(tokens)
-        self._curve = curve = self.cost.curve(len(tokens) - 1)
-        shared = DraftBudget(
+        curve = self._look_up(len(tokens) - 1)
+        self.budget = shared = DraftBudget(
             min(budget.max_nodes, self.params.rows_max - 1),
             budget.max_depth,
             min(budget.max_leaves, self._max_leaves),
@@ -183,9 +201,9 @@ class Auto(Drafter):
             budget.chain_only,
         )
         self._asked = asked = []
-        now, plain, left, drafted = self._now, curve.table[1], 1.0, 0.0
+        now, plain, left, drafted = self._counter.n_steps, self._plain, 1.0, 0.0
         for source in self.sources:
-            if source.is_idle(now):
+            if source.gains.is_idle(now):
                 continue
             if len(tree) > 1:
                 path_probs = tree.path_probs()
@@ -199,42 +217,30 @@ class Auto(Drafter):
             source.draft(tokens, own, shared, strength, left)
             source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
             asked.append(source)
-        if len(tree) > 1:
-            self._keep_best(tree, shared)
 
-    def _keep_best(self, tree: TokenTree, budget: DraftBudget) -> None:
-        """Keep only the nodes worth decoding, and record their sources."""
-        curve = self._curve
-        (chosen,) = select(
-            [tree],
-            [budget],
-            curve.table[: self.params.rows_max + 1],
-            last_rows=self._last_rows or 0,
-            switch_seconds=curve.switch_seconds,
-            overhead_seconds=self._overhead,
-        )
-        tree.keep(chosen)
-        new = dict(zip(chosen, range(1, len(chosen) + 1), strict=True))
+    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
+        """Drop the other drafts, and record whose drafts the ``nodes`` are."""
+        tree.keep(nodes)
+        new = dict(zip(nodes, range(1, len(nodes) + 1), strict=True))
         for source in reversed(self._asked):  # a draft of several counts as the first one's
             source.nodes = [new[node] for node in source.nodes if node in new]
             tree.sources.update(dict.fromkeys(source.nodes, source.name))
 
     def observe(self, step: Step) -> None:
-        curve, n_rows = self._curve, len(step.tree)
-        self.cost.follow(n_rows, self._n_tokens - 1, step.decode_seconds)
-        self._last_rows = 0 if self._last_rows is None else n_rows
-        self._now += 1
+        start = perf_counter()
+        self._counter.n_steps += 1
         self._n_tokens += len(step.tokens)
         for source in self.sources:
             source.observe(step)
         asked = self._asked
         if not asked:
             return
-        plain = curve.table[1]
-        spent = perf_counter() - self._started - step.decode_seconds
+        cost, curve, plain = self.cost, self._curve, self._plain
+        spent = step.own_seconds + perf_counter() - start
         rest = spent - sum([source.seconds for source in asked])
-        self._overhead += RATE * (rest - self._overhead)
-        row = (curve.at(n_rows) / plain - 1.0) / max(1, n_rows - 1)
+        cost.overhead += RATE * (rest - cost.overhead)
+        n_drafted = cost.last_rows - cost.n_texts
+        row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / plain / max(1, n_drafted)
         accepted = set(step.path)
         for source in asked:
-            source.learn(accepted, row, rest / len(asked), self._now, plain)
+            source.learn(accepted, row, rest / len(asked), self._counter.n_steps, plain)

@@ -22,6 +22,8 @@ def select(
     budgets: Sequence[DraftBudget],
     cost: Sequence[float],
     *,
+    other_texts: int = 0,
+    other_rows: int = 0,
     last_rows: int = 0,
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
@@ -29,6 +31,8 @@ def select(
     """The nodes worth decoding of each tree, without its root, ascending, within its budget.
 
     cost              seconds for a batch of 0, 1, 2, … rows; its length limits the rows
+    other_texts       texts in the batch that have no tree here; each is expected to yield a token
+    other_rows        rows of the batch besides those of the trees
     last_rows         rows of the last step; a different number costs ``switch_seconds`` more.
                       0 = none, so every number does
     overhead_seconds  cost of a step regardless of its rows
@@ -36,10 +40,11 @@ def select(
     If a result has more leaves than its budget allows, its least probable nodes are dropped. With
     ``budget.chain_only``, a result is a prefix of the tree's likeliest path.
     """
+    n_texts, n_rows = len(trees) + other_texts, len(trees) + other_rows
     ranked = [_ranked(tree, budget) for tree, budget in zip(trees, budgets, strict=True)]
     if len(trees) == 1:
         ((order, probs),) = ranked
-        n = best_count(probs, cost, 1, last_rows, switch_seconds, overhead_seconds)
+        n = best_count(probs, cost, n_texts, n_rows, last_rows, switch_seconds, overhead_seconds)
         chosen = [order[:n]]
     else:
         merged = [
@@ -47,7 +52,7 @@ def select(
         ]
         merged.sort()  # among equals, a tree's nodes keep their order
         probs = [-negative for negative, _, _ in merged]
-        n = best_count(probs, cost, len(trees), last_rows, switch_seconds, overhead_seconds)
+        n = best_count(probs, cost, n_texts, n_rows, last_rows, switch_seconds, overhead_seconds)
         counts = [0] * len(trees)
         for _, t, _ in merged[:n]:
             counts[t] += 1
@@ -79,21 +84,24 @@ def _ranked(tree: TokenTree, budget: DraftBudget) -> tuple[list[int], list[float
 def best_count(
     probs: Sequence[float],
     cost: Sequence[float],
-    n_trees: int = 1,
+    n_texts: int = 1,
+    n_rows: int = 1,
     last_rows: int = 0,
     switch_seconds: float = 0.0,
     overhead_seconds: float = 0.0,
 ) -> int:
     """How many nodes to decode, given their path probabilities in descending order.
 
+    Without any, the batch has ``n_rows`` and yields ``n_texts`` tokens.
+
     >>> best_count([0.9, 0.5, 0.1], cost=[0.0, 1.0, 1.2, 1.4, 1.6])
     2
     """
-    expected, best, best_rate = float(n_trees), 0, 0.0
-    for n in range(min(len(probs), len(cost) - 1 - n_trees) + 1):
+    expected, best, best_rate = float(n_texts), 0, 0.0
+    for n in range(min(len(probs), len(cost) - 1 - n_rows) + 1):
         if n:
             expected += probs[n - 1]
-        rows = n_trees + n
+        rows = n_rows + n
         seconds = cost[rows] + overhead_seconds
         if rows != last_rows:
             seconds += switch_seconds

@@ -149,7 +149,7 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     cache.prefill(prompt[:-1], defer=True)
     for token in [prompt[-1], *text]:
         rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
-        output = cache.decode(rows)
+        output = cache.target.decode(cache.with_deferred(rows))
         cache.commit(rows, [0])
     return output.logits(0).copy()
 

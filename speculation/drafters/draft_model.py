@@ -8,7 +8,7 @@ by ``match``; or tokens sampled from q, verified by ``rejection``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -100,13 +100,12 @@ class DraftModel(Drafter):
         *,
         estimates: Estimates | None = None,
         sampler: DraftSampler | None = None,
-        target_seconds: Callable[[], float] | None = None,
+        level_time: LevelTime | None = None,
     ) -> None:
         """``context`` is the draft model's, shared by all texts.
 
-        ``sampler`` samples the drafts from q. ``target_seconds`` returns the cost of a target step.
-        With it, and if the budget has a minimum path probability, drafting stops when it is no
-        longer worth its time.
+        ``sampler`` samples the drafts from q. With ``level_time``, and if the budget has a minimum
+        path probability, drafting stops when it is no longer worth its time.
         """
         self.params = params
         branches = 0 if params.width == 1 else min(params.nodes, 60)
@@ -114,7 +113,7 @@ class DraftModel(Drafter):
         self._context = context
         self._estimates = estimates or Estimates(PRIORS)
         self._sampler = sampler
-        self._level_time = LevelTime(target_seconds)
+        self._level_time = level_time or LevelTime()
         self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -212,14 +211,14 @@ class DraftModel(Drafter):
 
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
-    target = resources.require_draft("draft")
+    resources.require_draft("draft")
     make_sampler = resources.draft_sampler if _rejects(params, resources) else None
     return DraftModel(
         params,
-        resources.keep("draft context", lambda: DraftContext(target)),
+        resources.draft_context,
         estimates=resources.estimates("draft", PRIORS),
         sampler=make_sampler() if make_sampler is not None else None,
-        target_seconds=resources.step_seconds,
+        level_time=LevelTime.of("draft", resources),
     )
 
 

@@ -8,13 +8,13 @@ nothing in a text's first step, see ``last_state``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
-from speculation.drafting.confidence import PRIORS
+from speculation.drafting.confidence import PRIORS, LevelTime
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
@@ -63,9 +63,9 @@ class ReDrafter(TreeDrafter):
         head: RecurrentHead,
         *,
         estimates: Estimates | None = None,
-        target_seconds: Callable[[], float] | None = None,
+        level_time: LevelTime | None = None,
     ) -> None:
-        super().__init__(estimates, target_seconds)
+        super().__init__(estimates, level_time)
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
@@ -104,7 +104,7 @@ def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
         params,
         resources.require_heads(KIND.method, "redrafter"),
         estimates=resources.estimates("redrafter", PRIORS),
-        target_seconds=resources.step_seconds,
+        level_time=LevelTime.of("redrafter", resources),
     )
 
 

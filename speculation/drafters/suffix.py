@@ -192,7 +192,6 @@ class Suffix(Drafter):
         self._start([])
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._learn()
         self._start(prompt)
         self._estimates.new_text()
         self._read(prompt)
@@ -208,6 +207,7 @@ class Suffix(Drafter):
         self._is_first = True  # whether this is the first step of the text
 
     def end(self, tokens: Sequence[int]) -> None:
+        self._learn()
         if self._memory is not None:
             self._memory.remember(tokens)
 
@@ -330,7 +330,8 @@ class Suffix(Drafter):
         """Compare what follows the occurrences found; once for each length of the text."""
         if self._lookup is None and self._level >= 0:
             positions = self._where.matches(self._level, self._index, _CANDIDATES)
-            self._lookup = self._compare(self._where, positions, LENGTHS[self._level])
+            if positions:  # else the memory took in another text since the search
+                self._lookup = self._compare(self._where, positions, LENGTHS[self._level])
         return self._lookup
 
     def _compare(self, index: SuffixIndex, positions: list[int], n: int) -> Lookup:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.estimates import RATE, Estimates
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
+from speculation.resources import Resources
 
 # How often a head's first choice is accepted, by its probability in tenths; initial guesses.
 PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
@@ -56,6 +57,11 @@ class LevelTime:
         """``target_seconds`` returns the cost of a target step; None ignores drafting time."""
         self._target_seconds = target_seconds
         self._seconds = 0.0  # average per level
+
+    @classmethod
+    def of(cls, name: str, resources: Resources) -> LevelTime:
+        """The one of a method, kept from text to text."""
+        return resources.keep(("level time", name), lambda: cls(resources.step_seconds))
 
     def min_path_prob(self, budget: DraftBudget) -> float:
         """Path probability below which another level is not worth its row and drafting time."""

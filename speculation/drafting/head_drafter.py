@@ -8,7 +8,7 @@ successive decodes of the head (``head_context``) or from the positions of one b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -105,15 +105,15 @@ class TreeDrafter(Drafter):
     def __init__(
         self,
         estimates: Estimates | None = None,
-        target_seconds: Callable[[], float] | None = None,
+        level_time: LevelTime | None = None,
     ) -> None:
         """``estimates`` may be shared with earlier texts.
 
-        ``target_seconds`` returns the cost of a target step. With it, and if the budget has a
-        minimum path probability, drafting stops when it is no longer worth its time.
+        With ``level_time``, and if the budget has a minimum path probability, drafting stops when
+        it is no longer worth its time.
         """
         self._confidence = Confidence(estimates)
-        self._time = LevelTime(target_seconds)
+        self._time = level_time or LevelTime()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
@@ -156,10 +156,10 @@ class HeadDrafter(TreeDrafter):
         context: TreeDraftContext,
         *,
         estimates: Estimates | None = None,
-        target_seconds: Callable[[], float] | None = None,
+        level_time: LevelTime | None = None,
     ) -> None:
         """``context`` is shared by all texts; see the base class for the rest."""
-        super().__init__(estimates, target_seconds)
+        super().__init__(estimates, level_time)
         self.params = params
         self._context = context
         self._last = 0  # position of the text's last token
@@ -184,7 +184,7 @@ class HeadDrafter(TreeDrafter):
     ) -> HeadDrafter:
         """A drafter with the loaded head of the given kind.
 
-        timed  weigh drafting time, see ``target_seconds`` above
+        timed  weigh drafting time, see ``level_time`` above
         what   name of the head in the error message
 
         Raises MissingResource if no such head is loaded.
@@ -194,7 +194,7 @@ class HeadDrafter(TreeDrafter):
             params,
             resources.keep(("head context", kind), lambda: _make_context(head)),
             estimates=resources.estimates(kind, PRIORS),
-            target_seconds=resources.step_seconds if timed else None,
+            level_time=LevelTime.of(kind, resources) if timed else None,
         )
 
     def begin(self, prompt: Sequence[int]) -> None:

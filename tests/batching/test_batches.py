@@ -305,7 +305,7 @@ def test_the_deferred_end_of_a_prompt_is_decoded_with_the_first_tree() -> None:
     assert cache.prefill([1, 2], defer=True) == 0
     assert (target.decoded, cache.n_past, cache.n_deferred) == ([], 2, 2)
     rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
-    output = cache.decode(rows)
+    output = target.decode(cache.with_deferred(rows))
     assert list(target.decoded[0]) == [
         Row(1, 0, (0, 1, 2, 3), False),
         Row(2, 1, (0, 1, 2, 3), False),
@@ -389,7 +389,7 @@ def test_branches_of_the_first_tree_share_the_prompt_and_its_deferred_end() -> N
     cache.reserve(n_sequences(tree))
     assert (cache.n_seq, cache.n_deferred) == (4, 2)
     rows = tree_rows(tree, cache.n_past, cache.n_seq)
-    output = cache.decode(rows)
+    output = target.decode(cache.with_deferred(rows))
     np.testing.assert_array_equal(output.logits(3), fake_logits((1, 2, 3, 4, 10, 11, 13)))
     cache.commit(rows, [0, 1, 3])
     assert [target.tokens_of(s) for s in range(5)] == [[1, 2, 3, 4, 10, 11, 13]] * 4 + [[]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from batching.tree import TokenTree
 from speculation.auto.drafter import Auto
+from speculation.choice import choose
 from speculation.drafter import DraftBudget, Drafter, Step
 
 
@@ -50,15 +53,27 @@ class OneToken(Drafter):
             tree.add(0, self.token, prob=self.prob)
 
 
+def draft(auto: Auto, tokens: Sequence[int]) -> TokenTree:
+    """The drafts that are decoded after ``tokens``."""
+    text: Any = SimpleNamespace(chooser=auto, tokens=tokens, tree=TokenTree(tokens[-1]))
+    text.draft_seconds = 0.0
+    auto.draft(tokens, text.tree, OneToken.budget)
+    text.budget = auto.budget
+    choose([text])
+    tree: TokenTree = text.tree
+    return tree
+
+
 def take_step(auto: Auto, tokens: Sequence[int], clock: Clock, *, right: bool = False) -> list[int]:
     """Let auto draft and observe a step of one second; accept its first draft if ``right``.
 
     Returns the tokens that the step added.
     """
-    tree = TokenTree(tokens[-1])
-    auto.draft(tokens, tree, OneToken.budget)
-    clock.now += 1.0
+    start = clock.now
+    tree = draft(auto, tokens)
     path = [0, 1] if right and len(tree) > 1 else [0]
-    step = Step(tree, None, path, 9, 1.0)  # type: ignore[arg-type]
+    step = Step(tree, None, path, 9, 1.0, clock.now - start)  # type: ignore[arg-type]
+    clock.now += 1.0
+    auto.cost.follow(len(tree), len(tokens) - 1, 1.0)
     auto.observe(step)
     return step.tokens

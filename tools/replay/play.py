@@ -9,7 +9,9 @@ from typing import Any
 
 import speculation.auto.drafter
 import speculation.auto.source
+import speculation.choice
 import speculation.continuation
+import speculation.decode
 import speculation.drafters.draft_model
 import speculation.fast_path
 from batching.cache import SequenceCache
@@ -30,6 +32,7 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafters import autoregressive, draft_model, prompt_lookup, recycling, suffix
+from speculation.drafting.confidence import LevelTime
 from speculation.drafting.tree_growth import Candidate, Candidates
 from speculation.methods import Method, parse_method
 from speculation.resources import Resources
@@ -50,6 +53,8 @@ _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
 _MODULES = (
     speculation.auto.drafter,
     speculation.auto.source,
+    speculation.choice,
+    speculation.decode,
     speculation.continuation,
     speculation.drafters.draft_model,
     speculation.fast_path,
@@ -238,6 +243,7 @@ class _ChargedAuto(Drafter):
 
     def __init__(self, auto: Auto, clock: Clock) -> None:
         self._auto, self._clock = auto, clock
+        self.cost = auto.cost
 
     @classmethod
     def of(cls, auto: Drafter | None, clock: Clock) -> Drafter:
@@ -254,8 +260,12 @@ class _ChargedAuto(Drafter):
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._clock.now += AUTO_ASK
         self._auto.draft(tokens, tree, budget)
+        self.budget = self._auto.budget
         if len(tree) > 1:
             self._clock.now += AUTO_SELECT
+
+    def keep(self, tree: TokenTree, nodes: list[int]) -> None:
+        self._auto.keep(tree, nodes)
 
     def observe(self, step: Step) -> None:
         self._clock.now += AUTO_OBSERVE if len(step.tree) > 1 else AUTO_ASK
@@ -280,7 +290,7 @@ def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodS
                 params,
                 context,  # type: ignore[arg-type]
                 estimates=resources.estimates("draft", draft_model.PRIORS),
-                target_seconds=resources.step_seconds,
+                level_time=LevelTime.of("draft", resources),
             )
             return _Charged(drafter, clock)
         drafter = spec.make(params, resources)

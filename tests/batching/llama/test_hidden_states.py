@@ -76,7 +76,7 @@ def test_output_rows_of_a_tree_count_from_its_root(context: Context, tiny_model:
     cache.truncate(0)
     cache.prefill([6, 7], defer=True)
     assert cache.n_deferred == 2
-    output = cache.decode(tree_rows(tree, cache.n_past, cache.n_seq))
+    output = context.decode(cache.with_deferred(tree_rows(tree, cache.n_past, cache.n_seq)))
     for row in range(3):
         np.testing.assert_allclose(output.logits(row), expected[row], atol=1e-4)
         assert output.argmax(row) == expected[row].argmax()

@@ -8,10 +8,10 @@ from batching.tree import TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.fusion import fuse
-from speculation.auto.source import Source
+from speculation.auto.source import Gains, Source
 from speculation.drafters.suffix import Suffix, SuffixParams
 from speculation.drafting.suffix_memory import SuffixMemory
-from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
+from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
 
 
 def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
@@ -20,12 +20,11 @@ def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
 
 
 def test_auto_drafts_a_repetition_and_records_its_source() -> None:
-    source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()), (0.1, 0.3, 1.0, 2.0))
+    source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()), Gains((0.1, 0.3, 1.0, 2.0)))
     auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
     text = [5, 6, 7, 8, 9] * 4
     auto.begin(text)
-    tree = TokenTree(text[-1])
-    auto.draft(text, tree, OneToken.budget)
+    tree = draft(auto, text)
     assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
     assert set(tree.sources.values()) == {"suffix"}
 
@@ -39,14 +38,12 @@ def test_every_batch_size_counts_as_a_change_after_a_prompt(
     n_rows = []
     for _ in range(2):
         auto.begin([1])
-        for prob in (0.3, 0.0, 0.3, 0.3):
+        for prob in (0.3, 0.3, 0.0, 0.3):
             drafter.prob = prob
-            tree = TokenTree(1)
-            auto.draft([1], tree, drafter.budget)
-            n_rows.append(len(tree))
-            take_step(auto, [1], Clock())
+            n_rows.append(len(draft(auto, [1])))
+            auto.cost.follow(n_rows[-1] if len(n_rows) % 4 != 1 else 40, 0, 1.0)  # with a prompt
     # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
-    assert n_rows == [2, 1, 1, 1] * 2
+    assert n_rows == [2, 2, 1, 1] * 2
 
 
 def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(

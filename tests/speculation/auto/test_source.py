@@ -6,7 +6,7 @@ import pytest
 
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
-from speculation.auto.source import Source
+from speculation.auto.source import Gains, Source
 from speculation.drafter import PlainSteps
 from speculation.drafters.suffix import SuffixParams, spec
 from speculation.resources import Resources
@@ -76,12 +76,11 @@ def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
 
 
 def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
-    source = Source("source", OneToken(7, 0.5), (0.1, 0.2))
-    assert source.state() == [0.0, 0.1, 0.2, 0.0, 0.0]
+    assert Gains((0.1, 0.2)).state() == [0.0, 0.1, 0.2, 0.0, 0.0]
     saved = [0.0, 0.5, -0.2, 0.3, 0.1]
-    assert Source("source", OneToken(7, 0.5), (0.1, 0.2), list(saved)).state() == saved
+    assert Gains((0.1, 0.2), list(saved)).state() == saved
     for other in (None, [1.0], {"gains": 1}, "x"):
-        assert Source("source", OneToken(7, 0.5), (0.1, 0.2), other).state() == source.state()
+        assert Gains((0.1, 0.2), other).state() == [0.0, 0.1, 0.2, 0.0, 0.0]
 
 
 def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> None:
@@ -94,17 +93,17 @@ def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> N
 
 def test_a_rejected_long_draft_counts_no_more_than_an_accepted_one() -> None:
     for accepted, learnt in ((range(64), 0.485), (range(2), 0.085)):
-        source = Source("source", OneToken(7, 0.5), (0.3,))
+        source = Source("source", OneToken(7, 0.5))
         source.asked_with, source.nodes = 1, range(1, 64)
         source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0)
-        assert source.state()[1] == pytest.approx(learnt)
+        assert source.gains.state()[1] == pytest.approx(learnt)
 
 
 def test_a_text_is_read_for_the_strength_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, drafter = Clock(), OneToken(7, 0.9)
     use_clock(monkeypatch, clock)
     drafter.use(clock, 0.0, reading=0.1)
-    source = Source("source", drafter, (1.0, -1.0))
+    source = Source("source", drafter, Gains((1.0, -1.0)))
     for _ in range(2):  # the first text shows what reading costs
         source.begin([1] * 100, row=0.1, plain=1.0)
     settings = {"now": 1, "plain": 1.0, "left": 0.5, "drafted": 1.0}
@@ -123,4 +122,4 @@ def test_short_texts_do_not_decide_what_reading_a_token_costs(
     )
     for n_tokens in (10, 10, 10, 1000):
         source.begin([1] * n_tokens, row=10.0, plain=1.0)
-    assert 0.004 < source.state()[-1] < 0.006  # 0.01 after the short ones
+    assert 0.004 < source.gains.state()[-1] < 0.006  # 0.01 after the short ones

@@ -136,6 +136,7 @@ def test_estimates_follow_what_is_accepted() -> None:
         tree = drafted(drafter, [9, 1, 2, 3, 4], TREES)
         output = FakeOutput([(4,)], [True], fake_logits)
         drafter.observe(Step(tree, output, [0], 60))
+        drafter.end([])
     assert drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1] < 0.7 * before
 
 

@@ -1,0 +1,54 @@
+"""Chooses among the drafts of all texts in a batch, by the measured cost of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from speculation.auto.selection import select
+from speculation.continuation import Continuation
+
+
+def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
+    """Keep of the texts' trees the drafts that are worth decoding together.
+
+    A method with parameters of its own decodes all that it drafted: those rows are given, as are
+    ``prompt_rows``.
+    """
+    open_texts = [text for text in texts if text.chooser is not None and len(text.tree) > 1]
+    if not open_texts:
+        return
+    start = perf_counter()
+    first = open_texts[0]
+    assert first.chooser is not None and first.chooser.cost is not None
+    cost = first.chooser.cost
+    curve = cost.curve(len(first.tokens) - 1)
+    n_rows = prompt_rows + sum([len(text.tree) for text in texts])
+    n_open = sum([len(text.tree) for text in open_texts])
+    table = curve.table
+    if n_rows >= len(table):
+        table = table + [curve.at(n) for n in range(len(table), n_rows + 1)]
+    chosen = select(
+        [text.tree for text in open_texts],
+        [text.budget for text in open_texts],
+        table,
+        other_texts=len(texts) - len(open_texts),
+        other_rows=n_rows - n_open,
+        last_rows=cost.last_rows,
+        switch_seconds=curve.switch_seconds,
+        overhead_seconds=cost.overhead * len(texts),
+    )
+    for text, nodes in zip(open_texts, chosen, strict=True):
+        assert text.chooser is not None
+        text.chooser.keep(text.tree, nodes)
+    spent = (perf_counter() - start) / len(open_texts)
+    for text in open_texts:
+        text.draft_seconds += spent
+
+
+def follow(texts: Sequence[Continuation], n_rows: int, seconds: float, n_steps: int = 1) -> None:
+    """Learn what a decode cost, or each of ``n_steps`` plain ones: ``n_rows`` in ``seconds``."""
+    for text in texts:
+        if text.chooser is not None and text.chooser.cost is not None:
+            text.chooser.cost.follow(n_rows, text.cache.n_past, seconds, n_steps)
+            return

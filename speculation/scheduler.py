@@ -1,0 +1,403 @@
+"""Runs several generations at once: in every step, one decode for all of them.
+
+The two halves of a step are those of a single text (``continuation``). In between, the drafts worth
+their rows are chosen among all texts together (``choice``), and all rows go into one batch.
+Prompts are read in chunks beside the texts that are written. A text is what it would be alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from batching.cache import Reading, SequenceCache, common_prefix
+from batching.errors import InvalidParameter, PromptTooLong
+from batching.llama.sampler import SamplerChain
+from batching.rows import Rows
+from batching.slots import Slot, Slots
+from batching.target import Sampler
+from batching.tree import NO_LIMIT
+from speculation.choice import choose, follow
+from speculation.continuation import Continuation, Emitted
+from speculation.drafter import Drafter, Requirements
+from speculation.fast_path import plain_steps
+from speculation.generation import GenerationRequest, Host
+from speculation.sampling import make_sampler
+from speculation.submitted import Submitted
+
+log = logging.getLogger(__name__)
+
+# A running text waits about this long for its next token while a prompt is read beside it, seconds.
+MAX_WAIT = 0.2
+_TREE_ROOM = 64  # cells for drafts beyond a text's last token
+
+
+class Place:
+    """A slot with its cache, and the text that is there or was there last."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.cache = SequenceCache(slot)
+        self.text: ActiveText | None = None
+        self.used = 0.0  # when its last text ended
+
+    def common(self, prompt: Sequence[int]) -> int:
+        """How many tokens of ``prompt`` it has in the cache."""
+        tokens = self.cache.tokens
+        return min(common_prefix(tokens, prompt), len(tokens) - self.cache.n_deferred)
+
+
+class ActiveText:
+    """A generation in a place: reading its prompt, then writing.
+
+    writing  its continuation; None while the prompt is read
+    """
+
+    def __init__(self, engine: Host, generation: Submitted, place: Place, n_slots: int) -> None:
+        """Raises what the method raises if it cannot run."""
+        self.generation = generation
+        self.place = place
+        self.writing: Continuation | None = None
+        self._engine = engine
+        engine.resources.sampling = generation.sampling
+        resources = engine.resources.of_slot(place.slot.index, n_slots)
+        self._drafters: list[Drafter] = generation.method.drafters(resources)
+        self._verifier = generation.method.verifier(resources)
+        needed = Requirements.of_all(drafter.requires for drafter in self._drafters)
+        _check(needed, self._drafters, generation, place.slot)
+        self._sampler: Sampler = make_sampler(
+            generation.sampling, engine.model, engine.context.n_ctx
+        )
+        self.reading = Reading(place.cache, generation.prompt[:-1], defer=True)
+        generation.stats.n_reused = self.reading.n_reused
+
+    def begin(self) -> Continuation:
+        """The prompt is read, but for its deferred end: start writing."""
+        generation = self.generation
+        self.reading.close()
+        if isinstance(self._sampler, SamplerChain):
+            self._sampler.accept_prompt(generation.prompt)
+        max_tokens = generation.request.max_tokens or NO_LIMIT
+        self.writing = Continuation(
+            cache=self.place.cache,
+            tokens=list(generation.prompt),
+            drafters=self._drafters,
+            verifier=self._verifier,
+            sampler=self._sampler,
+            text=generation.reply,
+            stats=generation.stats,
+            max_length=len(generation.prompt) + max_tokens,
+        )
+        self.writing.begin()
+        return self.writing
+
+    def take(self, emitted: Emitted) -> None:
+        """Hand out the tokens of a step."""
+        stats = self.generation.stats
+        if stats.n_tokens == stats.n_first:
+            stats.prefill_seconds = perf_counter() - self.generation.submitted
+        self.generation.deliver(emitted)
+
+    def end(self) -> None:
+        """Leave the text in the cache, and the place to others."""
+        try:
+            if self.writing is None:
+                self.reading.close()
+            else:
+                self.writing.end()
+        finally:
+            self.place.text = None
+            self.place.used = perf_counter()
+            if isinstance(self._sampler, SamplerChain):
+                self._sampler.close()
+
+
+class Scheduler:
+    """Takes requests from any thread and runs them in one of its own."""
+
+    def __init__(self, engine: Host, n_slots: int) -> None:
+        self._engine = engine
+        self._shared = Slots(engine.context, n_slots)
+        self.places = [Place(slot) for slot in self._shared.slots]
+        self._waiting: deque[Submitted] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, request: GenerationRequest) -> Submitted:
+        """Queue a request; its generation starts when a place is free.
+
+        Raises PromptTooLong if the prompt does not fit the context.
+        """
+        n_ctx, n_prompt = self._engine.context.n_ctx, len(request.prompt)
+        if n_prompt >= n_ctx:
+            raise PromptTooLong(
+                f"the prompt, including the conversation so far, needs {n_prompt} tokens but the "
+                f"context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least {n_prompt + 1}",
+                settings=("n_ctx",),
+                requested=n_prompt,
+                available=n_ctx,
+            )
+        generation = Submitted(self._engine, request, self._wake)
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the engine is closed")
+            self._waiting.append(generation)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return generation
+
+    def close(self) -> None:
+        """End all generations and the thread. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_closed or self._waiting or self._active()):
+                    self._changed.wait()
+                if self._is_closed:
+                    break
+            try:
+                self.step()
+            except Exception as error:  # nobody must wait for ever
+                log.exception("a step failed")
+                for text in self._active():
+                    self._fail(text, error)
+        for text in self._active():
+            self._end(text, "cancelled")
+        while self._waiting:
+            self._waiting.popleft().finish("cancelled")
+
+    def _active(self) -> list[ActiveText]:
+        return [place.text for place in self.places if place.text is not None]
+
+    def step(self) -> None:
+        """One decode for all active texts, or a run of plain steps of a text that is alone."""
+        for text in self._active():
+            if text.generation.is_cancelled:
+                self._end(text, "cancelled")
+        self._admit()
+        texts = self._active()
+        if len(texts) == 1 and (writing := texts[0].writing) is not None and writing.is_plain():
+            self._run_plain(texts[0], writing)
+        elif texts:
+            self._decode(texts)
+
+    # Requests and places
+
+    def _admit(self) -> None:
+        """Give waiting requests free places, in order, while the context has room for them."""
+        while self._waiting:
+            generation = self._waiting[0]
+            place = None
+            if not generation.is_cancelled:
+                place = self._place_for(generation)
+                if place is None:
+                    return
+            self._waiting.popleft()
+            if place is None:
+                generation.finish("cancelled")
+                continue
+            try:
+                place.text = ActiveText(self._engine, generation, place, len(self.places))
+            except Exception as error:
+                generation.fail(error)
+
+    def _place_for(self, generation: Submitted) -> Place | None:
+        """A free place with room for a text, and as much of its prompt as is in the cache anywhere.
+
+        None while all places are taken, or too few cells are free.
+        """
+        free = [place for place in self.places if place.text is None]
+        if not free:
+            return None
+        prompt = generation.prompt[:-1]
+        common = {place: place.common(prompt) for place in self.places}
+        best = max(self.places, key=common.__getitem__)
+        chosen = max(free, key=common.__getitem__)
+        if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
+            chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
+        n_cells, n_ctx = self._cells_for(generation), self._engine.context.n_ctx
+        running = [place for place in self.places if place.text is not None]
+        if n_cells + sum([place.slot.n_ctx for place in running]) > n_ctx:
+            return None
+        chosen.cache.reserve(1)
+        if common[chosen] < common[best]:
+            self._drop(chosen)
+            self._shared.share(best.slot, chosen.slot, common[best])
+            chosen.cache.tokens = list(prompt[: common[best]])
+        chosen.slot.n_ctx = n_cells
+        n_used = sum([place.slot.n_ctx for place in (chosen, *running)])
+        idle = [place for place in self.places if place not in (chosen, *running)]
+        n_used += sum([len(place.cache.tokens) for place in idle])
+        for place in sorted(idle, key=lambda place: place.used):
+            if n_used > n_ctx:  # least recently used texts make room
+                n_used -= len(place.cache.tokens)
+                self._drop(place)
+        return chosen
+
+    def _drop(self, place: Place) -> None:
+        place.cache.truncate(0)
+        resources = self._engine.resources
+        if resources.draft is not None:
+            resources.of_slot(place.slot.index, len(self.places)).draft_context.clear()
+
+    def _cells_for(self, generation: Submitted) -> int:
+        """Cells that a text may use: its limit, or without one a share of the context."""
+        n_ctx, n_prompt = self._engine.context.n_ctx, len(generation.prompt)
+        share = n_ctx // len(self.places)
+        n_tokens = generation.request.max_tokens or max(share - n_prompt, share // 2)
+        return min(n_ctx, n_prompt + n_tokens + _TREE_ROOM)
+
+    # Steps
+
+    def _run_plain(self, text: ActiveText, writing: Continuation) -> None:
+        def is_wanted() -> bool:
+            return bool(self._waiting) or text.generation.is_cancelled
+
+        with self._failing(text):
+            for emitted in plain_steps(writing, is_wanted):
+                self._take(text, emitted)
+
+    def _decode(self, texts: Sequence[ActiveText]) -> None:
+        """A step: read some prompt, draft for the texts that are written, decode all of it."""
+        start = perf_counter()
+        self._know_place()
+        chunks = self._read(texts)
+        written = self._draft(texts, start)
+        continuations = list(written.values())
+        n_prompt = sum([len(rows) for rows in chunks.values()])
+        choose(continuations, n_prompt + sum([c.cache.n_deferred for c in continuations]))
+        # Trees precede prompts: only their rows have output, so that these are found quickly.
+        parts = [(text.place.slot, one.rows()) for text, one in written.items()]
+        parts += [(text.place.slot, rows) for text, rows in chunks.items()]
+        if not parts:
+            return
+        began = perf_counter()
+        try:
+            outputs = self._shared.decode(parts)
+        except Exception as error:
+            for text in (*written, *chunks):
+                self._fail(text, error)
+            return
+        seconds = perf_counter() - began
+        follow(continuations, sum([len(rows) for _, rows in parts]), seconds)
+        for text, output in zip((*written, *chunks), outputs, strict=True):
+            with self._failing(text):
+                if text in written:
+                    self._take(text, written[text].accept(output, seconds))
+                else:
+                    text.reading.take(output)
+
+    def _know_place(self) -> None:
+        """Tell the cost how full the context is."""
+        cost = self._engine.resources.known_cost
+        if cost is not None:
+            cost.n_cells = sum([len(place.cache.tokens) for place in self.places])
+
+    def _read(self, texts: Sequence[ActiveText]) -> dict[ActiveText, Rows]:
+        """The next prompt rows of the texts that are not written yet; those that are read begin."""
+        chunks: dict[ActiveText, Rows] = {}
+        reading = [text for text in texts if text.writing is None]
+        n_left = self._chunk(len(texts) - len(reading)) if reading else 0
+        for text in reading:
+            if n_left < 2:
+                break
+            with self._failing(text):
+                rows = text.reading.next_rows(n_left)
+                if rows is None:
+                    n_left -= text.place.cache.n_deferred
+                    text.begin()
+                else:
+                    n_left -= len(rows)
+                    chunks[text] = rows
+        return chunks
+
+    def _draft(self, texts: Sequence[ActiveText], start: float) -> dict[ActiveText, Continuation]:
+        """Let the texts that are written draft."""
+        written = {text: text.writing for text in texts if text.writing is not None}
+        written = {text: one for text, one in written.items() if text.place.text is text}
+        resources, n_batch = self._engine.resources, self._engine.context.n_batch
+        if resources.known_cost is not None:
+            resources.known_cost.n_texts = max(1, len(written))
+        drafted: dict[ActiveText, Continuation] = {}
+        for text, one in written.items():
+            # A share of half the batch; prompts have the other half.
+            text.place.slot.n_batch = n_batch // 2 // len(written) + one.cache.n_deferred
+            with self._failing(text):
+                one.started = start
+                one.draft()
+                drafted[text] = one
+        return drafted
+
+    def _chunk(self, n_writing: int) -> int:
+        """How many prompt rows to decode beside ``n_writing`` texts."""
+        n_batch, cost = self._engine.context.n_batch, self._engine.resources.known_cost
+        if not n_writing:
+            return n_batch
+        if cost is None:
+            return n_batch // 8
+        curve = cost.curve(0)
+        row = curve.table[-1] / (len(curve.table) - 1)
+        return max(2, min(int((MAX_WAIT - curve.at(n_writing)) / row), n_batch // 2))
+
+    @contextmanager
+    def _failing(self, text: ActiveText) -> Iterator[None]:
+        """An error ends this text alone."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(text, error)
+
+    def _take(self, text: ActiveText, emitted: Emitted) -> None:
+        text.take(emitted)
+        if emitted.finish_reason is not None:
+            self._end(text, emitted.finish_reason)
+
+    def _end(self, text: ActiveText, reason: str) -> None:
+        text.end()
+        text.generation.finish(reason)
+
+    def _fail(self, text: ActiveText, error: Exception) -> None:
+        try:
+            text.end()
+        finally:
+            text.generation.fail(error)
+
+
+def _check(
+    needed: Requirements, drafters: Sequence[Drafter], generation: Submitted, slot: Slot
+) -> None:
+    """Raise InvalidParameter if a method cannot draft beside other texts."""
+    name = generation.method.name
+    if needed.reads_states or needed.prompt_reader is not None:
+        raise InvalidParameter(
+            f"method {name} reads hidden states, which several texts at a time cannot share yet; "
+            f"use another method, or load the model with {{parallel}} 1",
+            settings=("parallel",),
+        )
+    is_chosen = any(drafter.cost is not None for drafter in drafters)  # as fits the slot
+    if needed.branches >= slot.n_seq_max and not is_chosen:
+        raise InvalidParameter(
+            f"method {name} needs {needed.branches + 1} sequences, a text has {slot.n_seq_max} "
+            f"here; give it fewer branches or guesses, or load the model with a lower {{parallel}}",
+            settings=("parallel",),
+            requested=needed.branches + 1,
+            available=slot.n_seq_max,
+        )

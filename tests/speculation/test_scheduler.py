@@ -1,0 +1,116 @@
+"""Several texts at a time, on a random model: each is what it would be alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batching.errors import InvalidParameter, PromptTooLong
+from speculation.engine import Engine
+from speculation.sampling import SamplingParams
+from speculation.submitted import Submitted
+from tests.support.exact import EXACT, PROMPT
+from tests.support.tiny_gguf import write_recurrent_gguf
+
+METHODS = (
+    "auto",
+    "ar",
+    "suffix:p_min=0.05",
+    "prompt-lookup:branches=3",
+    "recycling:nodes=12",
+    "jacobi",
+    "lookahead:window=3,ngram=3,guesses=3",
+    "draft:p_min=0.02",
+    "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
+)
+SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
+
+
+@pytest.fixture(scope="module")
+def parallel(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=4) as engine:
+        yield engine
+
+
+def requests(rng: random.Random, n: int) -> list[dict[str, object]]:
+    words = PROMPT.split()
+    return [
+        {
+            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
+            "method": rng.choice(METHODS),
+            "sampling": rng.choice(SAMPLINGS),
+            "max_tokens": rng.randrange(1, 40),
+            "stop": rng.choice(((), (), ("o t",))),
+        }
+        for _ in range(n)
+    ]
+
+
+def test_texts_that_come_and_go_are_what_they_would_be_alone(
+    engine: Engine, parallel: Engine
+) -> None:
+    rng = random.Random(3)
+    every = requests(rng, 120)
+    running: list[Submitted] = []
+    for request in every:
+        running.append(parallel.submit(**request))  # type: ignore[arg-type]
+        time.sleep(rng.choice((0.0, 0.0, 0.01)))
+    for request, found in zip(every, running, strict=True):
+        alone = engine.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+        assert found.run().token_ids == alone.token_ids, request
+        assert (found.text, found.finish_reason) == (alone.text, alone.finish_reason)
+        assert found.stats.n_tokens == len(alone.token_ids)
+
+
+def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
+    parallel: Engine,
+) -> None:
+    writing = parallel.submit(PROMPT, method="ar", max_tokens=150)
+    tokens = iter(writing)
+    next(tokens)
+    prompt = [7 + i % 90 for i in range(300)]
+    first = parallel.submit([*prompt, 5], method="ar", max_tokens=4).run()
+    second = parallel.submit([*prompt, 6], method="ar", max_tokens=4).run()
+    assert (first.stats.n_reused, second.stats.n_reused) == (0, 300)
+    assert [token.id for token in tokens] == writing.token_ids[1:]
+
+
+def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> None:
+    running = [parallel.submit(PROMPT, method="ar", max_tokens=150) for _ in range(6)]
+    for generation in running[:5]:
+        generation.close()
+    assert [generation.run().finish_reason for generation in running[:5]] == ["cancelled"] * 5
+    assert running[5].run().finish_reason in ("length", "stop")
+
+
+def test_an_error_ends_only_its_own_text(parallel: Engine) -> None:
+    running = parallel.submit(PROMPT, method="ar", max_tokens=60)
+    wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
+    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 16"):
+        wrong.run()
+    assert running.run().finish_reason in ("length", "stop")
+    with pytest.raises(PromptTooLong):
+        parallel.submit([5] * parallel.context.n_ctx)
+
+
+def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
+    async def text_of(prompt: str) -> str:
+        generation = parallel.submit(prompt, method="ar", max_tokens=20)
+        return "".join([token.text async for token in generation])
+
+    async def both() -> list[str]:
+        return [*await asyncio.gather(text_of(PROMPT), text_of("a dog"))]
+
+    found = asyncio.run(both())
+    assert found == [one.text for one in parallel.generate_batch((PROMPT, "a dog"), max_tokens=20)]
+
+
+def test_a_recurrent_model_runs_one_text_at_a_time(tmp_path: Path) -> None:
+    model = write_recurrent_gguf(tmp_path / "recurrent.gguf")
+    with pytest.raises(InvalidParameter, match="parallel is 2; give 1 to 1; a recurrent"):
+        Engine.load(model, EXACT, parallel=2)
