@@ -12,6 +12,7 @@ one file per method, ``methods`` the table of methods.
 
 from speculation.engine import Engine, Generation, Token
 from speculation.methods import METHODS, Method, parse_method
+from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 
@@ -20,6 +21,7 @@ __all__ = [
     "Engine",
     "Generation",
     "Method",
+    "ParallelEngine",
     "SamplingParams",
     "Stats",
     "Token",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
-from batching.tree import NO_LIMIT
 from speculation.auto import learnt
 from speculation.auto.cost import Cost
 from speculation.chat.detokenizer import Token as Token
@@ -37,8 +36,6 @@ from speculation.methods import Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, make_sampler
-from speculation.scheduler import Scheduler
-from speculation.submitted import Submitted as Submitted
 from speculation.system.files import require_writable
 
 if TYPE_CHECKING:
@@ -62,18 +59,15 @@ class Engine:
         draft: Context | None = None,
         heads: Mapping[str, Any] | None = None,
         memory: Path | None = None,
-        parallel: int = 1,
     ) -> None:
         """``draft`` is the context of a draft model with the same vocabulary.
 
         ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
-        ``memory`` and ``parallel`` are as in ``load``.
+        ``memory`` is a file as in ``load``.
 
         Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none, InvalidParameter if ``memory`` is not a memory of this model or ``parallel`` is too
-        high.
+        none, InvalidParameter if ``memory`` is not a memory of this model.
         """
-        _check_parallel(parallel, context)
         check_vocabulary(model)
         if draft is not None:
             check_same_vocabulary(model, draft.model)
@@ -101,8 +95,6 @@ class Engine:
         for head in self._heads_in_context():
             head.start(_head_params(context), context)
         self.exclusive = Exclusive()
-        self.parallel = parallel
-        self._scheduler: Scheduler | None = None
         self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
         self._running: Generation | None = None
         self._preparing: Callable[[], None] | None = None
@@ -118,7 +110,6 @@ class Engine:
         mtp: bool = True,
         n_gpu_layers: int | None = None,
         memory: str | Path | None = None,
-        parallel: int = 1,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
@@ -132,8 +123,6 @@ class Engine:
         n_gpu_layers   layers to offload to the GPU, if there is one; None = all
         memory         a file that keeps what this model read and wrote, for the methods suffix and
                        auto: loaded if it exists, saved on ``close``
-        parallel       most texts at a time. With more than one, ``generate`` and ``chat`` do what
-                       ``submit`` does
         trace_batches  a file that gets one JSON line per decode
         progress       called with the share of the model loaded so far, then that of the draft
                        model; an exception it raises ends loading
@@ -154,7 +143,7 @@ class Engine:
             found = load_heads(files, loaded)
             opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:
-                return cls(loaded, context, heads=found, memory=memory, parallel=parallel)
+                return cls(loaded, context, heads=found, memory=memory)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
             loading = resolve(name)
             small = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
@@ -163,7 +152,7 @@ class Engine:
             draft = Context(small, _draft_params(context))
             opened.append(draft)
             draft.use_fewest_threads()
-            return cls(loaded, context, draft, found, memory, parallel)
+            return cls(loaded, context, draft, found, memory)
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
@@ -179,38 +168,7 @@ class Engine:
         """
         return self._start(GenerationRequest(self._tokens(prompt), **settings))
 
-    def submit(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Submitted:
-        """Start a generation beside others and return at once; iterate over it in any thread, or
-        with ``async for``. Up to ``parallel`` run at a time, the others wait.
-
-        Arguments as for ``generate``. Raises InvalidParameter, PromptTooLong; what else is wrong is
-        raised when the result is iterated.
-        """
-        return self._scheduling().submit(GenerationRequest(self._tokens(prompt), **settings))
-
-    def generate_batch(
-        self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
-    ) -> list[Submitted]:
-        """Continue several prompts, ``parallel`` at a time; returns when all have ended."""
-        started = [self.submit(prompt, **settings) for prompt in prompts]
-        for generation in started:
-            generation.run()
-        return started
-
-    def _scheduling(self) -> Scheduler:
-        """The scheduler, which has the context to itself from now on."""
-        if self._scheduler is None:
-            self.prepare()
-            with self.exclusive:
-                self._end_running()
-                self.cache.truncate(0)
-                self.cache.reserve(1)
-                self._scheduler = Scheduler(self, self.parallel)
-        return self._scheduler
-
     def _start(self, request: GenerationRequest) -> Generation:
-        if self.parallel > 1 or self._scheduler is not None:
-            return self._scheduling().submit(request)
         with self.exclusive:
             self._end_running()
             self._running = Generation(self, request)
@@ -369,8 +327,6 @@ class Engine:
             if self.model.is_closed:
                 return
             self._end_running()
-            if self._scheduler is not None:
-                self._scheduler.close()
             if self.resources.known_cost is not None:
                 learnt.save(
                     self._learnt_file,
@@ -402,16 +358,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_parallel(parallel: int, context: Context) -> None:
-    """Raise InvalidParameter if ``context`` cannot hold so many texts."""
-    most = context.n_seq_max if context.n_rewind == NO_LIMIT else 1
-    if not 1 <= parallel <= most:
-        reason = "" if most > 1 else "; a recurrent or hybrid model runs one text at a time"
-        raise InvalidParameter(
-            f"{{parallel}} is {parallel}; give 1 to {most}{reason}", settings=("parallel",)
-        )
 
 
 def _load_memory(path: Path | None, model: Model) -> SuffixMemory:

@@ -8,9 +8,8 @@ Prompts are read in chunks beside the texts that are written. A text is what it 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -117,16 +116,15 @@ class ActiveText:
 
 
 class Scheduler:
-    """Takes requests from any thread and runs them in one of its own."""
+    """Takes requests from any thread; a worker calls ``step``."""
 
-    def __init__(self, engine: Host, n_slots: int) -> None:
+    def __init__(self, engine: Host, n_slots: int, wake: Callable[[], None]) -> None:
+        """``wake`` is called when there is something to do."""
         self._engine = engine
         self._shared = Slots(engine.context, n_slots)
         self.places = [Place(slot) for slot in self._shared.slots]
         self._waiting: deque[Submitted] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._wake = wake
 
     def submit(self, request: GenerationRequest) -> Submitted:
         """Queue a request; its generation starts when a place is free.
@@ -143,61 +141,40 @@ class Scheduler:
                 available=n_ctx,
             )
         generation = Submitted(self._engine, request, self._wake)
-        with self._changed:
-            if self._is_closed:
-                raise RuntimeError("the engine is closed")
-            self._waiting.append(generation)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        self._waiting.append(generation)
+        self._wake()
         return generation
 
-    def close(self) -> None:
-        """End all generations and the thread. Idempotent."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._is_closed or self._waiting or self._active()):
-                    self._changed.wait()
-                if self._is_closed:
-                    break
-            try:
-                self.step()
-            except Exception as error:  # nobody must wait for ever
-                log.exception("a step failed")
-                for text in self._active():
-                    self._fail(text, error)
-        for text in self._active():
-            self._end(text, "cancelled")
+    def end(self) -> None:
+        """End all generations."""
         while self._waiting:
             self._waiting.popleft().finish("cancelled")
+        for text in self._active():
+            self._end(text, "cancelled")
 
     def _active(self) -> list[ActiveText]:
         return [place.text for place in self.places if place.text is not None]
 
-    def step(self) -> None:
-        """One decode for all active texts, or a run of plain steps of a text that is alone."""
-        for text in self._active():
-            if text.generation.is_cancelled:
-                self._end(text, "cancelled")
-        self._admit()
-        texts = self._active()
-        if len(texts) == 1 and (writing := texts[0].writing) is not None and writing.is_plain():
-            self._run_plain(texts[0], writing)
-        elif texts:
-            self._decode(texts)
+    def step(self) -> bool:
+        """One decode for all active texts, or a run of plain steps of a text that is alone.
+
+        Returns False if there is nothing to do.
+        """
+        try:
+            for text in self._active():
+                if text.generation.is_cancelled:
+                    self._end(text, "cancelled")
+            self._admit()
+            texts = self._active()
+            if len(texts) == 1 and (writing := texts[0].writing) is not None and writing.is_plain():
+                self._run_plain(texts[0], writing)
+            elif texts:
+                self._decode(texts)
+        except Exception as error:  # nobody must wait for ever
+            log.exception("a step failed")
+            for text in self._active():
+                self._fail(text, error)
+        return bool(self._waiting or self._active())
 
     # Requests and places
 

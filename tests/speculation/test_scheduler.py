@@ -12,6 +12,7 @@ import pytest
 
 from batching.errors import InvalidParameter, PromptTooLong
 from speculation.engine import Engine
+from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from speculation.submitted import Submitted
 from tests.support.exact import EXACT, PROMPT
@@ -32,8 +33,8 @@ SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_pe
 
 
 @pytest.fixture(scope="module")
-def parallel(tiny_model: Path) -> Iterator[Engine]:
-    with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=4) as engine:
+def parallel(tiny_model: Path) -> Iterator[ParallelEngine]:
+    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
         yield engine
 
 
@@ -52,7 +53,7 @@ def requests(rng: random.Random, n: int) -> list[dict[str, object]]:
 
 
 def test_texts_that_come_and_go_are_what_they_would_be_alone(
-    engine: Engine, parallel: Engine
+    engine: Engine, parallel: ParallelEngine
 ) -> None:
     rng = random.Random(3)
     every = requests(rng, 120)
@@ -68,7 +69,7 @@ def test_texts_that_come_and_go_are_what_they_would_be_alone(
 
 
 def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
-    parallel: Engine,
+    parallel: ParallelEngine,
 ) -> None:
     writing = parallel.submit(PROMPT, method="ar", max_tokens=150)
     tokens = iter(writing)
@@ -80,7 +81,7 @@ def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
     assert [token.id for token in tokens] == writing.token_ids[1:]
 
 
-def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> None:
+def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine) -> None:
     running = [parallel.submit(PROMPT, method="ar", max_tokens=150) for _ in range(6)]
     for generation in running[:5]:
         generation.close()
@@ -88,7 +89,7 @@ def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> Non
     assert running[5].run().finish_reason in ("length", "stop")
 
 
-def test_an_error_ends_only_its_own_text(parallel: Engine) -> None:
+def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
     running = parallel.submit(PROMPT, method="ar", max_tokens=60)
     wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
     with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 16"):
@@ -98,7 +99,7 @@ def test_an_error_ends_only_its_own_text(parallel: Engine) -> None:
         parallel.submit([5] * parallel.context.n_ctx)
 
 
-def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
+def test_tokens_arrive_in_an_event_loop(parallel: ParallelEngine) -> None:
     async def text_of(prompt: str) -> str:
         generation = parallel.submit(prompt, method="ar", max_tokens=20)
         return "".join([token.text async for token in generation])
@@ -113,4 +114,4 @@ def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
 def test_a_recurrent_model_runs_one_text_at_a_time(tmp_path: Path) -> None:
     model = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     with pytest.raises(InvalidParameter, match="parallel is 2; give 1 to 1; a recurrent"):
-        Engine.load(model, EXACT, parallel=2)
+        ParallelEngine.load(model, EXACT, parallel=2)

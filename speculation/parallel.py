@@ -1,0 +1,119 @@
+"""ParallelEngine: an engine that writes several texts at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batching.errors import InvalidParameter
+from batching.llama.context import ContextParams
+from batching.tree import NO_LIMIT
+from speculation.drafter import Requirements
+from speculation.engine import Engine
+from speculation.generation import GenerationRequest, Settings
+from speculation.scheduler import Scheduler
+from speculation.submitted import Submitted
+from speculation.worker import Worker
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class ParallelEngine(Engine):
+    """An engine that writes up to ``parallel`` texts at a time, with one decode for all of them.
+
+    ``submit``, ``generate`` and ``chat`` return at once and may be called from any thread.
+    """
+
+    parallel: int
+    _worker: Worker
+    _scheduler: Scheduler
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        params: ContextParams | None = None,
+        *,
+        parallel: int = 4,
+        **settings: Any,
+    ) -> ParallelEngine:
+        """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
+        of the context are divided among them.
+
+        Measures the cost of a decode if that is not known yet. Raises InvalidParameter if the model
+        cannot write so many.
+        """
+        worker = Worker()
+
+        def load() -> ParallelEngine:
+            engine = super(ParallelEngine, cls).load(model, params, **settings)
+            assert isinstance(engine, ParallelEngine)
+            try:
+                engine._share(parallel, worker)
+            except BaseException:
+                Engine.close(engine)
+                raise
+            return engine
+
+        try:
+            return worker.call(load)
+        except BaseException:
+            worker.close()
+            raise
+
+    def _share(self, parallel: int, worker: Worker) -> None:
+        """Give the context to a scheduler."""
+        context = self.context
+        most = context.n_seq_max if context.n_rewind == NO_LIMIT else 1
+        if not 1 <= parallel <= most:
+            reason = "" if most > 1 else "; a recurrent or hybrid model writes one text at a time"
+            raise InvalidParameter(
+                f"{{parallel}} is {parallel}; give 1 to {most}{reason}", settings=("parallel",)
+            )
+        Engine.prepare(self)
+        self.parallel = parallel
+        self._worker = worker
+        self._scheduler = Scheduler(self, parallel, worker.wake)
+        worker.step = self._scheduler.step
+
+    def submit(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Submitted:
+        """Start a generation and return at once; iterate over it in any thread, or ``async for``.
+
+        Arguments as for ``generate``. Raises InvalidParameter, PromptTooLong; what the method finds
+        wrong is raised when the result is iterated.
+        """
+        return self._start(GenerationRequest(self._tokens(prompt), **settings))
+
+    def generate_batch(
+        self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
+    ) -> list[Submitted]:
+        """Continue all ``prompts``; return when all texts have ended."""
+        started = [self.submit(prompt, **settings) for prompt in prompts]
+        for generation in started:
+            generation.run()
+        return started
+
+    def _start(self, request: GenerationRequest) -> Submitted:
+        return self._scheduler.submit(request)
+
+    def prepare(self, progress: Callable[[], None] | None = None) -> None:
+        """Does nothing: the cost was measured on loading."""
+
+    def fit(self, needed: Requirements) -> None:
+        raise NotImplementedError("the context of several texts cannot be replaced")
+
+    def stop_running(self) -> None:
+        """End all generations."""
+        self._worker.call(self._scheduler.end)
+
+    def close(self) -> None:
+        """End all generations, and free the context and the model. Idempotent."""
+        if not self.model.is_closed:
+            self._worker.call(self._scheduler.end)
+            self._worker.call(super().close)
+            self._worker.close()
+
+    def __enter__(self) -> ParallelEngine:
+        return self
