@@ -97,7 +97,7 @@ class Cost:
     shape      by size, real time of a batch over ``level`` times the measured one
     weights    by size, the steps behind its shape
     n_texts    texts in each batch
-    n_cells    tokens of all of them in the cache; 0 for one text, whose own length counts
+    n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
     overhead   average seconds of a step besides decoding and drafting
     """
@@ -116,14 +116,14 @@ class Cost:
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self._measured: dict[int, CostCurve] = {}  # the same without level and shape
-        self.n_texts, self.n_cells, self.last_rows = 1, 0, 0
+        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
         self.overhead = 0.0
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
 
     def curve(self, n_past: int) -> CostCurve:
         """The curve for batches after ``n_past`` tokens."""
-        place = max(n_past, self.n_cells) // _SPAN
+        place = (self.n_past or n_past) // _SPAN
         curve = self._curves.get(place)
         if curve is None:
             measured = self._measured_at(place)
@@ -166,7 +166,7 @@ class Cost:
         if (n_steps == 1 and n_rows != last_rows) or n_rows > SIZES[-1]:
             return
         i = self.near.index(n_rows)
-        place = max(n_past, self.n_cells) // _SPAN
+        place = (self.n_past or n_past) // _SPAN
         ratio = seconds / self._measured_at(place).at(n_rows) / self.level
         if n_rows == 1:
             self.level *= _clipped(ratio) ** (1.0 - (1.0 - RATE) ** n_steps)
