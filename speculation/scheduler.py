@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 # A running text waits about this long for its next token while a prompt is read beside it, seconds.
 MAX_WAIT = 0.2
 _TREE_ROOM = 64  # cells for drafts beyond a text's last token
+_RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
 
 
 class Place:
@@ -161,9 +162,7 @@ class Scheduler:
         Returns False if there is nothing to do.
         """
         try:
-            for text in self._active():
-                if text.generation.is_cancelled:
-                    self._end(text, "cancelled")
+            self._end_cancelled()
             self._admit()
             texts = self._active()
             if len(texts) == 1 and (writing := texts[0].writing) is not None and writing.is_plain():
@@ -178,19 +177,22 @@ class Scheduler:
 
     # Requests and places
 
+    def _end_cancelled(self) -> None:
+        for text in self._active():
+            if text.generation.is_cancelled:
+                self._end(text, "cancelled")
+        for generation in [one for one in self._waiting if one.is_cancelled]:
+            self._waiting.remove(generation)
+            generation.finish("cancelled")
+
     def _admit(self) -> None:
         """Give waiting requests free places, in order, while the context has room for them."""
         while self._waiting:
             generation = self._waiting[0]
-            place = None
-            if not generation.is_cancelled:
-                place = self._place_for(generation)
-                if place is None:
-                    return
-            self._waiting.popleft()
+            place = self._place_for(generation)
             if place is None:
-                generation.finish("cancelled")
-                continue
+                return
+            self._waiting.popleft()
             try:
                 place.text = ActiveText(self._engine, generation, place, len(self.places))
             except Exception as error:
@@ -202,7 +204,8 @@ class Scheduler:
         None while all places are taken, or too few cells are free.
         """
         free = [place for place in self.places if place.text is None]
-        if not free:
+        n_cells, n_ctx = self._cells_for(generation), self._engine.context.n_ctx
+        if not free or n_cells + self._n_reserved() > n_ctx:
             return None
         prompt = generation.prompt[:-1]
         common = {place: place.common(prompt) for place in self.places}
@@ -210,24 +213,26 @@ class Scheduler:
         chosen = max(free, key=common.__getitem__)
         if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
             chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
-        n_cells, n_ctx = self._cells_for(generation), self._engine.context.n_ctx
-        running = [place for place in self.places if place.text is not None]
-        if n_cells + sum([place.slot.n_ctx for place in running]) > n_ctx:
-            return None
         chosen.cache.reserve(1)
         if common[chosen] < common[best]:
             self._drop(chosen)
             self._shared.share(best.slot, chosen.slot, common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
-        n_used = sum([place.slot.n_ctx for place in (chosen, *running)])
-        idle = [place for place in self.places if place not in (chosen, *running)]
-        n_used += sum([len(place.cache.tokens) for place in idle])
+        self._make_room(n_cells, [place for place in free if place is not chosen])
+        return chosen
+
+    def _n_reserved(self) -> int:
+        """Cells that running texts may use."""
+        return sum([place.slot.n_ctx for place in self.places if place.text is not None])
+
+    def _make_room(self, n_more: int, idle: Sequence[Place]) -> None:
+        """Drop idle texts, least recently used first, until ``n_more`` cells can be reserved."""
+        n_used = n_more + self._n_reserved() + sum([len(place.cache.tokens) for place in idle])
         for place in sorted(idle, key=lambda place: place.used):
-            if n_used > n_ctx:  # least recently used texts make room
+            if n_used > self._engine.context.n_ctx:
                 n_used -= len(place.cache.tokens)
                 self._drop(place)
-        return chosen
 
     def _drop(self, place: Place) -> None:
         place.cache.truncate(0)
@@ -236,11 +241,21 @@ class Scheduler:
             resources.of_slot(place.slot.index, len(self.places)).draft_context.clear()
 
     def _cells_for(self, generation: Submitted) -> int:
-        """Cells that a text may use: its limit, or without one a share of the context."""
+        """Cells for a text at first: up to its end, or a share of the context."""
         n_ctx, n_prompt = self._engine.context.n_ctx, len(generation.prompt)
         share = n_ctx // len(self.places)
-        n_tokens = generation.request.max_tokens or max(share - n_prompt, share // 2)
+        most = max(share - n_prompt - _TREE_ROOM, share // 2)
+        n_tokens = min(generation.request.max_tokens or most, most)
         return min(n_ctx, n_prompt + n_tokens + _TREE_ROOM)
+
+    def _extend(self, text: ActiveText, n_tokens: int) -> None:
+        """Give a text cells for ``n_tokens`` more, or as many as there are."""
+        slot, n_ctx = text.place.slot, self._engine.context.n_ctx
+        n_missing = len(text.place.cache.tokens) + n_tokens - slot.n_ctx
+        n_more = min(n_missing, n_ctx - self._n_reserved())
+        if n_more > 0:
+            self._make_room(n_more, [place for place in self.places if place.text is None])
+            slot.n_ctx += n_more
 
     # Steps
 
@@ -249,6 +264,7 @@ class Scheduler:
             return bool(self._waiting) or text.generation.is_cancelled
 
         with self._failing(text):
+            self._extend(text, _RUN_ROOM)
             for emitted in plain_steps(writing, is_wanted):
                 self._take(text, emitted)
 
@@ -324,6 +340,7 @@ class Scheduler:
             share = self._tree_rows(len(texts)) // len(texts)
             text.place.slot.n_batch = share + one.cache.n_deferred
             with self._failing(text):
+                self._extend(text, _TREE_ROOM)
                 one.started = start
                 one.draft()
                 drafted[text] = one

@@ -89,6 +89,20 @@ def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine
     assert running[5].run().finish_reason in ("length", "stop")
 
 
+def test_a_text_uses_the_whole_context_if_no_other_needs_it(
+    engine: Engine, parallel: ParallelEngine
+) -> None:
+    n_ctx = parallel.context.n_ctx
+    sampling = SamplingParams(logit_bias={token: float("-inf") for token in engine.model.ends})
+    for method in ("ar", "suffix"):
+        long = parallel.submit([5, 6, 7], method=method, sampling=sampling).run()
+        assert (long.finish_reason, len(long.token_ids)) == ("context", n_ctx - 2)
+    # Idle texts make room; two long ones share what there is.
+    both = parallel.generate_batch(([8, 9], [9, 8]), method="ar", sampling=sampling)
+    n_tokens = sorted(len(one.token_ids) for one in both)
+    assert n_tokens[0] >= n_ctx // 4 - 64 and sum(n_tokens) <= n_ctx
+
+
 def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
     running = parallel.submit(PROMPT, method="ar", max_tokens=60)
     wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
