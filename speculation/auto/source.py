@@ -80,9 +80,10 @@ class Gains:
             self.cost = spent
         gain = max(-_MAX_GAIN, min(gain, _MAX_GAIN)) - spent
         expected = left * (self.by_strength[strength] + self.cost) - self.cost
-        if expected <= 0.0:  # it was tried
-            self.explore_at = now + max(0.0, owed - gain) / EXPLORATION
         self.by_strength[strength] += RATE * left * (gain - expected)
+        if expected <= 0.0:  # it was tried: its time is lost, and its luck counts on average
+            lost = owed + max(spent, -min(expected, self.by_strength[strength]))
+            self.explore_at = now + lost / EXPLORATION
 
 
 class Source:
