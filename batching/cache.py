@@ -135,18 +135,6 @@ class SequenceCache:
             reading.close()
         return reading.n_reused
 
-    def _check_fits(self, n_tokens: int) -> None:
-        n_ctx = self.target.n_ctx
-        if n_tokens >= n_ctx:
-            raise PromptTooLong(
-                f"the prompt, including the conversation so far, needs {n_tokens + 1} tokens but "
-                f"the context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least "
-                f"{n_tokens + 2}",
-                settings=("n_ctx",),
-                requested=n_tokens + 1,
-                available=n_ctx,
-            )
-
     def with_deferred(self, rows: Rows) -> Rows:
         """The rows of a tree, preceded by any deferred prompt tokens.
 
@@ -273,7 +261,7 @@ class Reading:
         """Arguments as in ``prefill``. Raises PromptTooLong."""
         self._cache, self._tokens, self._reader, self._defer = cache, tokens, reader, defer
         cache._drop_deferred()
-        cache._check_fits(len(tokens))
+        check_fits(len(tokens), cache.target.n_ctx)
         n_reused = common_prefix(cache.tokens, tokens)
         self._read_from = len(tokens) if reader is None else reader.begin(tokens)
         is_limited = cache.target.n_rewind < NO_LIMIT
@@ -349,6 +337,18 @@ def _watch(
         return cancelled is not None and cancelled()
 
     return watch
+
+
+def check_fits(n_tokens: int, n_ctx: int) -> None:
+    """Raise PromptTooLong if a prompt of ``n_tokens`` and its last token do not fit."""
+    if n_tokens >= n_ctx:
+        raise PromptTooLong(
+            f"the prompt, including the conversation so far, needs {n_tokens + 1} tokens but the "
+            f"context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least {n_tokens + 2}",
+            settings=("n_ctx",),
+            requested=n_tokens + 1,
+            available=n_ctx,
+        )
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

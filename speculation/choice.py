@@ -19,10 +19,10 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
     if not open_texts:
         return
     start = perf_counter()
-    first = open_texts[0]
-    assert first.chooser is not None and first.chooser.cost is not None
-    cost = first.chooser.cost
-    curve = cost.curve(len(first.tokens) - 1)
+    choosers = [text.chooser for text in open_texts if text.chooser is not None]
+    cost = choosers[0].cost
+    assert cost is not None
+    curve = cost.curve(len(open_texts[0].tokens) - 1)
     n_rows = prompt_rows + sum([len(text.tree) for text in texts])
     n_open = sum([len(text.tree) for text in open_texts])
     table = curve.table
@@ -38,9 +38,8 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
         switch_seconds=curve.switch_seconds,
         overhead_seconds=cost.overhead * len(texts),
     )
-    for text, nodes in zip(open_texts, chosen, strict=True):
-        assert text.chooser is not None
-        text.chooser.keep(text.tree, nodes)
+    for text, chooser, nodes in zip(open_texts, choosers, chosen, strict=True):
+        chooser.keep(text.tree, nodes)
     spent = (perf_counter() - start) / len(open_texts)
     for text in open_texts:
         text.draft_seconds += spent

@@ -13,7 +13,7 @@ from batching.errors import CannotRewind, InvalidParameter
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.llama.sampler import SamplerChain
-from batching.target import Cancelled
+from batching.target import Cancelled, Sampler
 from batching.tree import NO_LIMIT
 from speculation.chat.detokenizer import ReplyText, Token
 from speculation.chat.reasoning import answer_of
@@ -201,6 +201,27 @@ class Generation:
             with exclusive:
                 steps.close()
 
+    def continuation(
+        self,
+        cache: SequenceCache,
+        drafters: Sequence[Drafter],
+        sampler: Sampler,
+        resources: Resources,
+    ) -> Continuation:
+        """The text as it starts, with its prompt in ``cache`` and given to ``sampler``."""
+        if isinstance(sampler, SamplerChain):
+            sampler.accept_prompt(self.prompt)
+        return Continuation(
+            cache=cache,
+            tokens=list(self.prompt),
+            drafters=drafters,
+            verifier=self.method.verifier(resources),
+            sampler=sampler,
+            text=self._text,
+            stats=self.stats,
+            max_length=len(self.prompt) + (self.request.max_tokens or NO_LIMIT),
+        )
+
     def _steps(self) -> Generator[Emitted, None, None]:
         engine, stats, cancelled = self._engine, self.stats, self.request.cancelled
         engine.resources.sampling = self._sampling
@@ -223,19 +244,8 @@ class Generation:
                 # If states are read, every row of a step has output; a prompt's rows must not.
                 defer=not needed.reads_states,
             )
-            if isinstance(sampler, SamplerChain):
-                sampler.accept_prompt(self.prompt)
+            text = self.continuation(cache, drafters, sampler, engine.resources)
             stats.prefill_seconds = perf_counter() - start
-            text = Continuation(
-                cache=cache,
-                tokens=list(self.prompt),
-                drafters=drafters,
-                verifier=self.method.verifier(engine.resources),
-                sampler=sampler,
-                text=self._text,
-                stats=stats,
-                max_length=len(self.prompt) + (self.request.max_tokens or NO_LIMIT),
-            )
             yield from decode(text, cancelled)
         finally:
             if isinstance(sampler, SamplerChain):

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from batching.cache import Reading, SequenceCache, common_prefix
-from batching.errors import InvalidParameter, PromptTooLong
+from batching.cache import Reading, SequenceCache, check_fits, common_prefix
+from batching.errors import InvalidParameter
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
 from batching.slots import Slot, Slots
-from batching.target import Sampler
-from batching.tree import NO_LIMIT
 from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import Drafter, Requirements
 from speculation.fast_path import plain_steps
 from speculation.generation import GenerationRequest, Host
+from speculation.methods import Method
 from speculation.sampling import make_sampler
 from speculation.submitted import Submitted
 
@@ -62,38 +61,23 @@ class ActiveText:
         self.generation = generation
         self.place = place
         self.writing: Continuation | None = None
-        self._engine = engine
         engine.resources.sampling = generation.sampling
-        resources = engine.resources.of_slot(place.slot.index, n_slots)
-        self._drafters: list[Drafter] = generation.method.drafters(resources)
-        self._verifier = generation.method.verifier(resources)
-        needed = Requirements.of_all(drafter.requires for drafter in self._drafters)
-        _check(needed, self._drafters, generation, place.slot)
-        self._sampler: Sampler = make_sampler(
-            generation.sampling, engine.model, engine.context.n_ctx
-        )
+        self._resources = engine.resources.of_slot(place.slot.index, n_slots)
+        if generation.method.spec.heads:  # left out of the resources of a slot
+            raise _reads_states(generation.method)
+        self._drafters = generation.method.drafters(self._resources)
+        _check(generation.method, self._drafters, place.slot)
+        self._sampler = make_sampler(generation.sampling, engine.model, engine.context.n_ctx)
         self.reading = Reading(place.cache, generation.prompt[:-1], defer=True)
         generation.stats.n_reused = self.reading.n_reused
 
-    def begin(self) -> Continuation:
+    def begin(self) -> None:
         """The prompt is read, but for its deferred end: start writing."""
-        generation = self.generation
         self.reading.close()
-        if isinstance(self._sampler, SamplerChain):
-            self._sampler.accept_prompt(generation.prompt)
-        max_tokens = generation.request.max_tokens or NO_LIMIT
-        self.writing = Continuation(
-            cache=self.place.cache,
-            tokens=list(generation.prompt),
-            drafters=self._drafters,
-            verifier=self._verifier,
-            sampler=self._sampler,
-            text=generation.reply,
-            stats=generation.stats,
-            max_length=len(generation.prompt) + max_tokens,
+        self.writing = self.generation.continuation(
+            self.place.cache, self._drafters, self._sampler, self._resources
         )
         self.writing.begin()
-        return self.writing
 
     def take(self, emitted: Emitted) -> None:
         """Hand out the tokens of a step."""
@@ -132,15 +116,7 @@ class Scheduler:
 
         Raises PromptTooLong if the prompt does not fit the context.
         """
-        n_ctx, n_prompt = self._engine.context.n_ctx, len(request.prompt)
-        if n_prompt >= n_ctx:
-            raise PromptTooLong(
-                f"the prompt, including the conversation so far, needs {n_prompt} tokens but the "
-                f"context holds {n_ctx}; shorten it, or raise {{n_ctx}} to at least {n_prompt + 1}",
-                settings=("n_ctx",),
-                requested=n_prompt,
-                available=n_ctx,
-            )
+        check_fits(len(request.prompt) - 1, self._engine.context.n_ctx)
         generation = Submitted(self._engine, request, self._wake)
         self._waiting.append(generation)
         self._wake()
@@ -189,14 +165,14 @@ class Scheduler:
         """Give waiting requests free places, in order, while the context has room for them."""
         while self._waiting:
             generation = self._waiting[0]
-            place = self._place_for(generation)
-            if place is None:
-                return
-            self._waiting.popleft()
             try:
+                place = self._place_for(generation)
+                if place is None:
+                    return
                 place.text = ActiveText(self._engine, generation, place, len(self.places))
             except Exception as error:
                 generation.fail(error)
+            self._waiting.popleft()
 
     def _place_for(self, generation: Submitted) -> Place | None:
         """A free place with room for a text, and as much of its prompt as is in the cache anywhere.
@@ -385,22 +361,24 @@ class Scheduler:
             text.generation.fail(error)
 
 
-def _check(
-    needed: Requirements, drafters: Sequence[Drafter], generation: Submitted, slot: Slot
-) -> None:
+def _reads_states(method: Method) -> InvalidParameter:
+    return InvalidParameter(
+        f"method {method.name} reads the model's states, which it cannot for several texts yet; "
+        f"use another method, or an engine for one text"
+    )
+
+
+def _check(method: Method, drafters: Sequence[Drafter], slot: Slot) -> None:
     """Raise InvalidParameter if a method cannot draft beside other texts."""
-    name = generation.method.name
+    needed = Requirements.of_all(drafter.requires for drafter in drafters)
     if needed.reads_states or needed.prompt_reader is not None:
-        raise InvalidParameter(
-            f"method {name} reads hidden states, which several texts at a time cannot share yet; "
-            f"use another method, or load the model with {{parallel}} 1",
-            settings=("parallel",),
-        )
+        raise _reads_states(method)
     is_chosen = any(drafter.cost is not None for drafter in drafters)  # as fits the slot
     if needed.branches >= slot.n_seq_max and not is_chosen:
         raise InvalidParameter(
-            f"method {name} needs {needed.branches + 1} sequences, a text has {slot.n_seq_max} "
-            f"here; give it fewer branches or guesses, or load the model with a lower {{parallel}}",
+            f"method {method.name} needs {needed.branches + 1} sequences, a text has "
+            f"{slot.n_seq_max} here; give it fewer branches or guesses, or load the model with a "
+            f"lower {{parallel}}",
             settings=("parallel",),
             requested=needed.branches + 1,
             available=slot.n_seq_max,

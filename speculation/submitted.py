@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
-from speculation.chat.detokenizer import ReplyText, Token
+from speculation.chat.detokenizer import Token
 from speculation.continuation import Emitted
 from speculation.generation import Generation, GenerationRequest, Host
 from speculation.sampling import SamplingParams
@@ -34,11 +34,6 @@ class Submitted(Generation):
     @property
     def sampling(self) -> SamplingParams:
         return self._sampling
-
-    @property
-    def reply(self) -> ReplyText:
-        """Where its tokens become text."""
-        return self._text
 
     @property
     def is_cancelled(self) -> bool:

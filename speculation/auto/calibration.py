@@ -12,6 +12,7 @@ from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
+from batching.errors import ContextError
 from batching.llama.context import Context
 from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
@@ -127,7 +128,10 @@ def measure(
     left = budget_seconds - (perf_counter() - start)
     if left <= 0 or not context.can_repeat or FAR + SIZES[-1] >= context.n_ctx:
         return Cost(near)
-    return Cost(near, measure_cost(context, _FAR_SIZES, FAR, left, progress))
+    try:
+        return Cost(near, measure_cost(context, _FAR_SIZES, FAR, left, progress))
+    except ContextError:  # no copies
+        return Cost(near)
 
 
 def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from batching.errors import ContextError
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows, text_rows
@@ -136,8 +137,15 @@ class Clocked:
 
     n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
 
-    def __init__(self, n_ctx: int = 2048, can_repeat: bool = True, prompt: float = 0.0) -> None:
-        self.n_ctx, self.can_repeat, self.prompt, self.now = n_ctx, can_repeat, prompt, 0.0
+    def __init__(
+        self,
+        n_ctx: int = 2048,
+        can_repeat: bool = True,
+        prompt: float = 0.0,
+        fails: bool = False,
+    ) -> None:
+        self.n_ctx, self.can_repeat, self.prompt, self.fails = n_ctx, can_repeat, prompt, fails
+        self.now = 0.0
 
     def decode(self, rows: Rows) -> Clocked:
         n_past = rows.positions[0]
@@ -145,7 +153,8 @@ class Clocked:
         return self
 
     def repeat(self, n_tokens: int) -> None:
-        pass
+        if self.fails:
+            raise ContextError("no copy")
 
     def argmax(self, row: int) -> int:
         return row
@@ -161,8 +170,9 @@ class Clocked:
         (Clocked(n_ctx=1536), False),
         (Clocked(can_repeat=False), False),
         (Clocked(prompt=9.0), False),
+        (Clocked(fails=True), False),
     ],
-    ids=["long", "short-context", "no-copies", "large-model"],
+    ids=["long", "short-context", "no-copies", "large-model", "failing-copies"],
 )
 def test_the_cost_far_along_is_measured_where_it_can_be(
     monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool
