@@ -1,4 +1,4 @@
-"""``python -m app``: parses the flags, loads the model and serves the page."""
+"""``python -m app``: parses the flags, loads the model, and serves the page and the endpoint."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ import socket
 import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 
-import gradio as gr
-
-from app.page.ui import build, launch
-from app.worker.backend import LocalBackend
+from app.api.service import SAMPLING, Limits, Service
+from app.server import PORTS, address, bind, endpoint, guard, serve
+from app.worker.backend import AsyncBackend
 from app.worker.messages import Failed, ModelSpec
+from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.context_params import MAX_SEQUENCES
 from speculation.engine import DEFAULT_METHOD
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED, default_model
+from speculation.sampling import SamplingParams
 from speculation.system.console import replace_unencodable
 
 
-def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_flags(
+    arguments: Sequence[str] | None = None, prog: str = "python -m app"
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m app", description="A browser chat that shows speculative decoding at work."
+        prog=prog,
+        description="Serve a local model: a chat in the browser that shows speculative decoding at "
+        "work, and an endpoint for other programs, with OpenAI's and llama-server's routes.",
     )
     add = parser.add_argument
     add("--model", default=default_model(), help="name in models.txt, path or hf:… (%(default)s)")
@@ -55,6 +62,12 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"{', '.join(METHODS)}, optionally with :parameter=value,… "
         f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
     )
+    add(
+        "--parallel",
+        type=int,
+        help="texts to write at a time; they share the context (default: 4, or 1 with drafting "
+        "heads and for recurrent and hybrid models)",
+    )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
     add("--gpu-layers", type=int, help="layers on the GPU (default: all, if there is a GPU)")
     add(
@@ -79,6 +92,30 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--port", type=int, help="port to listen on (default: the first free one from 7860)")
     add("--no-browser", action="store_true", help="do not open the browser")
+    add("--no-page", action="store_true", help="serve only the endpoint, without the chat")
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="a key that requests must have, as a bearer token or, for the page, as a password; "
+        "may be repeated",
+    )
+    add("--alias", default="", help="the model's name in the endpoint's answers")
+    add(
+        "--sampling",
+        type=_sampling,
+        metavar="NAME=VALUE,…",
+        default=dict(SAMPLING),
+        help="sampling of requests to the endpoint that say nothing of it (default: llama-server's "
+        "temperature=0.8,top_k=40,top_p=0.95,min_p=0.05)",
+    )
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja chat template to use instead of the model's",
+    )
+    add("--max-tokens", type=int, help="most tokens in a reply of the endpoint")
+    add("--timeout", type=float, default=3600.0, help="most seconds for a call (%(default)g)")
     add(
         "--memory",
         metavar="FILE",
@@ -92,6 +129,14 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     flags.heads = [PAIRED] if flags.heads == [] else flags.heads or []
     if flags.gpu_layers is not None and flags.gpu_layers < 0:
         parser.error(f"--gpu-layers is {flags.gpu_layers}; give 0 or more")
+    if flags.max_tokens is not None and flags.max_tokens < 1:
+        parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
+    if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
+        parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
+    if flags.api_key and not all(flags.api_key):
+        parser.error("--api-key is empty; give a key, or leave it out")
+    if flags.timeout <= 0:
+        parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
     try:
         parse_method(flags.method or DEFAULT_METHOD)
         ContextParams(
@@ -105,9 +150,23 @@ def parse_flags(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return flags
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def _sampling(text: str) -> dict[str, float]:
+    """``temperature=0.8,seed=42`` as fields of ``SamplingParams``."""
+    found: dict[str, float] = {"temperature": SAMPLING["temperature"]}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            found[name] = float(value) if "." in value else int(value)
+            SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, SpeculationError) else "give NAME=NUMBER,…"
+            raise argparse.ArgumentTypeError(f"{part!r}: {reason}") from None
+    return found
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> None:
     replace_unencodable()
-    flags = parse_flags(arguments)
+    flags = parse_flags(arguments, prog)
     _check_host(flags.host)
     spec = ModelSpec(
         model=flags.model,
@@ -119,13 +178,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draft_model=flags.draft_model,
         heads=tuple(flags.heads),
         mtp=not flags.no_mtp,
+        parallel=flags.parallel,
+        chat_template=flags.chat_template,
     )
-    backend = LocalBackend(trace_batches=flags.trace_batches, memory=flags.memory)
+    backend = RemoteBackend(trace_batches=flags.trace_batches, memory=flags.memory)
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()
     try:
-        _serve(build(backend, spec, flags.method), flags)
+        _serve(backend, spec, flags)
     finally:
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
@@ -136,21 +197,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _serve(page: gr.Blocks, flags: argparse.Namespace) -> None:
-    """Show the page until Ctrl-C."""
+def _serve(backend: AsyncBackend, spec: ModelSpec, flags: argparse.Namespace) -> None:
+    """Serve until Ctrl-C."""
     try:
-        url = launch(
-            page,
-            flags.host,
-            flags.allow_host or (),
-            server_port=flags.port,
-            inbrowser=not flags.no_browser,
-            prevent_thread_lock=True,
-        )
+        listening = bind(flags.host, flags.port)
     except OSError:
-        where = f"{flags.host}, port {flags.port or '7860 to 7959'}"
+        where = f"{flags.host}, port {flags.port or f'{PORTS[0]} to {PORTS[-1]}'}"
         sys.exit(f"{where}: in use, or not an address of this machine; change --port or --host")
-    print(f"Speculation is running at {url} (press Ctrl-C to stop)", flush=True)
+    service = Service(
+        backend,
+        flags.alias,
+        flags.sampling,
+        flags.method or DEFAULT_METHOD,
+        Limits(flags.max_tokens, flags.timeout),
+    )
+    app, url = endpoint(service), address(flags.host, listening)
+    if not flags.no_page:
+        from app.page.ui import build, mount  # Gradio takes seconds to import
+
+        mount(app, build(backend, spec, flags.method))
+    serve(guard(app, flags.host, flags.allow_host or (), flags.api_key or ()), listening)
+    what = f"The endpoint is at {url}v1" if flags.no_page else f"Speculation is running at {url}"
+    print(f"{what} (press Ctrl-C to stop)", flush=True)
+    if not flags.no_page and not flags.no_browser:
+        webbrowser.open(url)
     with suppress(KeyboardInterrupt):
         while True:  # Ctrl-C does not interrupt waiting for an event on Windows or with musl
             time.sleep(3600)
@@ -166,7 +236,7 @@ def _check_host(host: str) -> None:
         sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
-def _load(backend: LocalBackend, spec: ModelSpec) -> None:
+def _load(backend: AsyncBackend, spec: ModelSpec) -> None:
     for event in backend.load(spec):
         if isinstance(event, Failed):
             print(event.message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The command ``speculation``: chat, bench, train and models."""
+"""The command ``speculation``: chat, serve, bench, train and models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 USAGE = """\
 usage: speculation COMMAND [flags]
 
-  chat     chat in the browser
+  chat     chat in the browser, with an endpoint for other programs
+  serve    the endpoint alone
   bench    measure how fast the methods are on this machine
   train    train drafting heads for a model
   models   list the known models, or download some
@@ -26,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         chat(flags)
         return 0
+    if name == "serve":
+        from app.__main__ import main as serve
+
+        serve(["--no-page", *flags], prog="speculation serve")
+        return 0
     if name == "bench":
         from speculation.bench.__main__ import main as bench
 
@@ -42,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0
     print(
-        f"speculation: unknown command {name!r}; use chat, bench, train or models", file=sys.stderr
+        f"speculation: unknown command {name!r}; use chat, serve, bench, train or models",
+        file=sys.stderr,
     )
     return 2
 

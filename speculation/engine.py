@@ -35,7 +35,7 @@ from speculation.load_heads import load_heads, require_no_heads
 from speculation.methods import Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
-from speculation.sampling import DraftDistribution, make_sampler
+from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.system.files import require_writable
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Engine:
         mtp: bool = True,
         n_gpu_layers: int | None = None,
         memory: str | Path | None = None,
+        chat_template: str | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
@@ -123,6 +124,7 @@ class Engine:
         n_gpu_layers   layers to offload to the GPU, if there is one; None = all
         memory         a file that keeps what this model read and wrote, for the methods suffix and
                        auto: loaded if it exists, saved on ``close``
+        chat_template  a Jinja template to use instead of the GGUF's
         trace_batches  a file that gets one JSON line per decode
         progress       called with the share of the model loaded so far, then that of the draft
                        model; an exception it raises ends loading
@@ -136,6 +138,7 @@ class Engine:
         try:
             loaded = Model(loading, n_gpu_layers=n_gpu_layers, mtp=mtp, progress=progress)
             opened.append(loaded)
+            loaded.own_template = chat_template
             context = Context(loaded, params, trace=trace_batches)
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
@@ -207,11 +210,7 @@ class Engine:
             messages = [{"role": "user", "content": messages}]
         prompt = chat_prompt(self.model, messages, thinking=thinking)
         request = GenerationRequest(tuple(prompt.tokens), opening=prompt.opening, **settings)
-        if messages[-1]["role"] == ASSISTANT and request.sampling and request.sampling.has_grammar:
-            raise InvalidParameter(
-                "a grammar or JSON schema applies to a whole reply and cannot continue one; leave "
-                "it out, or remove the last message to start a new reply"
-            )
+        check_grammar(messages, request.sampling)
         return self._start(request)
 
     def count_tokens(self, messages: Sequence[Message], *, thinking: bool | None = None) -> int:
@@ -358,6 +357,17 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) -> None:
+    """Raise InvalidParameter if a grammar would apply to the end of a reply."""
+    last = messages[-1]
+    is_begun = last["role"] == ASSISTANT and not last.get("tool_calls")
+    if is_begun and sampling and sampling.has_grammar:
+        raise InvalidParameter(
+            "a grammar or JSON schema applies to a whole reply and cannot continue one; leave "
+            "it out, or remove the last message to start a new reply"
+        )
 
 
 def _load_memory(path: Path | None, model: Model) -> SuffixMemory:

@@ -21,10 +21,12 @@ from speculation.continuation import Continuation, Emitted
 from speculation.decode import decode
 from speculation.drafter import Drafter, Requirements
 from speculation.exclusive import Exclusive, in_use
+from speculation.logprobs import RecordingSampler, TokenLogprobs
 from speculation.methods import Method, parse_method
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams, make_sampler
 from speculation.stats import Stats
+from speculation.verify import Match
 
 DEFAULT_METHOD = "auto"
 
@@ -56,6 +58,9 @@ class Settings(TypedDict, total=False):
     stop        strings that end the text; they are not part of it
     progress    called with the number of prompt tokens decoded so far, and their total
     cancelled   polled during the prefill and between steps; True ends the text
+    logprobs    record each token's log probability and those of this many most likely tokens
+    prediction  text or token ids that the reply is expected to equal for the most part, such as
+                the file to edit: methods ``auto`` and ``prediction`` draft from it
     """
 
     method: str | Method
@@ -64,6 +69,8 @@ class Settings(TypedDict, total=False):
     stop: Sequence[str]
     progress: Callable[[int, int], None] | None
     cancelled: Callable[[], bool] | None
+    logprobs: int | None
+    prediction: str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class GenerationRequest:
     stop: Sequence[str] = ()
     progress: Callable[[int, int], None] | None = None
     cancelled: Callable[[], bool] | None = None
+    logprobs: int | None = None
+    prediction: str | Sequence[int] = ()
     opening: str = ""
 
     def __post_init__(self) -> None:
@@ -94,6 +103,8 @@ class GenerationRequest:
             object.__setattr__(self, "method", parse_method(self.method))
         if self.sampling is None:
             object.__setattr__(self, "sampling", SamplingParams())
+        if self.logprobs is not None and self.logprobs < 0:
+            raise InvalidParameter(f"logprobs is {self.logprobs}; give 0 or more")
 
 
 class Generation:
@@ -101,6 +112,7 @@ class Generation:
 
     finish_reason  ``stop`` (end-of-generation token or stop string), ``length`` (max_tokens),
                    ``context`` (full) or ``cancelled``; None while it runs or after an error
+    logprobs       of ``token_ids``, in order, if the request asks for them; perhaps of a few more
     """
 
     def __init__(self, engine: Host, request: GenerationRequest) -> None:
@@ -110,8 +122,10 @@ class Generation:
         self.method: Method = request.method
         self.stats = Stats(n_prompt=len(self.prompt))
         self.finish_reason: str | None = None
+        self.logprobs: list[TokenLogprobs] = []
         self._engine = engine
         self._sampling: SamplingParams = request.sampling
+        self.prediction = _tokens_of(request.prediction, engine.model)
         self._text = ReplyText(engine.model, request.stop, request.max_tokens)
         self.token_ids = self._text.ids
         self._tokens = self._run()
@@ -128,6 +142,11 @@ class Generation:
     def text(self) -> str:
         """The text so far, without a stop string or control tokens at its end."""
         return self._text.shown
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text; empty if none did."""
+        return self._text.stopped_by
 
     @property
     def answer(self) -> str:
@@ -180,7 +199,7 @@ class Generation:
         self.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        exclusive, steps, cancelled = self._engine.exclusive, self._steps(), self.request.cancelled
+        exclusive, steps, cancelled = self._engine.exclusive, self.steps(), self.request.cancelled
         try:
             while True:
                 with exclusive:  # for one step, or one run of plain steps
@@ -211,20 +230,30 @@ class Generation:
         """The text as it starts, with its prompt in ``cache`` and given to ``sampler``."""
         if isinstance(sampler, SamplerChain):
             sampler.accept_prompt(self.prompt)
+        verifier = self.method.verifier(resources)
+        if self.request.logprobs is not None:
+            if not isinstance(verifier, Match):
+                raise InvalidParameter(
+                    "logprobs are recorded as tokens are sampled, and with verify=rejection or "
+                    "verify=typical not every token is; use verify=match"
+                )
+            sampler = RecordingSampler(sampler, self.request.logprobs, self.logprobs)
         return Continuation(
             cache=cache,
             tokens=list(self.prompt),
             drafters=drafters,
-            verifier=self.method.verifier(resources),
+            verifier=verifier,
             sampler=sampler,
             text=self._text,
             stats=self.stats,
             max_length=len(self.prompt) + (self.request.max_tokens or NO_LIMIT),
         )
 
-    def _steps(self) -> Generator[Emitted, None, None]:
+    def steps(self) -> Generator[Emitted, None, None]:
+        """The text's steps, each when it is asked for. Closing it leaves the text in the cache."""
         engine, stats, cancelled = self._engine, self.stats, self.request.cancelled
         engine.resources.sampling = self._sampling
+        engine.resources.prediction = self.prediction
         drafters = engine.method_drafters(self.method)
         needed = Requirements.of_all(drafter.requires for drafter in drafters)
         if drafters:
@@ -250,6 +279,19 @@ class Generation:
         finally:
             if isinstance(sampler, SamplerChain):
                 sampler.close()
+
+
+def _tokens_of(prediction: str | Sequence[int], model: Model) -> tuple[int, ...]:
+    """The tokens of a prediction. Raises InvalidParameter."""
+    if isinstance(prediction, str):
+        return tuple(model.tokenize(prediction, add_special=False))
+    tokens = tuple(prediction)
+    if tokens and not 0 <= min(tokens) <= max(tokens) < model.n_vocab:
+        raise InvalidParameter(
+            f"the prediction has tokens from {min(tokens)} to {max(tokens)}; this model has 0 to "
+            f"{model.n_vocab - 1}"
+        )
+    return tokens
 
 
 def _is_executing(error: ValueError) -> bool:

@@ -33,6 +33,7 @@ from speculation.drafters import (
     lookahead,
     medusa,
     mtp,
+    prediction,
     prompt_lookup,
     recycling,
     redrafter,
@@ -85,6 +86,7 @@ class MethodTable(Mapping[str, MethodSpec]):
 BUILT_IN: tuple[MethodSpec, ...] = (
     auto_spec(lambda: METHODS.values()),
     autoregressive.spec,
+    prediction.spec,
     prompt_lookup.spec,
     suffix.spec,
     recycling.spec,

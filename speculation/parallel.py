@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
+from batching.llama.context_params import MAX_SEQUENCES
 from batching.tree import NO_LIMIT
 from speculation.drafter import Requirements
 from speculation.engine import Engine
 from speculation.generation import GenerationRequest, Settings
+from speculation.one_at_a_time import OneAtATime
 from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
 from speculation.worker import Worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+DEFAULT_PARALLEL = 4
+SEQUENCES = 32  # of a text: lookahead with its default window needs 31
 
 
 class ParallelEngine(Engine):
@@ -28,7 +35,7 @@ class ParallelEngine(Engine):
 
     parallel: int
     _worker: Worker
-    _scheduler: Scheduler
+    _scheduler: Scheduler | OneAtATime
 
     @classmethod
     def load(
@@ -36,22 +43,28 @@ class ParallelEngine(Engine):
         model: str | Path | None = None,
         params: ContextParams | None = None,
         *,
-        parallel: int = 4,
+        parallel: int | None = None,
+        measuring: Callable[[], None] | None = None,
         **settings: Any,
     ) -> ParallelEngine:
         """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
-        of the context are divided among them.
+        of the context are divided among them. None = 4, or 1 where only one text can be written
+        with all that is loaded: with drafting heads, and with a recurrent or hybrid model.
 
-        Measures the cost of a decode if that is not known yet. Raises InvalidParameter if the model
-        cannot write so many.
+        Measures the cost of a decode if that is not known yet, and calls ``measuring`` meanwhile;
+        an exception it raises ends loading. Raises InvalidParameter if the model cannot write so
+        many.
         """
         worker = Worker()
+        params = params or ContextParams()
+        n_seq_max = min(SEQUENCES * (parallel or DEFAULT_PARALLEL), MAX_SEQUENCES)
+        params = replace(params, n_seq_max=max(n_seq_max, params.n_seq_max))
 
         def load() -> ParallelEngine:
             engine = super(ParallelEngine, cls).load(model, params, **settings)
             assert isinstance(engine, ParallelEngine)
             try:
-                engine._share(parallel, worker)
+                engine._share(parallel, worker, measuring)
             except BaseException:
                 Engine.close(engine)
                 raise
@@ -63,19 +76,29 @@ class ParallelEngine(Engine):
             worker.close()
             raise
 
-    def _share(self, parallel: int, worker: Worker) -> None:
+    def _share(
+        self, parallel: int | None, worker: Worker, measuring: Callable[[], None] | None
+    ) -> None:
         """Give the context to a scheduler."""
         context = self.context
-        most = context.n_seq_max if context.n_rewind == NO_LIMIT else 1
+        is_limited = context.n_rewind < NO_LIMIT
+        if parallel is None:
+            parallel = 1 if is_limited or self.resources.heads else DEFAULT_PARALLEL
+        most = 1 if is_limited else context.n_seq_max
         if not 1 <= parallel <= most:
-            reason = "" if most > 1 else "; a recurrent or hybrid model writes one text at a time"
+            reason = "; a recurrent or hybrid model writes one text at a time" if is_limited else ""
             raise InvalidParameter(
                 f"{{parallel}} is {parallel}; give 1 to {most}{reason}", settings=("parallel",)
             )
-        Engine.prepare(self)
+        if measuring is not None:
+            measuring()
+        Engine.prepare(self, measuring)
         self.parallel = parallel
         self._worker = worker
-        self._scheduler = Scheduler(self, parallel, worker.wake)
+        if parallel == 1:
+            self._scheduler = OneAtATime(self, worker.wake)
+        else:
+            self._scheduler = Scheduler(self, parallel, worker.wake)
         worker.step = self._scheduler.step
 
     def submit(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Submitted:
@@ -95,14 +118,24 @@ class ParallelEngine(Engine):
             generation.run()
         return started
 
-    def _start(self, request: GenerationRequest) -> Submitted:
+    def start(self, request: GenerationRequest) -> Submitted:
+        """As ``submit``."""
         return self._scheduler.submit(request)
+
+    _start = start
+
+    @property
+    def n_running(self) -> int:
+        """How many texts are being written."""
+        return self._scheduler.n_running
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
         """Does nothing: the cost was measured on loading."""
 
     def fit(self, needed: Requirements) -> None:
-        raise NotImplementedError("the context of several texts cannot be replaced")
+        if self.parallel > 1:
+            raise NotImplementedError("the context of several texts cannot be replaced")
+        super().fit(needed)
 
     def stop_running(self) -> None:
         """End all generations."""

@@ -32,6 +32,7 @@ class Resources:
     heads     drafting heads by the method named in their files
     memory    the texts read and written before, for suffix decoding
     sampling  the current text's sampling parameters
+    prediction  tokens that the current text is expected to have for the most part; may be empty
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Resources:
         self.draft_sampler = draft_sampler
         self.memory = SuffixMemory() if memory is None else memory
         self.sampling = SamplingParams()
+        self.prediction: tuple[int, ...] = ()
 
     @property
     def cost(self) -> Cost:

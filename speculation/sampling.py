@@ -26,7 +26,8 @@ class SamplingParams:
     same seed gives the same text with every method. By default every sampler is off. -1 for
     ``penalty_last_n`` and ``dry_last_n`` means the whole context. Of a JSON schema, only what
     llama-cpp-python's grammar supports is enforced; numeric bounds (``minimum``, ``multipleOf``)
-    are not.
+    are not. With ``grammar_triggers``, regular expressions, the grammar applies only once one of
+    them matches the text: from the match's first group on.
     """
 
     temperature: float = 0.0
@@ -51,6 +52,7 @@ class SamplingParams:
     mirostat_eta: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
+    grammar_triggers: tuple[str, ...] = ()
     json_schema: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -80,6 +82,8 @@ class SamplingParams:
         )
         if self.grammar is not None and self.json_schema is not None:
             raise InvalidParameter("grammar and json_schema exclude each other; give one")
+        if self.grammar_triggers and self.grammar is None:
+            raise InvalidParameter("grammar_triggers need a grammar; give one, or leave them out")
         for token, value in self.logit_bias.items():
             if math.isnan(value) or value == math.inf:
                 raise InvalidParameter(
@@ -135,7 +139,7 @@ def _add_samplers(chain: SamplerChain, params: SamplingParams, n_ctx: int) -> Sa
     if params.json_schema is not None:
         chain.grammar(json_schema_to_gbnf(params.json_schema))
     elif params.grammar is not None:
-        chain.grammar(params.grammar)
+        chain.grammar(params.grammar, triggers=params.grammar_triggers)
     if params.logit_bias:
         chain.logit_bias(params.logit_bias)
     if params._has_penalties:

@@ -18,6 +18,7 @@ from batching.errors import InvalidParameter
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
 from batching.slots import Slot, Slots
+from batching.target import Output
 from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import Drafter, Requirements
@@ -62,6 +63,7 @@ class ActiveText:
         self.place = place
         self.writing: Continuation | None = None
         engine.resources.sampling = generation.sampling
+        engine.resources.prediction = generation.prediction
         self._resources = engine.resources.of_slot(place.slot.index, n_slots)
         if generation.method.spec.heads:  # left out of the resources of a slot
             raise _reads_states(generation.method)
@@ -70,6 +72,12 @@ class ActiveText:
         self._sampler = make_sampler(generation.sampling, engine.model, engine.context.n_ctx)
         self.reading = Reading(place.cache, generation.prompt[:-1], defer=True)
         generation.stats.n_reused = self.reading.n_reused
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        if self.generation.request.progress is not None:
+            n_read = len(self.place.cache.tokens)
+            self.generation.request.progress(n_read, len(self.generation.prompt) - 1)
 
     def begin(self) -> None:
         """The prompt is read, but for its deferred end: start writing."""
@@ -78,6 +86,11 @@ class ActiveText:
             self.place.cache, self._drafters, self._sampler, self._resources
         )
         self.writing.begin()
+
+    def read(self, output: Output) -> None:
+        """A chunk of the prompt is decoded."""
+        self.reading.take(output)
+        self._tell_progress()
 
     def take(self, emitted: Emitted) -> None:
         """Hand out the tokens of a step."""
@@ -121,6 +134,10 @@ class Scheduler:
         self._waiting.append(generation)
         self._wake()
         return generation
+
+    @property
+    def n_running(self) -> int:
+        return len(self._active())
 
     def end(self) -> None:
         """End all generations."""
@@ -272,7 +289,7 @@ class Scheduler:
                 if text in written:
                     self._take(text, written[text].accept(output, seconds))
                 else:
-                    text.reading.take(output)
+                    text.read(output)
 
     def _know_place(self, texts: Sequence[ActiveText]) -> None:
         """Tell the cost what a row attends to.

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from batching.watched import STEP_SECONDS, Watched
+
 T = TypeVar("T")
 
 
@@ -62,5 +64,7 @@ class Worker:
                 self._calls.popleft()()
             if self._is_closed:
                 return
-            if not self.step():
+            with Watched("a step", STEP_SECONDS):
+                has_more = self.step()
+            if not has_more:
                 self._changed.wait()

@@ -1,22 +1,20 @@
-"""The page: its Gradio components, their events, and the server that serves it."""
+"""The page: its Gradio components and their events."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import gradio as gr
-from starlette.middleware import Middleware
+from fastapi import FastAPI
 
 from app.page.conversation import Reply, markdown
 from app.page.events import QUICK, SLOW
 from app.page.fields import Fields, method_fields, read_settings, sampling_fields
 from app.page.files import files_to_text, read_files
-from app.page.guard import Guard, Names
 from app.page.model_panel import ModelPanel
 from app.page.session import Session
 from app.worker.backend import Backend
@@ -370,35 +368,24 @@ def build(backend: Backend, spec: ModelSpec, method: str | None = None) -> gr.Bl
     return page
 
 
-def launch(page: gr.Blocks, host: str, allowed: Iterable[str] = (), **options: Any) -> str:
-    """Serve the page without any connection to other machines; return its address.
-
-    ``host`` is the address to listen on, ``allowed`` are further host names of the server. Raises
-    OSError if the port is in use.
-    """
-    # Gradio checks that its own server is up, which must not go through a proxy.
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
-    theme = gr.themes.Base(
-        primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
-    )
-    _, url, _ = page.launch(
-        server_name=host,
-        theme=theme,
+def mount(app: FastAPI, page: gr.Blocks) -> None:
+    """Serve the page from ``app``, at the addresses that its own routes leave."""
+    gr.mount_gradio_app(
+        app,
+        page,
+        "/",
+        theme=gr.themes.Base(
+            primary_hue="emerald", neutral_hue="zinc", font=SANS, font_mono=MONO, radius_size="md"
+        ),
         css=_text("page.css"),
         head="".join(f"<script>{_text(name)}</script>" for name in IN_HEAD),
         footer_links=[],
-        share=False,
         show_error=True,
-        quiet=True,
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
         enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(Guard, names=Names(host, allowed))]},
-        **options,
     )
-    return str(url)
 
 
 def _text(name: str) -> str:

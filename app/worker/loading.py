@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.worker.jobs import Job, message_of
-from app.worker.messages import Failed, Loaded, LoadedModel, Loading, ModelSpec, Status
+from app.worker.jobs import Job, failure
+from app.worker.messages import Loaded, LoadedModel, Loading, ModelFacts, ModelSpec, Status
+from batching.errors import InvalidParameter
 from batching.gguf.splits import part_names
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
 from batching.llama.model import check_file
-from speculation.engine import Engine
+from batching.watched import STEP_SECONDS, Watched
+from speculation.chat.template import template_of
 from speculation.load_heads import require_no_heads
+from speculation.parallel import ParallelEngine
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
@@ -28,16 +31,32 @@ class ModelSlot:
     """
 
     def __init__(
-        self, trace_batches: str | Path | None = None, memory: str | Path | None = None
+        self,
+        trace_batches: str | Path | None = None,
+        memory: str | Path | None = None,
+        on_status: Callable[[Status], object] = lambda _: None,
     ) -> None:
-        """``memory`` is a file as in ``Engine.load``, for the first model that loads with it."""
+        """``memory`` is a file as in ``Engine.load``, for the first model that loads with it;
+        ``on_status`` is told of every new status."""
+        self._on_status = on_status
         self._trace_batches = trace_batches
         self._memory = memory
         self._memory_model: str | None = None  # which the memory is of, once known
-        self.engine: Engine | None = None
-        self.status = Status()
+        self.engine: ParallelEngine | None = None
+        self._status = Status()
         self._n_loads = 0
         self._params = ContextParams()  # of the engine's context
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        if self.engine is not None and status.model is not None:
+            status = replace(status, facts=facts_of(self.engine))
+        self._status = status
+        self._on_status(status)
 
     def load(self, job: Job, spec: ModelSpec) -> None:
         """Replace the model: ``job`` emits Loading, then Loaded or Failed.
@@ -70,11 +89,12 @@ class ModelSlot:
                 self.status = Status(self.status.model)
             job.emit(job.stopped)
         except Exception as error:
-            message = message_of(error)
+            failed = failure(error)
             if self.engine is None and before is not None:
-                message = f"{message}\n{self._restore(job, before.spec, params_before)}"
-            self.status = Status(self.status.model, error=message)
-            job.emit(Failed(message))
+                restored = self._restore(job, before.spec, params_before)
+                failed = replace(failed, message=f"{failed.message}\n{restored}")
+            self.status = Status(self.status.model, error=failed.message)
+            job.emit(failed)
         else:
             self.status = Status(loaded)
             job.emit(Loaded(loaded))
@@ -98,7 +118,10 @@ class ModelSlot:
             self.engine = None
         self.status = Status()
 
+        watched = Watched(f"loading {spec.model}", STEP_SECONDS)
+
         def check() -> None:
+            watched.progress()
             if may_stop and job.cancelled.is_set():
                 raise _Stopped
 
@@ -107,24 +130,26 @@ class ModelSlot:
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         remembers = self._memory_model in (None, spec.model)
-        engine = Engine.load(
-            spec.model,  # the name, not the path: models.txt pairs drafts by name
-            params,
-            draft_model=spec.draft_model,
-            heads=spec.heads,
-            mtp=spec.mtp,
-            n_gpu_layers=spec.n_gpu_layers,
-            memory=self._memory if remembers else None,
-            trace_batches=self._trace_batches,
-            progress=progress,
-        )
-        try:
+
+        def measuring() -> None:
             self._tell(job, Loading(spec.model, "measure", 0, 0))
-            engine.prepare(check)
             check()
-        except BaseException:
-            engine.close()
-            raise
+
+        with watched:
+            engine = ParallelEngine.load(
+                spec.model,  # the name, not the path: models.txt pairs drafts by name
+                params,
+                draft_model=spec.draft_model,
+                heads=spec.heads,
+                mtp=spec.mtp,
+                n_gpu_layers=spec.n_gpu_layers,
+                memory=self._memory if remembers else None,
+                trace_batches=self._trace_batches,
+                progress=progress,
+                parallel=spec.parallel,
+                chat_template=_template(spec.chat_template),
+                measuring=measuring,
+            )
         self.engine = engine
         if remembers:
             self._memory_model = spec.model
@@ -145,8 +170,9 @@ class ModelSlot:
         try:
             self.status = Status(self._swap(job, spec, params, may_stop=False))
         except Exception as error:
-            self.status = Status(error=message_of(error))
-            return f"{spec.model} could not be loaded again: {message_of(error)}"
+            message = failure(error).message
+            self.status = Status(error=message)
+            return f"{spec.model} could not be loaded again: {message}"
         return f"{spec.model} is loaded again."
 
     def _tell(self, job: Job, loading: Loading) -> None:
@@ -216,3 +242,37 @@ def _context_params(spec: ModelSpec) -> ContextParams:
         kv_type=spec.kv_type,
         flash_attn=spec.flash_attn,
     )
+
+
+def _template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidParameter(f"cannot read the chat template {path}: {reason}") from None
+
+
+def facts_of(engine: ParallelEngine) -> ModelFacts:
+    """What the endpoint says of the engine's model."""
+    model = engine.model
+    return ModelFacts(
+        engine.parallel,
+        str(model.path),
+        model.chat_template or "",
+        template_of(model, tools=True),
+        _special(engine, "bos"),
+        _special(engine, "eos"),
+        tuple(sorted(model.ends)),
+        model.n_vocab,
+        model.n_ctx_train,
+        model.n_embd,
+        model.n_params,
+        model.n_bytes,
+    )
+
+
+def _special(engine: ParallelEngine, name: str) -> str:
+    token = engine.model.special_token(name)
+    return "" if token is None else engine.model.piece(token).decode("utf-8", "replace")

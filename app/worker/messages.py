@@ -57,6 +57,8 @@ class ModelSpec:
     draft_model: str | None = None
     heads: tuple[str, ...] = ()
     mtp: bool = True
+    parallel: int | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,36 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What the endpoint says of the loaded model.
+
+    parallel       how many texts are written at a time
+    chat_template  as the GGUF has it; ``tool_template`` is the one for conversations with tools
+    ends           tokens that end a text
+    """
+
+    parallel: int = 1
+    path: str = ""
+    chat_template: str = ""
+    tool_template: str = ""
+    bos: str = ""
+    eos: str = ""
+    ends: tuple[int, ...] = ()
+    n_vocab: int = 0
+    n_ctx_train: int = 0
+    n_embd: int = 0
+    n_params: int = 0
+    n_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Status:
     """The loaded model, a load's progress, and why the last load failed."""
 
     model: LoadedModel | None = None
     loading: Loading | None = None
     error: str | None = None
+    facts: ModelFacts = ModelFacts()
 
 
 @dataclass(frozen=True)
@@ -96,25 +122,44 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A conversation to reply to. ``id`` is what ``stop`` takes.
+    """A conversation to reply to, or a prompt to continue. ``id`` is what ``stop`` takes.
 
-    messages    ``{"role": "system" | "user" | "assistant", "content": "..."}``
+    messages    ``{"role": "system" | "user" | "assistant" | "tool", "content": "..."}``, with
+                ``tool_calls`` as in OpenAI's API
+    prompt      texts and token ids to continue instead; messages are then empty
     method      a method with its parameters as on the command line, ``lookahead:window=5``
     sampling    fields of SamplingParams; missing ones keep their defaults
     max_tokens  None: until the context is full
+    stop        strings that end the reply
     thinking    whether to reason before the answer, if the model supports it; None: its default
     leave_out   whether to leave out the oldest turns if not all fit
     left_out    what the previous request left out
+    logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
+    tools       functions that the model may call, as in OpenAI's API
+    tool_choice  ``auto``, ``none``, ``required`` or a function, as in OpenAI's API
+    parallel_tool_calls  whether it may call several
+    template_kwargs  more variables for the chat template
+    continue_last  whether a last message of the assistant is continued; None: unless it has calls
+    prediction  what the reply is expected to be, for the most part
     """
 
     id: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...] = ()
     method: str = DEFAULT_METHOD
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     thinking: bool | None = None
     leave_out: bool = True
     left_out: LeftOut = LeftOut()
+    prompt: tuple[str | int, ...] = ()
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool | None = None
+    prediction: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,10 +207,25 @@ class Opening:
 
 
 @dataclass(frozen=True)
+class Chance:
+    """A token and its log probability."""
+
+    id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True)
 class Text:
-    """More text: for each token, the characters it completed and whether it was drafted."""
+    """More text: for each token, the characters it completed and whether it was drafted.
+
+    ids      the tokens
+    chances  for each token its own and those of the likeliest tokens, if the request asks for them
+    """
 
     pieces: tuple[tuple[str, bool], ...]
+    ids: tuple[int, ...] = ()
+    chances: tuple[tuple[Chance, tuple[Chance, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +233,7 @@ class Done:
     """The end of a reply, with its counters, which ``speculation.stats`` explains.
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
+    stop_string    the stop string that ended it; empty if none did
     """
 
     finish_reason: str
@@ -187,13 +248,88 @@ class Done:
     n_accepted: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    stop_string: str = ""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The end of a failed job; ``message`` is for the user."""
+    """The end of a failed job.
+
+    message        for the user of the page
+    flags_message  the same with settings named as flags
+    kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``error``
+    requested      of a prompt that is too long, its tokens …
+    available      … and how many there can be
+    """
 
     message: str
+    flags_message: str = ""
+    kind: str = "error"
+    requested: int = 0
+    available: int = 0
 
 
-Event = Waiting | Loading | Loaded | LeftOut | Prefill | Opening | Text | Done | Failed
+@dataclass(frozen=True)
+class Tokenize:
+    """A text to turn into tokens; answered with their ids and bytes."""
+
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+@dataclass(frozen=True)
+class Detokenize:
+    """Tokens to turn into text; answered with the text."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Render:
+    """A conversation to write in the model's chat format; answered with that text, and the number
+    of its tokens."""
+
+    request: ChatRequest
+
+
+@dataclass(frozen=True)
+class Report:
+    """Answered with an ``EngineReport``."""
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What the engine does, and has done since it started.
+
+    running   the ids of the requests that have a place
+    n_read    prompt tokens that were not in the cache
+    n_drafts  steps with drafts
+    accepted  at each position of a draft, how many steps accepted it
+    """
+
+    running: tuple[str, ...] = ()
+    n_waiting: int = 0
+    n_requests: int = 0
+    n_read: int = 0
+    n_reused: int = 0
+    n_tokens: int = 0
+    n_steps: int = 0
+    n_drafts: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    n_longest: int = 0
+    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of a question."""
+
+    value: Any
+
+
+Question = Tokenize | Detokenize | Render | Report
+Event = Waiting | Loading | Loaded | LeftOut | Prefill | Opening | Text | Done | Failed | Answer

@@ -1,4 +1,4 @@
-"""Error messages that refer to settings by the labels of the page's fields."""
+"""Error messages that refer to settings as the user knows them: as fields of the page, or flags."""
 
 from __future__ import annotations
 
@@ -11,9 +11,24 @@ FIELDS = {
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
+    "parallel": "--parallel",
+}
+FLAGS = {
+    "model": "--model",
+    "draft_model": "--draft-model",
+    "heads": "--heads",
+    "n_ctx": "--ctx",
+    "n_gpu_layers": "--gpu-layers",
+    "kv_type": "--kv-type",
+    "parallel": "--parallel",
 }
 
 
-def in_page(error: SpeculationError) -> str:
+def with_labels(error: SpeculationError) -> str:
     """The message of an error, for the page."""
     return error.worded(FIELDS)
+
+
+def with_flags(error: SpeculationError) -> str:
+    """The message of an error, for the endpoint and the terminal."""
+    return error.worded(FLAGS)

@@ -102,6 +102,7 @@ class Model:
         self._vocab: Any = C.llama_model_get_vocab(handle)
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
+        self.own_template: str | None = None
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         architecture = self.metadata("general.architecture")
@@ -157,7 +158,9 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source of the GGUF's chat template, or None."""
+        """The Jinja source of the chat template: ``own_template``, else the GGUF's, or None."""
+        if self.own_template is not None:
+            return self.own_template
         source = C.llama_model_chat_template(self.handle, None)
         return source.decode("utf-8") if source else None
 

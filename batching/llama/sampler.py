@@ -14,11 +14,12 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 
 from batching.errors import GrammarError, InvalidParameter
-from batching.llama.grammar import load_grammar
+from batching.llama.grammar import LazyGrammar, grammar_allows, load_grammar
 from batching.llama.log import initialise
 from batching.llama.model import Model
 from batching.target import Output
 from batching.tree import Floats
+from batching.watched import GRAMMAR_SECONDS, Watched
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -43,7 +44,8 @@ class SamplerChain:
 
     The grammar checks the drawn token first. Only if it rejects that token is the whole vocabulary
     masked and the draw repeated. That usually saves checking 150,000 tokens; the result follows
-    the constrained distribution either way.
+    the constrained distribution either way. A lazy grammar accepts every token until its trigger
+    appears, but not one that completes the trigger and goes on against the grammar.
     """
 
     def __init__(self, model: Model) -> None:
@@ -55,6 +57,8 @@ class SamplerChain:
         self._random_links = False  # earlier links are random too
         self.has_memory = False  # the result depends on accepted tokens
         self._grammar: Any = None
+        self._lazy: LazyGrammar | None = None  # until its trigger appears
+        self._started: Any = None  # the lazy grammar after the token about to be accepted
         n = model.n_vocab
         self._ids = np.arange(n, dtype=np.int32)
         self._candidates = np.zeros(n, _CANDIDATE)
@@ -62,13 +66,6 @@ class SamplerChain:
         self._array = C.llama_token_data_array(
             data=self._data,
             size=n,
-            selected=-1,
-            sorted=False,
-        )
-        self._one = np.zeros(1, _CANDIDATE)
-        self._one_array = C.llama_token_data_array(
-            data=self._one.ctypes.data_as(ctypes.POINTER(C.llama_token_data)),
-            size=1,
             selected=-1,
             sorted=False,
         )
@@ -140,25 +137,55 @@ class SamplerChain:
         """Take the most likely of the remaining tokens. The last link."""
         return self._end(C.llama_sampler_init_greedy())
 
-    def grammar(self, gbnf: str, root: str = "root") -> SamplerChain:
-        """Constrain the text to a GBNF grammar.
+    def grammar(self, gbnf: str, root: str = "root", triggers: Sequence[str] = ()) -> SamplerChain:
+        """Constrain the text to a GBNF grammar; with ``triggers``, regular expressions, only once
+        one of them matches, from its first group on.
 
         Raises GrammarError with llama.cpp's reason if it does not parse.
         """
-        self._grammar = load_grammar(self.model, gbnf, root)
+        if triggers:
+            self._lazy = LazyGrammar(self.model, gbnf, root, triggers)
+        else:
+            self._grammar = load_grammar(self.model, gbnf, root)
         return self
 
     def sample(self, output: Output, row: int) -> int:
-        logits = output.logits(row)
-        token = self._apply(logits, constrained=False)
-        if self._grammar is not None and not self._grammar_allows(token):
+        if self._grammar is None:
+            return self._sample(output.logits(row))
+        with Watched("a grammar", GRAMMAR_SECONDS):
+            return self._sample(output.logits(row))
+
+    def _sample(self, logits: Floats) -> int:
+        token = self._apply(logits)
+        if self._grammar is not None and not grammar_allows(self._grammar, token):
             token = self._apply(logits, constrained=True)
-        self.accept(token)
+        rejected: list[int] = []
+        while not self._starts_or_waits(token):
+            rejected.append(token)
+            token = self._apply(logits, rejected=rejected)
+        self._accept(token)
         return token
 
     def accept(self, token: int) -> None:
-        """Tell every link that ``token`` is part of the text."""
-        if self._grammar is not None:
+        """Tell every link that ``token`` is part of the text. Raises GrammarError if ``token``
+        triggers a lazy grammar that rejects it."""
+        if not self._starts_or_waits(token):
+            raise GrammarError(f"the grammar does not allow token {token} here")
+        self._accept(token)
+
+    def _starts_or_waits(self, token: int) -> bool:
+        """Start a lazy grammar if ``token`` triggers it; False if the grammar rejects the token."""
+        if self._lazy is not None and self._lazy.triggered_by(token):
+            self._started = self._lazy.started_with(token)
+            return self._started is not None
+        return True
+
+    def _accept(self, token: int) -> None:
+        if self._started is not None:
+            self._grammar, self._started, self._lazy = self._started, None, None
+        elif self._lazy is not None:
+            self._lazy.accept(token)
+        elif self._grammar is not None:
             C.llama_sampler_accept(self._grammar, token)
         C.llama_sampler_accept(self._chain, token)
         C.llama_sampler_accept(self._last, token)
@@ -174,7 +201,8 @@ class SamplerChain:
         Raises InvalidParameter if there is none: mirostat adapts while drawing, XTC is random, and
         a grammar only checks the drawn token.
         """
-        if not self._draws or self._random_links or self._grammar is not None:
+        has_grammar = self._grammar is not None or self._lazy is not None
+        if not self._draws or self._random_links or has_grammar:
             raise InvalidParameter(
                 "rejection and typical acceptance need a distribution, which mirostat, XTC, "
                 "grammars and JSON schemas do not provide; use verify=match with them"
@@ -210,24 +238,21 @@ class SamplerChain:
         array.selected = -1
         array.sorted = False
 
-    def _apply(self, logits: Any, *, constrained: bool) -> int:
+    def _apply(
+        self, logits: Any, *, constrained: bool = False, rejected: Sequence[int] = ()
+    ) -> int:
         self._fill(logits)
         array, candidates = self._array, self._candidates
         if constrained:
             C.llama_sampler_apply(self._grammar, ctypes.byref(array))
-            if not np.isfinite(candidates["logit"]).any():
-                raise GrammarError(
-                    "the grammar allows none of the model's tokens here; loosen the grammar"
-                )
+        candidates["logit"][list(rejected)] = -np.inf
+        if (constrained or rejected) and not np.isfinite(candidates["logit"]).any():
+            raise GrammarError(
+                "the grammar allows none of the model's tokens here; loosen the grammar"
+            )
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         C.llama_sampler_apply(self._last, ctypes.byref(array))
         return int(array.data[array.selected].id)
-
-    def _grammar_allows(self, token: int) -> bool:
-        self._one[0] = (token, 1.0, 0.0)
-        self._one_array.size = 1
-        C.llama_sampler_apply(self._grammar, ctypes.byref(self._one_array))
-        return bool(np.isfinite(self._one["logit"][0]))
 
     def _add(self, link: Any) -> SamplerChain:
         C.llama_sampler_chain_add(self._chain, link)  # transfers ownership of the link
@@ -239,7 +264,7 @@ class SamplerChain:
 
     def close(self) -> None:
         """Free the chain and the grammar. Idempotent."""
-        for name in ("_chain", "_last", "_grammar"):
+        for name in ("_chain", "_last", "_grammar", "_started"):
             if getattr(self, name) is not None:
                 C.llama_sampler_free(getattr(self, name))
                 setattr(self, name, None)

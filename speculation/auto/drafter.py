@@ -42,10 +42,12 @@ class AutoParams:
     rows_max  most rows in a batch
     sources   allowed sources: all that are available, or names joined by +, such as
               suffix+recycling
+    memory    also draft from earlier texts, and remember this one
     """
 
     rows_max: int = SIZES[-1]
     sources: str = "all"
+    memory: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows_max <= SIZES[-1]:
@@ -99,6 +101,8 @@ def _make(
             if name in params.named:  # raises an error if a resource is missing
                 spec.make(spec.params(), resources)
             continue
+        if hasattr(source_params, "memory"):
+            source_params = replace(source_params, memory=params.memory)
         drafter = spec.make(source_params, resources)
         if drafter is not None:
             sources.append(Source(name, drafter, _gains(name, as_source.gains, resources)))

@@ -23,6 +23,7 @@ GREY = "#8a8f98"
 # Distinguishable with any colour vision (after Okabe and Ito), on white and in print.
 PALETTE = (
     "#0072b2",
+    "#e3008c",
     "#d55e00",
     "#009e73",
     "#cc79a7",

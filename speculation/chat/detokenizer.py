@@ -30,7 +30,7 @@ class ReplyText:
 
     ids      the tokens, including an end-of-generation token
     ends     tokens after which the text may end for a reason other than its length
-    stopped  whether a stop string occurred; the text ends before it
+    stopped_by  the stop string that occurred, before which the text ends; empty while there is none
     """
 
     def __init__(self, model: Model, stop: Sequence[str] = (), max_tokens: int | None = None):
@@ -40,7 +40,7 @@ class ReplyText:
             raise InvalidParameter("a stop string is empty; leave it out")
         self.ids: list[int] = []
         self.ends: Container[int] = range(model.n_vocab) if stop else model.ends
-        self.stopped = False
+        self.stopped_by = ""
         self._model = model
         self._stop = tuple(stop)
         self._max_tokens = NO_LIMIT if max_tokens is None else max_tokens
@@ -94,9 +94,9 @@ class ReplyText:
         for stop in self._stop:
             at = self.shown.find(stop, max(0, before - len(stop) + 1))
             if at >= 0:
-                self.stopped = True
+                self.stopped_by = stop
                 self._joined = self._joined[:at]
-        return self.stopped
+        return bool(self.stopped_by)
 
     def release(self, n: int, n_drafted: int) -> Iterable[Token]:
         """Release the next ``n`` tokens, of which the first ``n_drafted`` were drafted; returns all
@@ -108,7 +108,7 @@ class ReplyText:
         if not self._stop:  # nothing is ever held back
             return map(Token, ids, pieces, drafted)
         self._held += zip(ids, pieces, drafted, strict=True)
-        if self.stopped:
+        if self.stopped_by:
             return self._cut()
         keep = max(_overlap(self._joined, stop) for stop in self._stop)
         n_free = len(self._joined) - keep
@@ -121,7 +121,7 @@ class ReplyText:
         """What is still held back, after the text has ended. An incomplete character becomes
         U+FFFD."""
         tail = self._decoder.decode(b"", final=True)
-        if tail and not self.stopped:
+        if tail and not self.stopped_by:
             self._pieces.append(tail)
             if self._held:
                 token, text, drafted = self._held[-1]

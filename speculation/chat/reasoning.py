@@ -23,9 +23,9 @@ _MARKS = (
         r"(?:<\|end\|>\s*<\|start\|>assistant\s*<\|channel\|>)?final<\|message\|>",
     ),
 )
-_PATTERNS = tuple(
-    (re.compile(rf"\s*{before}\n*"), re.compile(rf"{after}\n*")) for before, after in _MARKS
-)
+# Patterns of the text before and after the reasoning, which belongs to neither part of the reply.
+REASONING_MARKS = tuple((rf"\s*{before}\n*", rf"{after}\n*") for before, after in _MARKS)
+_PATTERNS = tuple((re.compile(before), re.compile(after)) for before, after in REASONING_MARKS)
 _AT_END = re.compile(rf"(?:{'|'.join(before for before, _ in _MARKS)})\s*\Z")
 
 

@@ -50,9 +50,47 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Arguments(dict[str, Any]):
+    """The arguments of a tool call. As text they are JSON, for templates that expect a string."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
+def _with_arguments(found: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(found.get("arguments"), dict):
+        found["arguments"] = _Arguments(found["arguments"])
+    return found
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The ``tojson`` of transformers, for which chat templates are written: Jinja's own escapes
+    HTML and sorts keys."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
 _environment = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
 )
+_environment.filters["tojson"] = _to_json
 
 
 def main() -> None:
@@ -60,7 +98,7 @@ def main() -> None:
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         _write("ready")
         for line in sys.stdin.buffer:
-            request = json.loads(line)
+            request = json.loads(line, object_hook=_with_arguments)
             # If the parent has died, nobody else stops a template in an endless loop.
             limit = request["seconds"] + _GRACE
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
@@ -83,10 +121,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _render(template: str, variables: dict[str, Any], characters: int) -> dict[str, Any]:
-    variables |= {
+    variables = {
+        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1's default is a day in July 2024
+        **variables,
         "raise_exception": _refuse,
         "strftime_now": _strftime_now,
-        "date_string": _strftime_now("%d %b %Y"),  # Llama 3.1's default is a day in July 2024
     }
     pieces = []
     for piece in _compiled(template).generate(variables):

@@ -1,28 +1,55 @@
-"""Turns messages into tokens with the GGUF's chat template, rendered by ``chat.render_process``."""
+"""Turns messages into text and tokens with the GGUF's chat template, rendered by
+``chat.render_process``.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.model import Model
 from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RENDERER
+from speculation.chat.tools import Tool, checked_tools
 
-Message = Mapping[str, str]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# In OpenAI's form. An assistant's message may have ``tool_calls`` instead of a ``content``.
+Message = Mapping[str, Any]
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
+CHAT_ROLES = (*ROLES, "developer", "tool")  # developer is another name of system
 THINKING = ("enable_thinking", "thinking")  # template variables that turn reasoning on or off
+RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 # For GGUFs without a template: such models were not tuned on one, so a plain transcript will do.
 TRANSCRIPT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a prompt depends on beside the messages.
+
+    thinking         turns reasoning on or off, if the template supports it; None = its default
+    tools            functions that the model may call, in OpenAI's form
+    template_kwargs  more variables for the template
+    continue_last    whether generation continues the last message; None = if it is from the
+                     assistant and calls no tool
+    """
+
+    thinking: bool | None
+    tools: Sequence[Tool]
+    template_kwargs: Mapping[str, Any] | None
+    continue_last: bool | None
 
 
 class ChatPrompt(NamedTuple):
@@ -43,21 +70,32 @@ def render_messages(
     bos_token: str = "",
     eos_token: str = "",
     thinking: bool | None = None,
+    tools: Sequence[Tool] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a conversation, ready for the assistant's next turn.
 
     ``thinking`` turns reasoning on or off, if the template supports it; None = its default.
-    Raises InvalidParameter for an empty conversation, an unknown role, messages that the template
-    rejects (some accept no system message, or require alternating roles), or ``thinking`` if the
-    template does not support it. Raises UnsupportedModel for a template that exceeds a limit.
+    ``tools`` are functions that the model may call, in OpenAI's form; ``template_kwargs`` are more
+    variables for the template. Raises InvalidParameter for an empty conversation, an invalid
+    message or tool, messages that the template rejects (some accept no system message, or require
+    alternating roles), or ``thinking`` or tools if the template does not support them. Raises
+    UnsupportedModel for a template that exceeds a limit.
     """
     _check(messages)
     variables: dict[str, Any] = {
-        "messages": [dict(message) for message in messages],
+        "messages": [_for_template(message, template) for message in messages],
         "add_generation_prompt": True,
         "bos_token": bos_token,
         "eos_token": eos_token,
     }
+    if tools:
+        variables["tools"] = checked_tools(tools)
+    if _has_tools(messages, tools) and not knows_tools(template):
+        raise InvalidParameter(
+            "this model's chat template has no tools; leave out tools, tool calls and tool "
+            "messages, or choose a model that was trained to call tools"
+        )
     if thinking is not None:
         if not asks_for_thinking(template):
             raise InvalidParameter(
@@ -65,7 +103,13 @@ def render_messages(
                 "for it; leave thinking out"
             )
         variables.update(dict.fromkeys(THINKING, thinking))
-    n_given = sum(len(message["content"]) for message in messages)
+    for name, value in (template_kwargs or {}).items():
+        if name in RESERVED:
+            raise InvalidParameter(f"template_kwargs cannot replace {name}; leave it out")
+        variables[name] = value
+    n_given = sum(len(message["content"]) for message in variables["messages"])
+    if _has_tools(messages, tools):
+        n_given += len(json.dumps([variables["messages"], variables.get("tools")], default=str))
     try:
         return RENDERER.render(template, variables, n_given)
     except InvalidParameter as error:
@@ -75,18 +119,35 @@ def render_messages(
         ) from error
 
 
-@lru_cache(maxsize=8)
 def asks_for_thinking(template: str | None) -> bool:
     """Whether a chat template has a variable that turns reasoning on or off.
 
     False if the template is broken or exceeds a limit; rendering it then raises.
     """
-    if not template or not any(name in template for name in THINKING):
+    return _reads(template, THINKING)
+
+
+def knows_tools(template: str | None) -> bool:
+    """Whether a chat template shows tools to the model. False as for ``asks_for_thinking``."""
+    return _reads(template, ("tools",))
+
+
+@lru_cache(maxsize=16)
+def _reads(template: str | None, variables: tuple[str, ...]) -> bool:
+    if not template or not any(name in template for name in variables):
         return False
     try:
-        return not RENDERER.names(template).isdisjoint(THINKING)
+        return not RENDERER.names(template).isdisjoint(variables)
     except (InvalidParameter, UnsupportedModel):
         return False
+
+
+def template_of(model: Model, *, tools: bool = False) -> str:
+    """The chat template for a conversation with or without tools: some GGUFs have one for each."""
+    is_given = model.own_template is not None
+    named = "tokenizer.chat_template.tool_use"
+    with_tools = model.metadata(named) if tools and not is_given else None
+    return with_tools or model.chat_template or TRANSCRIPT_TEMPLATE
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -94,69 +155,177 @@ def _check(messages: Sequence[Message]) -> None:
         raise InvalidParameter("the conversation is empty; give at least one user message")
     for message in messages:
         fields: Mapping[str, Any] = message if isinstance(message, Mapping) else {}
-        if fields.get("role") not in ROLES or not isinstance(fields.get("content"), str):
+        content = fields.get("content")
+        if content is None and _calls(fields):
+            content = ""
+        if fields.get("role") not in CHAT_ROLES or not isinstance(content, str):
             raise InvalidParameter(
-                f"invalid message {message!r:.120}; each needs a role ({', '.join(ROLES)}) and a "
-                f"content string"
+                f"invalid message {message!r:.120}; each needs a role ({', '.join(CHAT_ROLES)}) "
+                f"and a content string"
             )
 
 
-def chat_prompt(
-    model: Model, messages: Sequence[Message], *, thinking: bool | None = None
-) -> ChatPrompt:
-    """Tokenize a conversation in the model's chat format, up to the assistant's reply.
+def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls") if message.get("role") == ASSISTANT else None
+    return calls if isinstance(calls, Sequence) else ()
 
-    If the last message is from the assistant, generation continues it. The reasoning of earlier
-    replies is dropped, as in most templates. If the template rejects a system message, it is put in
-    front of the first user message. Control tokens spelled out in a message stay plain text, so
-    quoting one cannot end a turn.
+
+def _has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    return bool(tools) or any(m["role"] == "tool" or _calls(m) for m in messages)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates read it: fields have values, and arguments are objects."""
+    plain = {k: v for k, v in message.items() if v is not None and k != "tool_calls"}
+    plain["content"] = message.get("content") or ""
+    if message["role"] == "developer":
+        plain["role"] = "system"
+    calls = [_plain_call(call) for call in _calls(message)]
+    return {**plain, "tool_calls": calls} if calls else plain
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        function = call["function"]
+        arguments = function["arguments"] or "{}"
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if isinstance(arguments, Mapping) and isinstance(function["name"], str):
+            return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise InvalidParameter(
+        f"invalid tool call {call!r:.120}; each needs a function with a name, and arguments that "
+        f"are the text of a JSON object"
+    )
+
+
+def _for_template(message: Message, template: str) -> dict[str, Any]:
+    """A plain message with the ids that a template requires: Mistral's have nine characters."""
+    plain = _plain(message)
+    if "length != 9" not in template:
+        return plain
+    if plain["role"] == "tool":
+        plain["tool_call_id"] = _short_id(plain.get("tool_call_id"))
+    if "tool_calls" in plain:
+        calls = plain["tool_calls"]
+        plain["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in calls]
+    return plain
+
+
+def _short_id(id_: object) -> str:
+    text = str(id_)
+    if re.fullmatch("[a-zA-Z0-9]{9}", text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+class _Conversation:
+    """A conversation with a model's template and its options, and the reply it ends with.
+
+    opening  the opening mark of reasoning that the template writes; else empty
+    begun    the start of the reply, which generation continues
     """
-    _check(messages)
-    bos, eos = (_piece(model, name) for name in ("bos", "eos"))
-    template = model.chat_template or TRANSCRIPT_TEMPLATE
-    complete, begun = list(messages), ""
-    if len(complete) > 1 and complete[-1]["role"] == ASSISTANT:
-        begun = complete.pop()["content"]
 
-    def render(messages: Sequence[Message]) -> str:
-        given: dict[str, Any] = {"bos_token": bos, "eos_token": eos, "thinking": thinking}
+    def __init__(
+        self,
+        model: Model,
+        messages: Sequence[Message],
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        continue_last: bool | None = None,
+    ) -> None:
+        _check(messages)
+        self._model = model
+        self._template = template_of(model, tools=_has_tools(messages, tools))
+        self.bos, self._eos = (_piece(model, name) for name in ("bos", "eos"))
+        self._thinking = thinking
+        self._given = (tools, template_kwargs or {})
+        complete, self.begun = [_plain(message) for message in messages], ""
+        last = complete[-1]
+        is_answer = last["role"] == ASSISTANT and "tool_calls" not in last
+        can_continue = is_answer and len(complete) > 1
+        if continue_last and not can_continue:
+            raise InvalidParameter(
+                "the last message is not the assistant's answer to another message, so it cannot "
+                "be continued; leave continue_last out"
+            )
+        if can_continue and continue_last is not False:
+            self.begun = complete.pop()["content"]
+        self._messages = _without_reasoning(complete)
+        self.text = self._render(self._messages, *self._given)
+        self.opening = opening_of(self.text)
+        if self.opening:
+            self._messages = _without_reasoning(complete, self.opening)
+            self.text = self._render(self._messages, *self._given)
+
+    def parts(self) -> list[tuple[str, bool]]:
+        """The text in parts, each with whether it comes from the template, and so may have control
+        tokens."""
+        quoted: list[str] = []
+        marked = _mark([self._messages, *self._given], self._model, quoted)
+        if not quoted:
+            return [(self.text, True)]
+        pieces = _PLACEHOLDER.split(self._render(*marked))
+        parts = [(pieces[0], True)]
+        for i, escapes, after in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            text = quoted[int(i)]
+            for _ in range(len(escapes).bit_length()):  # how often the template made it JSON
+                text = json.dumps(text, ensure_ascii=False)[1:-1]
+            parts += [(text, False), (after, True)]
+        return parts
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], more: Mapping[str, Any]
+    ) -> str:
+        given: dict[str, Any] = {
+            "bos_token": self.bos,
+            "eos_token": self._eos,
+            "thinking": self._thinking,
+            "tools": tools,
+            "template_kwargs": more,
+        }
         try:
-            return render_messages(template, messages, **given)
+            return render_messages(self._template, messages, **given)
         except InvalidParameter:
             if len(messages) < 2 or messages[0]["role"] != "system":
                 raise
-            first = {
-                "role": "user",
-                "content": f"{messages[0]['content']}\n\n{messages[1]['content']}",
-            }
-            return render_messages(template, [first, *messages[2:]], **given)
+            content = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+            first = {"role": "user", "content": content}
+            return render_messages(self._template, [first, *messages[2:]], **given)
 
-    complete = _without_reasoning(complete)
-    text = render(complete)
-    opening = opening_of(text)
-    if opening:
-        complete = _without_reasoning(complete, opening)
-        text = render(complete)
-    inside = _unclosed_opening(begun, opening)
-    has_bos = bool(bos) and text.startswith(bos)
-    contents = [begun, *(message["content"] for message in complete)]
-    if not any(_has_control_tokens(model, content) for content in contents):
-        tokens = model.tokenize(text + begun, add_special=not has_bos, parse_special=True)
-        return ChatPrompt(tokens, inside)
 
-    # Render with a placeholder per content, then tokenize contents and template text separately.
-    marked = [{**message, "content": _placeholder(i)} for i, message in enumerate(complete)]
-    tokens = []
-    for i, part in enumerate(_PLACEHOLDER.split(render(marked))):
-        is_content = i % 2 == 1
-        tokens += model.tokenize(
-            complete[int(part)]["content"] if is_content else part,
-            add_special=i == 0 and not has_bos,
-            parse_special=not is_content,
-        )
+def chat_text(model: Model, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+    """The text that ``chat_prompt`` tokenizes, with the same parameters and errors."""
+    conversation = _Conversation(model, messages, **options)
+    return conversation.text + conversation.begun
+
+
+def chat_prompt(
+    model: Model, messages: Sequence[Message], **options: Unpack[ChatOptions]
+) -> ChatPrompt:
+    """Tokenize a conversation in the model's chat format, up to the assistant's reply.
+
+    Keyword arguments are the fields of ``ChatOptions``. The reasoning of earlier replies is
+    dropped, as in most templates. If the template rejects a system message, it is put in front of
+    the first user message. Control tokens spelled out in a message, a tool or the arguments of a
+    call stay plain text, so quoting one cannot end a turn. Raises as ``render_messages`` does.
+    """
+    conversation = _Conversation(model, messages, **options)
+    parts, begun = conversation.parts(), conversation.begun
+    inside = _unclosed_opening(begun, conversation.opening)
+    has_bos = bool(conversation.bos) and conversation.text.startswith(conversation.bos)
+    if len(parts) == 1 and not _has_control_tokens(model, begun):
+        text = parts[0][0] + begun
+        return ChatPrompt(model.tokenize(text, add_special=not has_bos, parse_special=True), inside)
     # In the begun reply, only the marks of reasoning are control tokens.
-    for i, part in enumerate(_split_at_marks(begun, opening)):
-        tokens += model.tokenize(part, add_special=False, parse_special=i % 2 == 0)
+    marks = _split_at_marks(begun, conversation.opening)
+    parts += [(part, i % 2 == 0) for i, part in enumerate(marks)]
+    tokens = []
+    for i, (part, is_template) in enumerate(parts):
+        add_special = i == 0 and not has_bos
+        tokens += model.tokenize(part, add_special=add_special, parse_special=is_template)
     return ChatPrompt(tokens, inside)
 
 
@@ -187,11 +356,23 @@ def _split_at_marks(text: str, opening: str) -> tuple[str, ...]:
     return text[:start], text[start:end], text[end:answer], text[answer:]
 
 
-_PLACEHOLDER = re.compile("\ue000([0-9]+)\ue001")  # private-use characters
+# Private-use characters. The quotation mark shows whether the template turned the text into JSON.
+_PLACEHOLDER = re.compile('\ue000([0-9]+)(\\\\*)"\ue001')
 
 
-def _placeholder(i: int) -> str:
-    return f"\ue000{i}\ue001"
+def _mark(value: Any, model: Model, quoted: list[str]) -> Any:
+    """A JSON value with a placeholder for each string that spells out control tokens, which are
+    added to ``quoted``."""
+    if isinstance(value, Mapping):
+        keys = [key if key.isidentifier() else _mark(key, model, quoted) for key in value]
+        values = [_mark(item, model, quoted) for item in value.values()]
+        return dict(zip(keys, values, strict=True))
+    if isinstance(value, list | tuple):
+        return [_mark(item, model, quoted) for item in value]
+    if isinstance(value, str) and ("\ue000" in value or _has_control_tokens(model, value)):
+        quoted.append(value)
+        return f'\ue000{len(quoted) - 1}"\ue001'
+    return value
 
 
 def _has_control_tokens(model: Model, text: str) -> bool:

@@ -65,7 +65,7 @@ def without_turns(messages: Sequence[Message], n: int) -> list[Message]:
 def _starts(messages: Sequence[Message]) -> list[int]:
     """Indices where turns start. A greeting by the assistant before them counts as a turn."""
     roles = [message.get("role") for message in messages]
-    first = next((i for i, role in enumerate(roles) if role != "system"), 0)
+    first = next((i for i, role in enumerate(roles) if role not in ("system", "developer")), 0)
     return [first, *(i for i, role in enumerate(roles) if role == "user" and i > first)]
 
 

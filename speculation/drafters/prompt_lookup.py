@@ -26,6 +26,7 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
+from speculation.drafting.draft_length import round_length
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.ngram_index import LONGEST_CONTEXT, NgramIndex
 from speculation.ranges import check_ranges
@@ -207,7 +208,7 @@ class PromptLookup(Drafter):
         floor = budget.min_path_prob or params.p_min
         probs = self._estimates.chain_probs(lookup.kinds(max_length), 1.0, floor)
         if not budget.min_path_prob:
-            del probs[_round_length(len(probs)) :]
+            del probs[round_length(len(probs)) :]
         if probs:
             tree.add_chain(0, copied[: len(probs)], probs)
         if params.branches > 1 and len(matches) > 1 and self._estimates.prob(_RIVAL_KIND) >= floor:
@@ -290,15 +291,6 @@ class PromptLookup(Drafter):
         for p in positions:
             counts[index.tokens[p]] = counts.get(index.tokens[p], 0) + 1
         return sorted(matches, key=lambda match: -counts[index.tokens[match.position]])
-
-
-def _round_length(length: int) -> int:
-    """Round down to 1, 3, 7, 15, …: with the root, a power of two rows.
-
-    llama.cpp reuses its compute graph between batches of the same size; a change costs as much as
-    one or two rows.
-    """
-    return (1 << (length + 1).bit_length() - 1) - 1
 
 
 def _make(params: PromptLookupParams, resources: Resources) -> PromptLookup:

@@ -29,6 +29,7 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
+from speculation.drafting.draft_length import round_length
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.suffix_index import (
     LENGTHS,
@@ -233,7 +234,7 @@ class Suffix(Drafter):
         floor = budget.min_path_prob or params.p_min
         probs = self._estimates.chain_probs(lookup.kinds(max_length), 1.0, floor)
         if not budget.min_path_prob:
-            del probs[_round_length(len(probs)) :]
+            del probs[round_length(len(probs)) :]
         if not probs:
             return
         drafted = lookup.lead[: len(probs)]
@@ -347,15 +348,6 @@ class Suffix(Drafter):
         )
         lookup.context = index.common_context(positions[lookup.chosen], tail, n)
         return lookup
-
-
-def _round_length(length: int) -> int:
-    """Round down to 1, 3, 7, 15, …: with the root, a power of two rows.
-
-    llama.cpp reuses its compute graph between batches of the same size; a change costs as much as
-    one or two rows.
-    """
-    return (1 << (length + 1).bit_length() - 1) - 1
 
 
 def _make(params: SuffixParams, resources: Resources) -> Suffix:

@@ -43,9 +43,9 @@ def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
 ) -> None:
     assert cli.main([]) == 0
     assert "usage: speculation COMMAND" in capsys.readouterr().out
-    assert cli.main(["serve"]) == 2
+    assert cli.main(["talk"]) == 2
     assert capsys.readouterr().err == (
-        "speculation: unknown command 'serve'; use chat, bench, train or models\n"
+        "speculation: unknown command 'talk'; use chat, serve, bench, train or models\n"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batching.errors import CannotRewind
+from batching.errors import CannotRewind, InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
@@ -46,6 +46,9 @@ SAMPLINGS = {
     "biased": SamplingParams(temperature=1.0, seed=6, logit_bias={270: 4.0, 271: float("-inf")}),
     "grammar": SamplingParams(grammar='root ::= ("the " | "cat " | "dog ")+'),
     "seeded grammar": SamplingParams(temperature=1.0, seed=8, grammar="root ::= [a-f]+"),
+    "seeded lazy grammar": SamplingParams(
+        temperature=1.0, seed=8, grammar="root ::= [a-f]+", grammar_triggers=("[c-f]",)
+    ),
 }
 
 
@@ -336,3 +339,19 @@ def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -
         abandoned.close()
         tokens = engine.resources.memory.index.tokens().tolist()
         assert tokens == [*abandoned.prompt, *abandoned.token_ids, -1]
+
+
+def test_a_prediction_is_drafted_and_changes_nothing(engine: Engine) -> None:
+    plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
+    for prediction in (plain.text, plain.token_ids):
+        found = engine.generate(
+            PROMPT, method="prediction", prediction=prediction, max_tokens=40
+        ).run()
+        assert found.token_ids == plain.token_ids
+    assert found.stats.n_accepted > 30
+    after = engine.generate(PROMPT, method="prediction", max_tokens=40).run()
+    assert (after.token_ids, after.stats.n_drafted) == (plain.token_ids, 0)
+    with pytest.raises(
+        InvalidParameter, match="the prediction has tokens from -1 to 5; this model"
+    ):
+        engine.generate(PROMPT, prediction=[-1, 5])

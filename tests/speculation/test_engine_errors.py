@@ -82,7 +82,9 @@ def test_an_invalid_prompt_token_or_character_is_refused(engine: Engine) -> None
 
 
 def test_an_unknown_role_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match=r"needs a role \(system, user, assistant\)"):
+    with pytest.raises(
+        InvalidParameter, match=r"needs a role \(system, user, assistant, developer, tool\)"
+    ):
         engine.chat([{"role": "robot", "content": "beep"}])
 
 

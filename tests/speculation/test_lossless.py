@@ -102,6 +102,9 @@ METHODS = (
     "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
     "prompt-lookup:order=first,adaptive=off",
     "prompt-lookup:order=recent,max_ngram=2",
+    "prediction",
+    "prediction:p_min=0.02,draft_max=5",
+    "auto:sources=prediction+suffix",
     "suffix",
     "suffix:memory=off,p_min=0.1,branches=4",
     "suffix:p_min=0.02,branches=6,draft_max=5",
@@ -144,7 +147,17 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
             *parse_method("prompt-lookup:branches=3").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
-    return parse_method(load_method_file(method)).drafters(resources(n_rewind))
+    shared = resources(n_rewind)
+    if "prediction" in method:
+        shared.prediction = edited(plain_text(seed), seed)
+    return parse_method(load_method_file(method)).drafters(shared)
+
+
+def edited(text: list[int], seed: int) -> tuple[int, ...]:
+    """``text`` with some tokens left out, and others in between."""
+    rng = random.Random(seed)
+    kept = [token for token in text if rng.random() < 0.9]
+    return tuple(t for token in kept for t in ((token, token // 2) if token == 3 else (token,)))
 
 
 def run(
@@ -259,6 +272,12 @@ def test_a_target_with_limited_rewind_still_gains_from_drafts() -> None:
     for method in ("auto", "draft", "medusa", "eagle-2"):
         steps = [run(method, seed, n_rewind=4)[1] for seed in range(50)]
         assert sum(s.n_tokens for s in steps) > 1.2 * sum(s.n_steps for s in steps), method
+
+
+def test_predicted_tokens_are_often_accepted() -> None:
+    for method in ("prediction", "auto:sources=prediction+suffix"):
+        steps = [run(method, seed)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
 
 
 def test_random_trees_are_often_accepted() -> None:

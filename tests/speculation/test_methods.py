@@ -282,7 +282,10 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
         ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
         ("prompt-lookup:order=best", "order is 'best'; give one of longest, recent"),
         ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
-        ("auto:sources=all+draft", "sources contains 'all'; give all, or some of suffix"),
+        (
+            "auto:sources=all+draft",
+            "sources contains 'all'; give all, or some of prediction, suffix",
+        ),
         ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
         ("ar:x=1", "ar has no parameter 'x'; it has none"),
     ],

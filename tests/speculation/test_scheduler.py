@@ -103,10 +103,23 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     assert n_tokens[0] >= n_ctx // 4 - 64 and sum(n_tokens) <= n_ctx
 
 
+def test_a_prediction_is_that_of_its_own_text_alone(parallel: ParallelEngine) -> None:
+    prompts = (PROMPT, "a dog", PROMPT)
+    plain = parallel.generate_batch(prompts, method="ar", max_tokens=40)
+    predictions = (plain[0].token_ids, plain[1].token_ids, ())
+    running = [
+        parallel.submit(prompt, method="prediction", prediction=prediction, max_tokens=40)
+        for prompt, prediction in zip(prompts, predictions, strict=True)
+    ]
+    assert [one.run().token_ids for one in running] == [one.token_ids for one in plain]
+    assert [one.stats.n_accepted > 30 for one in running] == [True, True, False]
+    assert running[2].stats.n_drafted == 0
+
+
 def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
     running = parallel.submit(PROMPT, method="ar", max_tokens=60)
     wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
-    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 16"):
+    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 32"):
         wrong.run()
     with pytest.raises(InvalidParameter, match="method medusa reads the model's states, which"):
         parallel.submit(PROMPT, method="medusa", max_tokens=5).run()

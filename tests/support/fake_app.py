@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Iterator
-from functools import partial
 
+from fastapi import FastAPI
+
+from app import server
+from app.guard import LARGEST_BODY, Guard, Names
 from app.page import ui
-from app.page.guard import LARGEST_BODY, Guard
 from app.worker.messages import ChatRequest, Event, ModelSpec, Text
 from tests.support.fake_backend import DONE, FakeBackend
 
@@ -27,10 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--largest-body", type=int, default=LARGEST_BODY)
     flags = parser.parse_args()
-    vars(ui)["Guard"] = partial(Guard, largest=flags.largest_body)
-    page = ui.build(TwiceAsFast(), ModelSpec("m.gguf"), "guess")
-    url = ui.launch(page, "127.0.0.1", prevent_thread_lock=True)
-    print(url, flush=True)
+    app = FastAPI()
+    ui.mount(app, ui.build(TwiceAsFast(), ModelSpec("m.gguf"), "guess"))
+    listening = server.bind("127.0.0.1", None)
+    server.serve(Guard(app, Names("127.0.0.1"), largest=flags.largest_body), listening)
+    print(server.address("127.0.0.1", listening), flush=True)
     while True:
         time.sleep(3600)
 

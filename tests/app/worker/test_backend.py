@@ -51,8 +51,8 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("long") / "long.gguf", n_ctx=32768)
 
 
-def spec(path: Path | str, n_ctx: int = 0) -> ModelSpec:
-    return ModelSpec(str(path), n_ctx=n_ctx, n_threads=1, flash_attn="off")
+def spec(path: Path | str, n_ctx: int = 0, parallel: int = 1) -> ModelSpec:
+    return ModelSpec(str(path), n_ctx, n_threads=1, flash_attn="off", parallel=parallel)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_stop_ends_a_reply_and_leaves_the_model_ready(backend: LocalBackend) -> 
 def test_an_abandoned_reply_ends(backend: LocalBackend) -> None:
     events = backend.reply(request("hi", sampling=ENDLESS))
     next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
 
 
@@ -130,6 +130,20 @@ def test_a_second_reply_waits_its_turn_and_says_so(backend: LocalBackend) -> Non
     backend.stop("one")
     assert isinstance(list(second)[-1], Done)
     assert isinstance(list(first)[-1], Done)
+
+
+def test_as_many_replies_as_there_are_places_run_at_once(tiny_model: Path) -> None:
+    backend = LocalBackend()
+    assert isinstance(list(backend.load(spec(tiny_model, parallel=2)))[-1], Loaded)
+    running = [backend.reply(request("hi", str(i), sampling=ENDLESS)) for i in range(3)]
+    for events in running[:2]:
+        assert not isinstance(next(events), Waiting)
+    assert next(running[2]) == Waiting(1)
+    for event in running[0]:  # noqa: B007
+        backend.stop("0")
+    assert isinstance(event, Done)
+    assert isinstance(next(running[2]), Prefill)
+    assert backend.close()
 
 
 def test_a_reply_that_waits_for_a_load_says_so(long_model: Path) -> None:
@@ -206,8 +220,8 @@ def test_stopping_a_load_during_measuring_restores_the_old_model(
     other = write_tiny_gguf(tmp_path / "other.gguf")
     job = StoppedWhenMeasuring("", lambda job: None, stopped)
     slot.load(job, spec(other))
-    job.end()
-    assert [*iter(job.events.get, None)][-1] == stopped
+    job.events.put(None)
+    assert [*job.events][-1] == stopped
     assert slot.status.model is not None
     assert slot.status.model.spec == spec(tiny_model)
     slot.close()
@@ -228,7 +242,8 @@ def test_stopping_a_load_while_weights_are_read_restores_the_old_model(
     assert slot.status.model.spec == spec(tiny_model)
     assert slot.engine is not None
     assert slot.engine.chat("a cat", method="ar", max_tokens=2).run().stats.n_tokens == 2
-    events = [job.events.get() for _ in range(job.events.qsize())]
+    job.events.put(None)
+    events = [*job.events]
     assert events[-1] == stopped
     assert [e.model for e in events if isinstance(e, Loading)][-1] == str(tiny_model)
     slot.close()

@@ -15,24 +15,24 @@ from app.worker.messages import Failed
 from tests.support.paths import ROOT
 
 WEDGED = """
-import time
+import os, signal
 from app import __main__
-from app.worker import jobs, loading
+from app.worker import remote
 
-def load(self, job, spec):
-    while True:
-        time.sleep(1)
+def stopped(self):
+    process = started(self)
+    os.kill(process._process.pid, signal.SIGSTOP)
+    return process
 
-loading.ModelSlot.load = load
-if {seconds}:
-    jobs.JobQueue.close.__defaults__ = ({seconds},)
+started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
+remote.CLOSE_SECONDS = {seconds}
 __main__.main(["--no-browser"])
 """
 
 
 def test_a_queue_closes_in_bounded_time_whatever_its_job_does() -> None:
     go = threading.Event()
-    queue = JobQueue()
+    queue = JobQueue(lambda: 1)
 
     def wait(_: Job) -> None:
         go.wait()
@@ -40,7 +40,7 @@ def test_a_queue_closes_in_bounded_time_whatever_its_job_does() -> None:
     job = Job("", wait, Failed("stopped"))
     events = queue.run(job)
     threading.Thread(target=lambda: list(events), daemon=True).start()
-    while queue._running is None:
+    while not queue._running:
         pass
     assert queue.close(0.1) is False
     go.set()

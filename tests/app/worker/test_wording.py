@@ -8,7 +8,7 @@ import warnings
 import gradio as gr
 
 from app.worker.messages import ModelSpec
-from app.worker.wording import FIELDS, in_page
+from app.worker.wording import FIELDS, with_labels
 from batching.errors import ContextError
 from speculation.system.console import FLAGS, worded
 from tests.support.fake_backend import FakeBackend
@@ -23,7 +23,7 @@ def test_errors_call_a_setting_by_its_fields_label() -> None:
     error = ContextError(
         "200 tokens; lower {n_ctx} or use {kv_type} q8_0", settings=("n_ctx", "kv_type")
     )
-    assert in_page(error) == "200 tokens; lower “Context” under Model or use --kv-type q8_0"
+    assert with_labels(error) == "200 tokens; lower “Context” under Model or use --kv-type q8_0"
     assert worded(error) == "200 tokens; lower --ctx or use --kv-type q8_0"
     assert str(error) == "200 tokens; lower n_ctx or use kv_type q8_0"
 

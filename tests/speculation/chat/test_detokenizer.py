@@ -82,7 +82,7 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     assert reply.take([3, 6]) == (1, "stop")
     assert [token.text for token in reply.release(1, 1)] == ["", ""]
     assert reply.shown == "Hel"
-    assert reply.stopped
+    assert reply.stopped_by
 
 
 def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:

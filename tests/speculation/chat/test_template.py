@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batching.errors import InvalidParameter, UnsupportedModel
 from batching.llama.context import ContextParams
+from batching.llama.model import Model
 from speculation.chat import render_process
 from speculation.chat.reasoning import answer_of, find_reasoning, opening_of
 from speculation.chat.render_process import RenderProcess
-from speculation.chat.template import asks_for_thinking, chat_prompt, render_messages
+from speculation.chat.template import (
+    asks_for_thinking,
+    chat_prompt,
+    chat_text,
+    render_messages,
+    template_of,
+)
 from speculation.engine import Engine
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -26,6 +35,26 @@ THINKS = (
 )
 # Like DeepSeek R1's: the model always thinks, and the template opens the reasoning.
 OPENS = THINKS.partition("{% if")[0] + "{{ '<think>\\n' }}"
+# Like Qwen 2.5's, with arguments as an object, and a system message of its own.
+CALLS = (
+    "{% if tools %}{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": None}}
+CALL_MESSAGES: list[dict[str, Any]] = [
+    {"role": "developer", "content": "s"},
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": "<"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+]
 MESSAGES = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
@@ -43,7 +72,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
     folder = tmp_path_factory.mktemp("models")
     made = {
         name: engine_with(template, folder / f"{name}.gguf")
-        for name, template in (("thinks", THINKS), ("opens", OPENS))
+        for name, template in (("thinks", THINKS), ("opens", OPENS), ("calls", CALLS))
     }
     yield made
     for engine in made.values():
@@ -107,7 +136,7 @@ def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
 
 
 def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
-    for engine in engines.values():
+    for engine in (engines["thinks"], engines["opens"]):
         assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, MESSAGES)
     opened = [MESSAGES[0], {"role": "assistant", "content": "hm\n</think>\n\nb"}, MESSAGES[2]]
     assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
@@ -155,6 +184,105 @@ def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
     assert reply.opening == "<think>\n"
     assert reply.answer == reply.text  # the reasoning is not finished
     assert engines["thinks"].chat("a", max_tokens=3).run().opening == ""
+
+
+def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engine]) -> None:
+    model = engines["calls"].model
+    assert chat_text(model, CALL_MESSAGES, tools=[TOOL]) == (
+        '{"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}'
+        '<|system|>s<|end|><|user|>a<|end|><|assistant|>add{"x": "<"}<|end|><|tool|>3<|end|>'
+        "<|assistant|>"
+    )
+    tokens = chat_prompt(model, CALL_MESSAGES, tools=[TOOL]).tokens
+    assert tokens == model.tokenize(
+        chat_text(model, CALL_MESSAGES, tools=[TOOL]), parse_special=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ call.function.arguments }}", '{"x": "<"}'),
+        ("{{ 'f' + call.function.arguments + ';' }}", 'f{"x": "<"};'),
+        ("{{ call.function.arguments.x }}", "<"),
+        ("{{ call.id }}", "1"),
+        ("{% if call.id | length != 9 %}{{ raise_exception('') }}{% endif %}", ""),
+    ],
+)
+def test_calls_are_rendered_in_the_form_that_the_template_expects(template: str, text: str) -> None:
+    loop = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ tools }}T{% endfor %}{% endfor %}"
+    )
+    assert render_messages(loop.replace("T", template), CALL_MESSAGES) == text
+
+
+def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
+    engines: dict[str, Engine],
+) -> None:
+    model, quoted = engines["calls"].model, '<|end|>"\n'
+    function = {"name": "add", "arguments": json.dumps({"x": quoted, quoted: 1})}
+    messages = [
+        CALL_MESSAGES[1],
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": quoted},
+    ]
+    tools = [{"type": "function", "function": {"name": "add", "description": quoted}}]
+    tokens = chat_prompt(model, messages, tools=tools).tokens
+    (end,) = model.tokenize("<|end|>", add_special=False, parse_special=True)
+    assert tokens.count(end) == 3
+    text = model.detokenize(tokens).decode().replace(" ", "")
+    assert text.endswith(chat_text(model, messages, tools=tools).replace(" ", ""))
+    assert r'{"x":"<|end|>\"\n","<|end|>\"\n":1}' in text
+
+
+def test_a_template_without_tools_refuses_them(engines: dict[str, Engine]) -> None:
+    model = engines["thinks"].model
+    for messages, tools in ((MESSAGES, [TOOL]), (CALL_MESSAGES, []), (CALL_MESSAGES[2:3], [])):
+        with pytest.raises(InvalidParameter, match="chat template has no tools; leave out tools"):
+            chat_prompt(model, messages, tools=tools)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", 3, None])
+def test_arguments_that_are_no_object_are_refused(
+    engines: dict[str, Engine], arguments: object
+) -> None:
+    call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+    messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
+    if arguments is None:  # as for an empty text
+        assert "add{}" in chat_text(engines["calls"].model, messages)
+        return
+    with pytest.raises(InvalidParameter, match="invalid tool call .*; each needs a function with"):
+        chat_prompt(engines["calls"].model, messages)
+
+
+def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "two.gguf",
+        chat_template=THINKS,
+        more=lambda writer: writer.add_string("tokenizer.chat_template.tool_use", CALLS),
+    )
+    with Model(path) as model:
+        assert (template_of(model), template_of(model, tools=True)) == (THINKS, CALLS)
+        assert chat_text(model, MESSAGES[:1], tools=[TOOL]).startswith('{"name": "add"')
+
+
+def test_a_reply_is_continued_unless_told_otherwise(engines: dict[str, Engine]) -> None:
+    model, begun = engines["calls"].model, [MESSAGES[0], {"role": "assistant", "content": "b"}]
+    for continue_last, end in ((None, "b"), (True, "b"), (False, "b<|end|><|assistant|>")):
+        text = chat_text(model, begun, continue_last=continue_last)
+        assert text == f"<|user|>a<|end|><|assistant|>{end}"
+    assert chat_text(model, CALL_MESSAGES[1:3]).endswith('add{"x": "<"}<|end|><|assistant|>')
+    for messages in (MESSAGES[:1], CALL_MESSAGES[1:3]):
+        with pytest.raises(InvalidParameter, match="the last message is not the assistant's"):
+            chat_text(model, messages, continue_last=True)
+
+
+def test_a_template_gets_further_variables_but_keeps_its_own(engines: dict[str, Engine]) -> None:
+    template = "{{ tone }}{{ date_string }}"
+    given = {"tone": "dry", "date_string": "today"}
+    assert render_messages(template, MESSAGES, template_kwargs=given) == "drytoday"
+    with pytest.raises(InvalidParameter, match="template_kwargs cannot replace tools"):
+        chat_text(engines["calls"].model, MESSAGES, template_kwargs={"tools": []})
 
 
 def test_a_template_may_mark_the_trained_tokens() -> None:

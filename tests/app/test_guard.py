@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.page.guard import LARGEST_BODY, POLICY, Names
+from app.guard import LARGEST_BODY, POLICY, Names
 from tests.app.browser.chat import served
 
 EVIL = "evil.example"

@@ -1,0 +1,22 @@
+"""JSON for the endpoint: compact, and without the infinities that JSON does not have."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def finite(value: Any) -> Any:
+    """The value with None for every infinity, as llama-server gives it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,291 @@
+"""llama-server's own routes, so that its clients work here unchanged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.api.errors import ApiError, error_body
+from app.api.facts import timings, token_logprobs
+from app.api.json_text import finite
+from app.api.replies import Gathered, Run, answer, while_connected
+from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
+from app.api.service import FINGERPRINT, Service, streamed
+from app.worker.messages import (
+    ChatRequest,
+    Detokenize,
+    Done,
+    EngineReport,
+    Event,
+    LoadedModel,
+    Render,
+    Report,
+    Text,
+    Tokenize,
+)
+from speculation.sampling import SamplingParams
+
+
+def routes(service: Service) -> APIRouter:
+    """The routes, of ``service``."""
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/v1/health")
+    async def health() -> Response:
+        try:
+            service.model()
+        except ApiError as error:
+            return JSONResponse(error_body(error.message, 503), 503)
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/v1/models")
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        model = service.model()
+        return {"object": "list", "data": [_model(service, model)]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        loaded = service.model()
+        if name != service.name():
+            raise ApiError(f"no model {name!r:.80} is loaded; this is {service.name()}", 404)
+        return _model(service, loaded)
+
+    @router.get("/props")
+    async def props() -> dict[str, Any]:
+        loaded = service.model()
+        request = ChatRequest("", sampling={**service.sampling})
+        return {
+            "default_generation_settings": {
+                "params": finite(settings(request, service)),
+                "n_ctx": loaded.n_ctx,
+            },
+            "total_slots": service.facts.parallel,
+            "model_alias": service.name(),
+            "model_path": service.facts.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": service.facts.chat_template,
+            "bos_token": service.facts.bos,
+            "eos_token": service.facts.eos,
+            "build_info": FINGERPRINT,
+            "methods": [
+                {
+                    "name": info.name,
+                    "title": info.title,
+                    "parameters": [
+                        {"name": one.name, "default": one.default, "description": one.help}
+                        for one in info.parameters
+                    ],
+                }
+                for info in service.backend.methods()
+            ],
+        }
+
+    @router.get("/slots")
+    async def slots() -> list[dict[str, Any]]:
+        loaded = service.model()
+        report: EngineReport = await answer(service.backend, Report())
+        return [
+            {
+                "id": number,
+                "n_ctx": loaded.n_ctx,
+                "is_processing": number < len(report.running),
+                **({"id_task": report.running[number]} if number < len(report.running) else {}),
+            }
+            for number in range(service.facts.parallel)
+        ]
+
+    @router.post("/tokenize")
+    async def tokenize(asked: Tokenization) -> dict[str, Any]:
+        question = Tokenize(asked.content, asked.add_special, asked.parse_special)
+        tokens = await answer(service.backend, question)
+        if not asked.with_pieces:
+            return {"tokens": [token for token, _ in tokens]}
+        return {"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in tokens]}
+
+    @router.post("/detokenize")
+    async def detokenize(asked: Detokenization) -> dict[str, Any]:
+        n_vocab = service.facts.n_vocab
+        unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
+        if unknown:
+            raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
+        return {"content": await answer(service.backend, Detokenize(tuple(asked.tokens)))}
+
+    @router.post("/apply-template")
+    async def apply_template(asked: ChatCompletion) -> dict[str, Any]:
+        request = (await service.chat_requests(asked))[0]
+        prompt, _ = await answer(service.backend, Render(request))
+        return {"prompt": prompt}
+
+    @router.post("/completion")
+    @router.post("/completions")
+    async def complete(asked: Completion, http: Request) -> Response:
+        requests, is_list = await service.completion_requests(asked)
+        run = service.run(requests)
+        if asked.stream:
+            return streamed(http, _chunks(service, asked, run, await run.started()))
+        await while_connected(http, run.finish())
+        found = [
+            await _whole(service, asked, request, number, gathered)
+            for number, (request, gathered) in enumerate(zip(requests, run.choices, strict=True))
+        ]
+        return JSONResponse(finite(found if is_list else found[0]))
+
+    return router
+
+
+async def _chunks(
+    service: Service,
+    asked: Completion,
+    run: Run,
+    events: AsyncGenerator[tuple[int, Event], None],
+) -> AsyncGenerator[dict[str, Any], None]:
+    async for number, event in events:
+        gathered = run.choices[number]
+        progress = gathered.progress(event)
+        if asked.return_progress and progress is not None:
+            head = {"index": number, "content": "", "tokens": [], "stop": False}
+            yield {**head, "prompt_progress": progress}
+        if isinstance(event, Text):
+            chunk: dict[str, Any] = {
+                "index": number,
+                "content": "".join(text for text, _ in event.pieces),
+                "tokens": list(event.ids),
+                "stop": False,
+                "id_slot": number,
+                "tokens_predicted": len(gathered.ids),
+                "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
+            }
+            if event.chances:
+                chunk["completion_probabilities"] = token_logprobs(event.chances, ids=True)
+            yield chunk
+        elif isinstance(event, Done):
+            whole = await _whole(service, asked, run.requests[number], number, gathered)
+            yield {**whole, "content": "", "tokens": []}
+
+
+async def _whole(
+    service: Service, asked: Completion, request: ChatRequest, number: int, gathered: Gathered
+) -> dict[str, Any]:
+    """The answer for one prompt; ``response_fields`` may select parts of it."""
+    done = gathered.done
+    assert done is not None
+    text = gathered.text
+    found: dict[str, Any] = {
+        "index": number,
+        "content": text,
+        "tokens": gathered.ids if asked.return_tokens else [],
+        "id_slot": number,
+        "stop": True,
+        "model": service.name(),
+        "tokens_predicted": done.n_tokens,
+        "tokens_evaluated": done.n_prompt,
+        "generation_settings": settings(request, service),
+        "prompt": await _prompt(service, request),
+        "has_new_line": "\n" in text,
+        "truncated": done.finish_reason == "context",
+        "stop_type": _stop_type(done),
+        "stopping_word": done.stop_string,
+        "tokens_cached": done.n_prompt + done.n_tokens - 1,
+        "timings": timings(done),
+    }
+    if request.logprobs is not None:
+        found["completion_probabilities"] = token_logprobs(gathered.chances, ids=True)
+    if not asked.response_fields:
+        return found
+    selected = {path: _at(found, path) for path in asked.response_fields}
+    return {path: value for path, value in selected.items() if value is not None}
+
+
+async def _prompt(service: Service, request: ChatRequest) -> str:
+    """The prompt as the model reads it."""
+    if request.prompt and all(isinstance(part, str) for part in request.prompt):
+        tokens = await answer(service.backend, Tokenize(str(request.prompt[0]), add_special=True))
+        ids = [token for token, _ in tokens]
+        return str(await answer(service.backend, Detokenize(tuple(ids))))
+    ids = [part for part in request.prompt if isinstance(part, int)]
+    return str(await answer(service.backend, Detokenize(tuple(ids))))
+
+
+def _at(found: Mapping[str, Any], path: str) -> Any:
+    value: Any = found
+    for name in path.split("/"):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _stop_type(done: Done) -> str:
+    if done.finish_reason == "stop":
+        return "word" if done.stop_string else "eos"
+    return "limit" if done.finish_reason in ("length", "context") else "none"
+
+
+def settings(request: ChatRequest, service: Service) -> dict[str, Any]:
+    """The request's settings with llama-server's names."""
+    params = SamplingParams(**{**request.sampling, "json_schema": None, "grammar": None})
+    names = {
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "typical_p": "typical_p",
+        "xtc_probability": "xtc_probability",
+        "xtc_threshold": "xtc_threshold",
+        "repeat_penalty": "repeat_penalty",
+        "repeat_last_n": "penalty_last_n",
+        "presence_penalty": "presence_penalty",
+        "frequency_penalty": "frequency_penalty",
+        "dry_multiplier": "dry_multiplier",
+        "dry_base": "dry_base",
+        "dry_allowed_length": "dry_allowed_length",
+        "dry_penalty_last_n": "dry_last_n",
+        "mirostat": "mirostat",
+        "mirostat_tau": "mirostat_tau",
+        "mirostat_eta": "mirostat_eta",
+    }
+    n_predict = -1 if request.max_tokens is None else request.max_tokens
+    return {
+        "seed": service.sampling.get("seed", 2**32 - 1) if not request.id else params.seed,
+        **{name: getattr(params, own) for name, own in names.items()},
+        "dynatemp_range": 0.0,
+        "top_n_sigma": -1.0,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "stop": list(request.stop),
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
+        "n_probs": request.logprobs or 0,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in params.logit_bias.items()],
+        "grammar": request.sampling.get("grammar") or "",
+        "speculation": request.method,
+    }
+
+
+def _model(service: Service, loaded: LoadedModel) -> dict[str, Any]:
+    return {
+        "id": service.name(),
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "speculation",
+        "meta": {
+            "n_vocab": service.facts.n_vocab,
+            "n_ctx": loaded.n_ctx,
+            "n_ctx_train": service.facts.n_ctx_train,
+            "n_embd": service.facts.n_embd,
+            "n_params": service.facts.n_params,
+            "size": service.facts.n_bytes,
+        },
+    }
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes where they are part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

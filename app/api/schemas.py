@@ -1,0 +1,361 @@
+"""Requests of the endpoint, as pydantic models. Fields that are not named here are ignored."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from app.api.errors import ApiError
+
+MOST_CHOICES = 64
+MOST_LOGPROBS = 100
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class Speculation(BaseModel, extra="allow"):
+    """How drafts are made: a method and its parameters, as on the command line."""
+
+    method: str = "auto"
+
+    def spelled(self) -> str:
+        """As ``parse_method`` takes it."""
+        given = {k: v for k, v in (self.model_extra or {}).items() if v is not None}
+        if not given:
+            return self.method
+        pairs = ",".join(f"{name}={_value(value)}" for name, value in given.items())
+        return f"{self.method}{',' if ':' in self.method else ':'}{pairs}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return "+".join(str(item) for item in value)
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise ApiError(f"a parameter of speculation is {value!r:.60}; give a number, text or boolean")
+
+
+class Sampling(BaseModel):
+    """What OpenAI's and llama-server's requests have in common. None = the server's default."""
+
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    seed: int | None = None
+    stop: Texts = []
+    logit_bias: dict[str, float | Literal[False]] | list[tuple[int | str, Any]] | None = None
+    ignore_eos: bool = False
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    speculation: Speculation = Speculation()
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool = False
+    # What would change the text and is not done here is refused.
+    dynatemp_range: float = 0.0
+    top_n_sigma: float = -1.0
+    adaptive_target: float = -1.0
+    lora: list[Any] = []
+
+    @model_validator(mode="after")
+    def _is_done_here(self) -> Sampling:
+        if self.dynatemp_range > 0 or self.top_n_sigma > 0 or self.adaptive_target >= 0:
+            raise ValueError("dynatemp_range, top_n_sigma and adaptive_target are not supported")
+        if self.lora:
+            raise ValueError("lora is not supported")
+        return self
+
+    def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of ``SamplingParams``, but for ``logit_bias``; a missing seed is drawn."""
+        names = {
+            "repeat_last_n": "penalty_last_n",
+            "dry_penalty_last_n": "dry_last_n",
+            "dry_sequence_breakers": "dry_breakers",
+        }
+        fields = (
+            "temperature top_p top_k min_p typical_p xtc_probability xtc_threshold "
+            "presence_penalty frequency_penalty repeat_penalty repeat_last_n dry_multiplier "
+            "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat "
+            "mirostat_tau mirostat_eta grammar json_schema"
+        ).split()
+        given = {names.get(name, name): getattr(self, name) for name in fields}
+        found = {**defaults, **{k: v for k, v in given.items() if v is not None}}
+        if "dry_breakers" in found:
+            found["dry_breakers"] = tuple(found["dry_breakers"])
+        if not found.get("grammar"):
+            found.pop("grammar", None)
+        if found["temperature"] < 0:  # llama-server: greedy
+            found["temperature"] = 0.0
+        seed = self.seed if self.seed is not None else defaults.get("seed", -1)
+        found["seed"] = secrets.randbelow(2**32 - 1) if seed < 0 else seed % (2**32 - 1)
+        return found
+
+    def biases(self) -> list[tuple[int | str, float]]:
+        """``logit_bias`` as pairs of a token or a text, and what is added to its logit."""
+        if self.logit_bias is None:
+            return []
+        given = self.logit_bias
+        pairs = given.items() if isinstance(given, dict) else given
+        found: list[tuple[int | str, float]] = []
+        for key, bias in pairs:
+            token = int(key) if isinstance(key, str) and key.isdecimal() else key
+            value = float("-inf") if bias is False or bias is None else float(bias)
+            found.append((token, value))
+        return found
+
+
+class JsonSchema(BaseModel):
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @property
+    def required(self) -> dict[str, Any] | None:
+        """The schema that the reply must have, if any."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise ApiError("response_format has type json_schema but no json_schema; give one")
+            return self.json_schema.schema_
+        return self.schema_ if self.schema_ is not None else {"type": "object"}
+
+
+class ContentPart(BaseModel):
+    type: str
+    text: str | None = None
+
+
+def _content(value: Any) -> Any:
+    """The text of a content that may come in parts."""
+    if isinstance(value, list):
+        parts = [ContentPart.model_validate(part) for part in value]
+        for part in parts:
+            if part.type not in ("text", "input_text", "refusal") or part.text is None:
+                raise ValueError(f"a part of type {part.type!r} is not supported; send text")
+        return "\n".join(part.text or "" for part in parts)
+    return value
+
+
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    id: str = ""
+    type: str = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message of the role {self.role} needs content")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The message as the chat template gets it."""
+        found = self.model_dump(exclude_none=True)
+        return {"content": "", **found} if self.content is None else found
+
+
+class Function(BaseModel):
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    name: str
+
+
+class NamedTool(BaseModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Prediction(BaseModel):
+    type: Literal["content"] = "content"
+    content: Annotated[str, BeforeValidator(_content)]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatCompletion(Sampling):
+    """``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    prediction: Prediction | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> ChatCompletion:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError(
+                "add_generation_prompt and continue_final_message exclude each other; set one"
+            )
+        roles = [message.role for message in self.messages]
+        if any(a == b == "assistant" for a, b in pairwise(roles)):
+            raise ValueError("two messages of the assistant follow each other; join them")
+        return self
+
+    @property
+    def n_probs(self) -> int | None:
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
+
+    @property
+    def limit(self) -> int | None:
+        return limited(self.max_completion_tokens if self.max_tokens is None else self.max_tokens)
+
+
+class JsonPrompt(BaseModel):
+    prompt_string: str
+    multimodal_data: list[str] | str | None = None
+
+    @model_validator(mode="after")
+    def _is_text(self) -> JsonPrompt:
+        if self.multimodal_data:
+            raise ValueError("multimodal_data is not supported; send text")
+        return self
+
+
+Prompt = str | JsonPrompt | list[int | str]
+
+
+def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
+    """The prompts of a request, and whether it has a list of them.
+
+    A list of numbers, or of numbers and texts, is one prompt; a list of texts or lists is several.
+    """
+    if isinstance(prompt, list) and not any(isinstance(part, int) for part in prompt):
+        return [_parts(part) for part in prompt], True
+    return [_parts(prompt)], False
+
+
+def _parts(prompt: Any) -> tuple[str | int, ...]:
+    if isinstance(prompt, JsonPrompt):
+        return (prompt.prompt_string,)
+    return (prompt,) if isinstance(prompt, str) else tuple(prompt)
+
+
+def limited(n: int | None) -> int | None:
+    """A limit on tokens, where none and -1 mean no limit."""
+    if n is None or n == -1:
+        return None
+    if n < 0:
+        raise ApiError(f"max_tokens is {n}; give at least 1, or -1 for no limit")
+    return max(1, n)
+
+
+class Completion(Sampling):
+    """``/v1/completions``, and llama-server's ``/completion``."""
+
+    prompt: Prompt | list[str | list[int | str] | JsonPrompt]
+    model: str | None = None
+    max_tokens: int | None = None
+    n_predict: int | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    n_cmpl: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    n_probs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+    stream_options: StreamOptions | None = None
+    return_tokens: bool = False
+    response_fields: list[str] = []
+    post_sampling_probs: bool = False
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Completion:
+        if self.suffix:
+            raise ValueError("suffix is not supported: models are asked to continue a text")
+        if self.post_sampling_probs:
+            raise ValueError("post_sampling_probs is not supported; leave it out for logprobs")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return limited(self.max_tokens if self.n_predict is None else self.n_predict)
+
+
+class Tokenization(BaseModel):
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class Detokenization(BaseModel):
+    tokens: list[int]
+
+
+def as_arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as an object, if they are one."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,186 @@
+"""What the routes share: the backend, the server's settings, and requests put into its terms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from app.api.errors import ApiError, error_body
+from app.api.json_text import dumps
+from app.api.replies import Run, answer
+from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
+from app.worker.backend import AsyncBackend
+from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
+
+FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
+DONE = "[DONE]"
+# llama-server's, so that its clients get the same texts.
+SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+OPEN_ENDED = ("grammar", "json_schema")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a call.
+
+    max_tokens  of a reply, whatever the request says; None = the context
+    seconds     that it may take
+    """
+
+    max_tokens: int | None = None
+    seconds: float = 3600.0
+
+
+@dataclass
+class Service:
+    """The engine as the routes see it.
+
+    alias     the model's name in answers; empty = its name or file name
+    sampling  fields of ``SamplingParams`` where a request has none
+    method    the method where a request names none
+    """
+
+    backend: AsyncBackend
+    alias: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=lambda: dict(SAMPLING))
+    method: str = "auto"
+    limits: Limits = Limits()
+
+    def model(self) -> LoadedModel:
+        """The loaded model. Raises ApiError while there is none."""
+        status = self.backend.status()
+        if status.model is None:
+            if status.loading is not None or status.error is None:
+                raise ApiError("the model is being loaded; try again soon", 503)
+            raise ApiError(f"no model is loaded: {status.error}", 503)
+        return status.model
+
+    @property
+    def facts(self) -> ModelFacts:
+        """More of the loaded model."""
+        return self.backend.status().facts
+
+    def name(self) -> str:
+        """The model's name in answers."""
+        return self.alias or Path(self.model().spec.model).name
+
+    async def chat_requests(self, asked: ChatCompletion) -> list[ChatRequest]:
+        """A request for each choice."""
+        sampling = await self._sampling(asked)
+        if asked.response_format is not None:
+            schema = asked.response_format.required
+            if schema is not None:
+                sampling = {**sampling, "json_schema": schema}
+        choice = asked.tool_choice
+        request = ChatRequest(
+            uuid4().hex,
+            tuple(message.given() for message in asked.messages),
+            self._method(asked),
+            sampling,
+            self._limit(asked.limit),
+            thinking=False if asked.reasoning_effort == "none" else None,
+            leave_out=False,
+            stop=tuple(asked.stop),
+            logprobs=asked.n_probs,
+            tools=tuple(tool.model_dump() for tool in asked.tools),
+            tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            parallel_tool_calls=asked.parallel_tool_calls,
+            template_kwargs=asked.chat_template_kwargs,
+            continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
+            prediction=asked.prediction.content if asked.prediction is not None else "",
+        )
+        return _repeated(request, asked.n)
+
+    async def completion_requests(self, asked: Completion) -> tuple[list[ChatRequest], bool]:
+        """A request for each choice of each prompt, and whether there is a list of prompts."""
+        sampling = await self._sampling(asked)
+        prompts, is_list = prompts_of(asked.prompt)
+        n_probs = asked.n_probs or None
+        requests = [
+            ChatRequest(
+                uuid4().hex,
+                (),
+                self._method(asked),
+                sampling,
+                self._limit(asked.limit),
+                leave_out=False,
+                prompt=prompt,
+                stop=tuple(asked.stop),
+                logprobs=n_probs if asked.logprobs is None else asked.logprobs,
+            )
+            for prompt in prompts
+        ]
+        if not requests:
+            raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
+        n = asked.n_cmpl or asked.n
+        return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
+
+    def run(self, requests: Sequence[ChatRequest]) -> Run:
+        return Run(self.backend, requests, self.limits.seconds)
+
+    def _method(self, asked: Sampling) -> str:
+        given = asked.speculation
+        return given.spelled() if given.model_fields_set or given.model_extra else self.method
+
+    def _limit(self, asked: int | None) -> int | None:
+        limits = [limit for limit in (asked, self.limits.max_tokens) if limit is not None]
+        return min(limits) if limits else None
+
+    async def _sampling(self, asked: Sampling) -> dict[str, Any]:
+        self.model()
+        found = asked.sampling(self.sampling)
+        if found.get("grammar") and found.get("json_schema"):
+            raise ApiError("grammar and json_schema exclude each other; give one")
+        bias: dict[int, float] = {}
+        for token, value in asked.biases():
+            if isinstance(token, int):
+                bias[token] = value
+            else:
+                tokens = await answer(self.backend, Tokenize(token, parse_special=False))
+                bias.update((id_, value) for id_, _ in tokens)
+        if asked.ignore_eos:
+            bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
+        return {**found, "logit_bias": bias} if bias else found
+
+
+def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
+    """The request ``n`` times, with seeds in a row: the choices of a call differ."""
+    seed = request.sampling["seed"]
+    return [
+        replace(
+            request,
+            id=f"{request.id}-{i}",
+            sampling={**request.sampling, "seed": (seed + i) % (2**32 - 1)},
+        )
+        for i in range(n)
+    ]
+
+
+def streamed(http: Request, chunks: AsyncIterator[Any]) -> EventSourceResponse:
+    """A stream of server-sent events. An error ends it as an event; a client that goes away ends
+    the work."""
+
+    async def sent() -> AsyncIterator[ServerSentEvent]:
+        try:
+            async for chunk in chunks:
+                data = chunk if isinstance(chunk, str) else dumps(chunk)
+                yield ServerSentEvent(data, sep="\n")
+        except ApiError as error:
+            yield ServerSentEvent(dumps(error.body), sep="\n")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            yield ServerSentEvent(dumps(error_body(str(error), 500)), sep="\n")
+            raise
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    return EventSourceResponse(sent(), sep="\n", ping=3600)

@@ -1,0 +1,59 @@
+"""Messages between this process and the engine's: lists of pickled items, one after another.
+
+The engine's process is a child that runs this program, so its pickles are trusted.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+
+class Outbox:
+    """Sends items from any thread, in order; those that have gathered go together."""
+
+    def __init__(self, pipe: IO[bytes], on_failure: Callable[[], object]) -> None:
+        """``on_failure`` is called if nobody reads them any more."""
+        self._items: SimpleQueue[Any] = SimpleQueue()
+        self._pipe = pipe
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._send, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Any) -> None:
+        self._items.put(item)
+
+    def close(self, seconds: float) -> None:
+        """Send what is left, within ``seconds``."""
+        self._items.put(None)
+        self._thread.join(seconds)
+
+    def _send(self) -> None:
+        try:
+            while True:
+                items = [self._items.get()]
+                try:
+                    while True:
+                        items.append(self._items.get_nowait())
+                except Empty:
+                    pass
+                is_last = None in items
+                pickle.dump([item for item in items if item is not None], self._pipe)
+                self._pipe.flush()
+                if is_last:
+                    return
+        except (OSError, ValueError):  # closed at either end
+            self._on_failure()
+
+
+def received(pipe: IO[bytes]) -> Iterator[Any]:
+    """The items that arrive, until the other side ends."""
+    while True:
+        try:
+            items = pickle.load(pipe)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):
+            return
+        yield from items

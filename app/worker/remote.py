@@ -1,0 +1,297 @@
+"""``RemoteBackend``: the engine in a process of its own, which may die without this one.
+
+llama.cpp can end its process over a file or an input. Whoever waited then hears why. The next
+request starts a new process with the same model.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from app.worker.backend import known_methods, known_models
+from app.worker.events import Events
+from app.worker.frames import Outbox, received
+from app.worker.jobs import CLOSE_SECONDS
+from app.worker.messages import (
+    ChatRequest,
+    Failed,
+    LoadedModel,
+    MethodInfo,
+    ModelInfo,
+    ModelSpec,
+    Question,
+    Status,
+)
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
+MOST_DEATHS = 2  # a model that has ended the process so often in a row is not loaded by itself
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the backend's method ``name``, whose events carry the call's number."""
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop a call by its number, or the requests with an id."""
+
+    number: int | None = None
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
+class StatusChanged:
+    status: Status
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The process is alive. ``overdue`` is what takes longer there than it should; or empty."""
+
+    overdue: str = ""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A request to close, and the answer: whether all has ended."""
+
+    has_ended: bool = True
+
+
+class Process:
+    """One engine process and the calls it has not ended yet."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        on_status: Callable[[Status], None],
+        on_death: Callable[[Process, str], None],
+    ) -> None:
+        """``on_death`` is told why the process ended, unless ``close`` ended it."""
+        self._on_status = on_status
+        self._on_death = on_death
+        self._events: dict[int, Events] = {}
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._has_ended = False
+        self._heard = time.monotonic()
+        self._killed_for = ""
+        self._last_words: collections.deque[str] = collections.deque(maxlen=20)
+        self.is_dead = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "app.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        self._outbox = Outbox(stdin, lambda: None)
+        self._pipes: tuple[IO[bytes], ...] = (stdin, stdout, stderr)
+        self._reading = threading.Thread(target=self._read, args=(stdout,), daemon=True)
+        self._hearing = threading.Thread(target=self._hear, args=(stderr,), daemon=True)
+        for thread in (self._reading, self._hearing):
+            thread.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def call(self, name: str, *arguments: Any) -> Events | None:
+        """The events of a call; None if the process has died."""
+        with self._lock:
+            if self.is_dead:
+                return None
+            number = next(self._numbers)
+            events = Events(lambda: self._outbox.put(Stop(number)))
+            self._events[number] = events
+            self._outbox.put(Call(number, name, arguments))
+        return events
+
+    def stop(self, request_id: str) -> None:
+        self._outbox.put(Stop(request_id=request_id))
+
+    def close(self) -> bool:
+        """Let it end; return whether it did within some seconds. It is killed if not."""
+        self._is_closing = True
+        self._outbox.put(Closed())
+        self._reading.join(2 * CLOSE_SECONDS)
+        has_ended = self._has_ended and not self._reading.is_alive()
+        self.kill("")
+        return has_ended
+
+    def kill(self, why: str) -> None:
+        self._killed_for = why
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        for item in received(pipe):
+            self._heard = time.monotonic()
+            if isinstance(item, StatusChanged):
+                self._on_status(item.status)
+            elif isinstance(item, Beat):
+                if item.overdue:
+                    self.kill(f"it took too long over {item.overdue}")
+            elif isinstance(item, Closed):
+                self._has_ended = item.has_ended
+            else:
+                number, event = item
+                events = self._events.get(number)
+                if event is None:
+                    self._events.pop(number, None)
+                if events is not None:
+                    events.put(event)
+        self._died()
+
+    def _died(self) -> None:
+        code = self._process.wait()
+        self._hearing.join(1.0)
+        why = self._killed_for or _reason(code, self._last_words)
+        message = f"The engine's process ended: {why}. The next request starts a new one."
+        with self._lock:
+            self.is_dead = True
+            left = list(self._events.values())
+            self._events.clear()
+        if not self._is_closing:
+            log.error("%s", message)
+            self._on_death(self, message)
+        for events in left:
+            events.put(Failed(message, message, "error"))
+            events.put(None)
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # unwritten data cannot be flushed
+                pipe.close()
+
+    def _hear(self, pipe: IO[bytes]) -> None:
+        """Pass on what the process prints, and keep the end of it: its last words."""
+        for line in pipe:
+            text = line.decode("utf-8", "replace")
+            self._last_words.append(text.strip())
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def _watch(self) -> None:
+        while not self.is_dead:
+            time.sleep(BEAT_SECONDS)
+            if time.monotonic() - self._heard > SILENT_SECONDS and self._process.poll() is None:
+                self.kill(f"it did not answer for {SILENT_SECONDS:g} s")
+
+
+class RemoteBackend:
+    """A backend whose engine runs in a process of its own."""
+
+    def __init__(
+        self, *, trace_batches: str | Path | None = None, memory: str | Path | None = None
+    ) -> None:
+        """Arguments as for ``LocalBackend``."""
+        self._arguments = [str(trace_batches or ""), str(memory or "")]
+        self._lock = threading.RLock()
+        self._status = Status()
+        self._asleep: LoadedModel | None = None  # of a process that died, until it is back
+        self._n_deaths = 0  # since the last load that succeeded
+        self._is_closed = False
+        self._process = self._started()
+
+    def methods(self) -> tuple[MethodInfo, ...]:
+        return known_methods()
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        return known_models()
+
+    def status(self) -> Status:
+        return self._status
+
+    def load(self, spec: ModelSpec, request_id: str = "") -> Events:
+        with self._lock:
+            self._n_deaths = 0  # asked for by the user
+            if self._process.is_dead and not self._is_closed:
+                self._process = self._started()
+            return self._process.call("load", spec, request_id) or self._gone()
+
+    def reply(self, request: ChatRequest) -> Events:
+        return self._call("reply", request)
+
+    def ask(self, question: Question) -> Events:
+        return self._call("ask", question)
+
+    def stop(self, request_id: str) -> None:
+        self._process.stop(request_id)
+
+    def close(self) -> bool:
+        """Stop everything and end the process; return whether it ended by itself. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return True
+            self._is_closed = True
+            return True if self._process.is_dead else self._process.close()
+
+    def _call(self, name: str, argument: Any) -> Events:
+        with self._lock:
+            if self._process.is_dead and not self._is_closed:
+                if self._n_deaths >= MOST_DEATHS:
+                    return self._gone()
+                self._process = self._started()
+                if self._asleep is not None:
+                    self._process.call("load", self._asleep.spec)
+            return self._process.call(name, argument) or self._gone()
+
+    def _gone(self) -> Events:
+        """The events of a call that no process takes."""
+        message = self._status.error or "the engine is closed"
+        events = Events(lambda: None)
+        events.put(Failed(message, message, "no model"))
+        events.put(None)
+        return events
+
+    def _started(self) -> Process:
+        return Process(self._arguments, self._take_status, self._take_death)
+
+    def _take_status(self, status: Status) -> None:
+        if status.model is not None:
+            self._n_deaths, self._asleep = 0, None
+        elif status.error is not None:
+            self._asleep = None
+        self._status = status if status.model else replace(status, model=self._asleep)
+
+    def _take_death(self, process: Process, message: str) -> None:
+        self._n_deaths += 1
+        if self._n_deaths >= MOST_DEATHS:
+            message = (
+                f"{message.removesuffix(' The next request starts a new one.')} That was "
+                f"{self._n_deaths} times in a row: load this model again, or another one."
+            )
+        self._asleep = self._status.model
+        self._status = Status(self._asleep, error=message)
+
+
+def _reason(code: int, last_words: collections.deque[str]) -> str:
+    """Why a process ended, by its exit code and what it printed."""
+    words = [line for line in last_words if "GGML_ASSERT" in line or "error" in line.lower()]
+    said = f" ({words[-1][:200]})" if words else ""
+    if code < 0:
+        try:
+            return f"{signal.Signals(-code).name}{said}"
+        except ValueError:
+            return f"signal {-code}{said}"
+    return f"exit code {code}{said}"

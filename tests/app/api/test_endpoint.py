@@ -1,0 +1,294 @@
+"""The endpoint as its clients use it: the official openai client, and plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import pytest
+from openai import APIStatusError, BadRequestError, OpenAI
+from pydantic import BaseModel
+
+from tests.app.browser.chat import free_port, started
+from tests.support.tiny_gguf import write_tiny_gguf
+
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}<|system|>Tools, called as <tool_call>"
+    '{"name": NAME, "arguments": ARGUMENTS}</tool_call>: {{ tools | tojson }}<|end|>{% endif %}'
+    "{% for message in messages %}<|{{ message.role if message.role != 'tool' else 'user' }}|>"
+    "{{ message.content }}{% for call in message.tool_calls %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+        },
+    },
+}
+HELLO: list[Any] = [{"role": "user", "content": "a cat saw the dog"}]
+ENDLESS = {"grammar": "root ::= [a-z] root", "max_tokens": 20_000}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("served") / "tiny.gguf"
+    model = write_tiny_gguf(path, n_ctx=32768, chat_template=TEMPLATE)
+    flags = ["--no-page", "--model", str(model), "--ctx", "32768", "--threads", "1"]
+    flags += ["--parallel", "4", "--port", free_port(), "--alias", "tiny"]
+    with started("app", *flags) as (url, _):
+        with httpx.Client(base_url=url[: -len("/v1")], timeout=60) as http:
+            for _ in range(200):
+                if http.get("/health").status_code == 200:
+                    break
+                time.sleep(0.1)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def http(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address[: -len("/v1")], timeout=60) as made:
+        yield made
+
+
+def test_a_streamed_reply_is_the_whole_reply_in_pieces(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(
+        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert (whole.model, whole.choices[0].finish_reason) == ("tiny", "length")
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert whole.usage is not None and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 20
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
+
+
+def test_every_method_gives_the_same_reply(client: OpenAI) -> None:
+    def reply(method: str, **more: Any) -> str | None:
+        found = client.chat.completions.create(
+            model="tiny",
+            messages=HELLO,
+            max_tokens=40,
+            seed=5,
+            extra_body={"speculation": {"method": method, **more}},
+        )
+        return found.choices[0].message.content
+
+    plain = reply("ar")
+    assert plain
+    assert reply("prompt-lookup", branches=2) == plain
+    assert reply("suffix", memory=False) == plain
+    assert reply("auto", memory=False) == plain
+    assert reply("lookahead") == plain
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_of_a_tool_has_arguments_that_fit_its_schema(client: OpenAI, choice: Any) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "seed": 1}
+    whole = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False)
+    assert whole.choices[0].message.tool_calls is not None
+    (call,) = whole.choices[0].message.tool_calls
+    assert (call.type, whole.choices[0].finish_reason) == ("function", "tool_calls")
+    assert call.function.name == "weather"
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in ("Oslo", "Rome") and arguments["days"] in (1, 2, 3)
+
+    name, text = "", ""
+    for chunk in client.chat.completions.create(
+        **asked, tool_choice=choice, parallel_tool_calls=False, stream=True
+    ):
+        for part in chunk.choices[0].delta.tool_calls or ():
+            assert part.function is not None
+            name += part.function.name or ""
+            text += part.function.arguments or ""
+    assert (name, json.loads(text)) == ("weather", arguments)
+
+    answered = [
+        *HELLO,
+        whole.choices[0].message,
+        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+    ]
+    after = client.chat.completions.create(model="tiny", messages=answered, max_tokens=4)
+    assert after.usage is not None and after.usage.prompt_tokens > whole.usage.prompt_tokens - 400
+
+
+class Forecast(BaseModel):
+    city: Literal["Oslo", "Rome"]
+    rain: bool
+
+
+def test_a_structured_reply_fits_its_schema(client: OpenAI) -> None:
+    found = client.chat.completions.parse(
+        model="tiny", messages=HELLO, response_format=Forecast, seed=2
+    )
+    assert found.choices[0].message.parsed is not None
+    assert found.choices[0].message.parsed.city in ("Oslo", "Rome")
+
+
+def test_choices_differ_and_share_their_prompt(client: OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=8, n=3, temperature=1.5
+    )
+    assert len({choice.message.content for choice in found.choices}) == 3
+    assert found.usage is not None and found.usage.completion_tokens == 24
+
+
+def test_logprobs_belong_to_the_tokens_of_the_reply(client: OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=6, logprobs=True, top_logprobs=3, temperature=0
+    )
+    assert found.choices[0].logprobs is not None
+    content = found.choices[0].logprobs.content or []
+    assert "".join(one.token for one in content) == found.choices[0].message.content
+    for one in content:
+        assert len(one.top_logprobs) == 3
+        assert one.logprob == one.top_logprobs[0].logprob  # greedy
+
+
+def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Client) -> None:
+    tokens = http.post("/tokenize", json={"content": "the cat", "add_special": True}).json()[
+        "tokens"
+    ]
+    assert (
+        http.post("/detokenize", json={"tokens": tokens[1:]}).json()["content"].strip() == "the cat"
+    )
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 6, "temperature": 0}
+    one = client.completions.create(prompt="the cat", **asked).choices[0].text
+    several = client.completions.create(prompt=["the cat", "the cat"], **asked).choices
+    given = client.completions.create(prompt=tokens, **asked).choices[0].text
+    assert [choice.text for choice in several] == [one, one] == [given, given]
+    echoed = client.completions.create(prompt="the cat", echo=True, **asked).choices[0].text
+    assert echoed == "the cat" + one
+    stopped = http.post(
+        "/completion", json={"prompt": "the cat", "temperature": 0, "stop": [one[2:4]]}
+    ).json()
+    assert (stopped["content"], stopped["stop_type"]) == (one[:2], "word")
+    assert stopped["stopping_word"] == one[2:4]
+
+
+def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HELLO,
+        "max_tokens": 100,
+        "temperature": 1.5,
+    }
+    asked |= {"seed": 9, "extra_body": {"speculation": {"method": "prediction"}}}
+    plain = client.chat.completions.create(**asked)
+    text = plain.choices[0].message.content or ""
+    predicted = client.chat.completions.create(
+        **asked, prediction={"type": "content", "content": text}
+    )
+    assert predicted.choices[0].message.content == text
+    assert plain.usage is not None and predicted.usage is not None
+    before, after = (
+        found.usage.completion_tokens_details for found in (plain, predicted) if found.usage
+    )
+    assert before is not None and after is not None
+    # A random model's tokens are rarely those into which their text is split.
+    assert before.accepted_prediction_tokens == 0
+    assert (after.accepted_prediction_tokens or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role: Input should be"),
+        ({"temperature": -300.0, "top_p": 3}, "top_p is 3.0; give 0.0 to 1.0"),
+        ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
+        (
+            {"speculation": {"method": "medusa"}},
+            "reads the model's states, which it cannot for several texts",
+        ),
+        ({"grammar": "nonsense"}, "the grammar does not parse"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "JSON schema"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a b"),
+        ({"dynatemp_range": 1}, "not supported"),
+        ({"messages": [{"role": "user", "content": "a" * 40_000}]}, "raise --ctx to at least"),
+    ],
+)
+def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
+    http: httpx.Client, more: dict[str, Any], reason: str
+) -> None:
+    for stream in (False, True):
+        asked = {"messages": HELLO, "max_tokens": 5, "stream": stream, **more}
+        answer = http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert reason in error["message"]
+        is_long = "--ctx" in reason
+        assert error["type"] == (
+            "exceed_context_size_error" if is_long else "invalid_request_error"
+        )
+
+
+def test_the_client_raises_what_the_endpoint_says(client: OpenAI, address: str) -> None:
+    with pytest.raises(BadRequestError, match="top_p is"):
+        client.chat.completions.create(model="tiny", messages=HELLO, top_p=7)
+    with pytest.raises(APIStatusError, match="no model 'gpt' is loaded; this is tiny"):
+        client.models.retrieve("gpt")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
+    def n_running() -> int:
+        return sum(slot["is_processing"] for slot in http.get("/slots").json())
+
+    asked = {"messages": HELLO, **ENDLESS}
+    for path, stream in (("/v1/chat/completions", True), ("/completion", False)):
+        body = {**asked, "prompt": "a", "stream": stream}
+        with httpx.Client(base_url=http.base_url, timeout=0.5) as other:
+            if stream:
+                with other.stream("POST", path, json=body) as answer:
+                    next(answer.iter_lines())
+                    assert n_running() == 1
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    other.post(path, json=body)
+        deadline = time.monotonic() + 5
+        while n_running() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert n_running() == 0
+
+
+def test_the_server_describes_itself(http: httpx.Client) -> None:
+    props = http.get("/props").json()
+    assert props["total_slots"] == 4
+    assert props["chat_template"] == TEMPLATE
+    method = next(one for one in props["methods"] if one["name"] == "suffix")
+    assert {"name", "default", "description"} == set(method["parameters"][0])
+    rendered = http.post("/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert rendered == "<s><|user|>a cat saw the dog<|end|><|assistant|>"
+    lines = http.get("/metrics").text.splitlines()
+    named = {line.split(" ")[0].split("{")[0] for line in lines if not line.startswith("#")}
+    assert {
+        "llamacpp:tokens_predicted_total",
+        "llamacpp:requests_processing",
+        "llamacpp:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "vllm:num_requests_waiting",
+    } <= named

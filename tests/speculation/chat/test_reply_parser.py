@@ -1,0 +1,153 @@
+"""ReplyParser: reasoning, content and calls in a stream, in the format of each kind of model."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculation.chat.reply_parser import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    ReplyParser,
+    joined,
+)
+from speculation.chat.tools import (
+    FUNCTION_GEMMA,
+    GEMMA,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    ToolFormat,
+)
+
+
+def parsed(format_: ToolFormat | None, text: str, opening: str = "") -> list[Delta]:
+    """The deltas of a reply, which must not depend on the pieces that it arrives in."""
+    whole, slow = ReplyParser(format_, opening), ReplyParser(format_, opening)
+    deltas = joined([*whole.feed(text), *whole.finish()])
+    assert joined([d for c in text for d in slow.feed(c)] + slow.finish()) == deltas
+    return deltas
+
+
+def call(index: int, name: str, arguments: str) -> list[Delta]:
+    return [CallStart(index, name), CallArguments(index, arguments)]
+
+
+SEVERAL = [*call(0, "add", '{"a": [1, "}"]}'), *call(1, "now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (
+            HERMES,
+            '\n<tool_call>\n{"name": "add", "arguments": {"a": [1, "}"]}}\n</tool_call>\n'
+            '<tool_call>{"name":"now","arguments":{}}</tool_call>\n',
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name":"add","arguments":{"a": [1, "}"]}}</tool_call> '
+            '<tool_call>{"name":"now","arguments":{}}',
+        ),
+        (
+            LLAMA,
+            '<|python_tag|>{"name": "add", "parameters": {"a": [1, "}"]}}; '
+            '{"type": "function", "name": "now", "parameters": {}}',
+        ),
+        (
+            MISTRAL_LIST,
+            '[TOOL_CALLS] [{"name": "add", "arguments": {"a": [1, "}"]}, "id": "abcdefghi"}, '
+            '{"name": "now", "arguments": {}}]',
+        ),
+        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": [1, "}"]}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}'),
+        (
+            GEMMA,
+            '<|tool_call>call:add{a:[1,<|"|>}<|"|>]}<tool_call|><|tool_call>call:now{}<tool_call|>',
+        ),
+        (
+            FUNCTION_GEMMA,
+            "<start_function_call>call:add{a:[1,<escape>}<escape>]}<end_function_call>"
+            "<start_function_call>call:now{}<end_function_call>",
+        ),
+    ],
+)
+def test_calls_are_read_in_every_format(format_: ToolFormat, text: str) -> None:
+    assert parsed(format_, text) == SEVERAL
+    assert parsed(format_, f"Hm. {text}") == [Content("Hm."), *SEVERAL]
+    assert parsed(format_, "thought\n</think>\n\n" + text, "<think>\n") == [
+        Reasoning("thought\n"),
+        *SEVERAL,
+    ]
+    assert parsed(None, text) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (HERMES, "1 < 2, and <tool_box> is a tag\n\n"),
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>'),
+        (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "a b", "arguments": {'),
+        (LLAMA, '{"name": "Bob", "age": 3}'),
+        (LLAMA, 'So: {"name": "add", "parameters": {}}'),
+        (LLAMA, "<|python_tag|>print(1)"),
+        (MISTRAL_LIST, "[TOOL_CALLS][]"),
+        (MISTRAL, "[TOOL_CALLS]add {}"),
+        (GEMMA, "<|tool_call>call:add{a:}<tool_call|>"),
+        (GEMMA, '<|tool_call>call:add{a:<|"|>x'),
+    ],
+)
+def test_what_is_no_call_is_content(format_: ToolFormat, text: str) -> None:
+    assert parsed(format_, text) == [Content(text)]
+
+
+def test_only_text_that_may_become_a_mark_is_held_back() -> None:
+    parser = ReplyParser(HERMES)
+    assert parser.feed("\n<thi") == []
+    assert parser.feed("nk>\nhm </") == [Reasoning("hm ")]
+    assert parser.feed("b></thin") == [Reasoning("</b>")]
+    assert parser.feed("k>\n") == []
+    assert parser.feed("\nYes <") == [Content("Yes")]
+    assert parser.feed("3 <tool") == [Content(" <3")]
+    assert parser.feed('_call>\n{"name": "add", "arguments": ') == []
+    assert parser.feed('{"a"') == [CallStart(0, "add"), CallArguments(0, '{"a"')]
+    assert parser.feed(': "\\"}') == [CallArguments(0, ': "\\"}')]
+    assert parser.feed('"}}\n</tool_') == [CallArguments(0, '"}')]
+    assert parser.feed("call>\nDone") == [Content("\nDone")]
+    assert parser.finish() == []
+
+
+def test_an_answer_in_json_is_not_held_back_by_llamas_format() -> None:
+    parser = ReplyParser(LLAMA)
+    assert parser.feed('{"na') == []
+    assert parser.feed('mes": [') == [Content('{"names": [')]
+
+
+@pytest.mark.parametrize(
+    ("text", "opening", "expected"),
+    [
+        ("[THINK]a[/THINK]b", "", [Reasoning("a"), Content("b")]),
+        ("<|channel>thought\na<channel|>b", "", [Reasoning("a"), Content("b")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+            "",
+            [Reasoning("a"), Content("b")],
+        ),
+        ("<|channel|>final<|message|>b", "", [Content("b")]),
+        ("\na</seed:think>b", "<seed:think>", [Reasoning("a"), Content("b")]),
+        ("<think>a</thin", "", [Reasoning("a</thin")]),
+        (" <thinker>", "", [Content(" <thinker>")]),
+        ("\n<thin", "", [Content("\n<thin")]),
+        ("", "<think>", []),
+    ],
+)
+def test_reasoning_is_split_off(text: str, opening: str, expected: list[Delta]) -> None:
+    assert parsed(None, text, opening) == expected
+
+
+def test_a_reply_that_ends_inside_a_call_keeps_the_part_of_its_arguments() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": "x'
+    assert parsed(HERMES, text) == call(0, "add", '{"a": "x')
