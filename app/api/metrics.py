@@ -28,11 +28,10 @@ def routes(service: Service) -> APIRouter:
         report = await answer(service.backend, Report())
         registry = CollectorRegistry()
         registry.register(_Found(report))
-        return Response(
-            generate_latest(registry),
-            media_type="text/plain; version=0.0.4",
-            headers={"Process-Start-Time-Unix": str(int(_STARTED))},
-        )
+        response = Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+        # Spelled as llama-server does, for clients that compare letter by letter.
+        response.raw_headers.append((b"Process-Start-Time-Unix", str(int(_STARTED)).encode()))
+        return response
 
     return router
 

@@ -152,21 +152,30 @@ async def _chunks(
             head = {"index": number, "content": "", "tokens": [], "stop": False}
             yield {**head, "prompt_progress": progress}
         if isinstance(event, Text):
-            chunk: dict[str, Any] = {
-                "index": number,
-                "content": "".join(text for text, _ in event.pieces),
-                "tokens": list(event.ids),
-                "stop": False,
-                "id_slot": number,
-                "tokens_predicted": len(gathered.ids),
-                "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
-            }
-            if event.chances:
-                chunk["completion_probabilities"] = token_logprobs(event.chances, ids=True)
-            yield chunk
+            for part in _parts(event):
+                chunk: dict[str, Any] = {
+                    "index": number,
+                    "content": "".join(text for text, _ in part.pieces),
+                    "tokens": list(part.ids),
+                    "stop": False,
+                    "id_slot": number,
+                    "tokens_predicted": len(gathered.ids),
+                    "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
+                }
+                if part.chances:
+                    chunk["completion_probabilities"] = token_logprobs(part.chances, ids=True)
+                yield chunk
         elif isinstance(event, Done):
             whole = await _whole(service, asked, run.requests[number], number, gathered)
             yield {**whole, "content": "", "tokens": []}
+
+
+def _parts(text: Text) -> list[Text]:
+    """A token at a time if it has probabilities, as llama-server's clients expect; else all."""
+    if not text.chances:
+        return [text]
+    each = zip(text.pieces, text.ids, text.chances, strict=True)
+    return [Text((piece,), (token,), (chance,)) for piece, token, chance in each]
 
 
 async def _whole(

@@ -23,14 +23,25 @@ def _listed(value: Any) -> Any:
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 
-class Speculation(BaseModel, extra="allow"):
+class Model(BaseModel):
+    """A request, or a part of one. A null is as good as nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Speculation(Model, extra="allow"):
     """How drafts are made: a method and its parameters, as on the command line."""
 
     method: str = "auto"
 
     def spelled(self) -> str:
         """As ``parse_method`` takes it."""
-        given = {k: v for k, v in (self.model_extra or {}).items() if v is not None}
+        given = self.model_extra or {}
         if not given:
             return self.method
         pairs = ",".join(f"{name}={_value(value)}" for name, value in given.items())
@@ -47,7 +58,7 @@ def _value(value: Any) -> str:
     raise ApiError(f"a parameter of speculation is {value!r:.60}; give a number, text or boolean")
 
 
-class Sampling(BaseModel):
+class Sampling(Model):
     """What OpenAI's and llama-server's requests have in common. None = the server's default."""
 
     stream: bool = False
@@ -133,11 +144,11 @@ class Sampling(BaseModel):
         return found
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Model):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Model):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -154,7 +165,7 @@ class ResponseFormat(BaseModel):
         return self.schema_ if self.schema_ is not None else {"type": "object"}
 
 
-class ContentPart(BaseModel):
+class ContentPart(Model):
     type: str
     text: str | None = None
 
@@ -170,18 +181,18 @@ def _content(value: Any) -> Any:
     return value
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Model):
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(BaseModel):
+class ToolCall(Model):
     id: str = ""
     type: str = "function"
     function: FunctionCall
 
 
-class Message(BaseModel):
+class Message(Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content)] = None
     tool_calls: list[ToolCall] | None = None
@@ -200,32 +211,32 @@ class Message(BaseModel):
         return {"content": "", **found} if self.content is None else found
 
 
-class Function(BaseModel):
+class Function(Model):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
 
 
-class Tool(BaseModel):
+class Tool(Model):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Model):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Model):
     type: Literal["function"]
     function: NamedFunction
 
 
-class Prediction(BaseModel):
+class Prediction(Model):
     type: Literal["content"] = "content"
     content: Annotated[str, BeforeValidator(_content)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Model):
     include_usage: bool = False
 
 
@@ -270,7 +281,7 @@ class ChatCompletion(Sampling):
         return limited(self.max_completion_tokens if self.max_tokens is None else self.max_tokens)
 
 
-class JsonPrompt(BaseModel):
+class JsonPrompt(Model):
     prompt_string: str
     multimodal_data: list[str] | str | None = None
 
@@ -341,14 +352,14 @@ class Completion(Sampling):
         return limited(self.max_tokens if self.n_predict is None else self.n_predict)
 
 
-class Tokenization(BaseModel):
+class Tokenization(Model):
     content: str
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
-class Detokenization(BaseModel):
+class Detokenization(Model):
     tokens: list[int]
 
 

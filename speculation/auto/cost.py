@@ -57,15 +57,26 @@ class CostCurve:
     @cached_property
     def table(self) -> list[float]:
         """Seconds for 0, 1, 2, … at least 64 rows."""
-        last, last_seconds = self.sizes[-1], self.seconds[-1]
+        last = self.sizes[-1]
         table = [0.0, *(self.seconds[self.index(n)] for n in range(1, last + 1))]
-        # A last size that was disturbed, or has a faster kernel, must not make rows free.
-        steps = [
-            (last_seconds - seconds) / (last - n)
-            for n, seconds in zip(self.sizes[:-1], self.seconds[:-1], strict=True)
+        return table + [self._beyond(n) for n in range(last + 1, SIZES[-1] + 1)]
+
+    def _beyond(self, n: int) -> float:
+        """Seconds for ``n`` rows, more than the last size."""
+        return self.seconds[-1] + self._slope * (n - self.sizes[-1])
+
+    @cached_property
+    def _slope(self) -> float:
+        """Seconds of a row beyond the last size: as from the size before, or from the first.
+
+        A last size that was disturbed, or has a faster kernel, must not make rows free.
+        """
+        last, seconds = self.sizes[-1], self.seconds[-1]
+        rows = [
+            (seconds - before) / (last - n)
+            for n, before in zip(self.sizes[:-1], self.seconds[:-1], strict=True)
         ]
-        slope = max(steps[:1] + steps[-1:], default=0.0)
-        return table + [last_seconds + slope * n for n in range(1, SIZES[-1] + 1 - last)]
+        return max(rows[:1] + rows[-1:], default=0.0)
 
     def index(self, n: int) -> int:
         """The index of the size that stands for ``n`` rows."""
@@ -81,9 +92,7 @@ class CostCurve:
     def at(self, n: int) -> float:
         """Seconds for ``n`` rows; extrapolated beyond the table."""
         table = self.table
-        if n < len(table):
-            return table[n]
-        return table[-1] + (table[-1] - table[-2]) * (n + 1 - len(table))
+        return table[n] if n < len(table) else self._beyond(n)
 
 
 class Cost:

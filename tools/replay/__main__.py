@@ -19,6 +19,7 @@ from speculation.sampling import SamplingParams
 from tools.replay import recording
 from tools.replay.play import Replay, Result, scaled
 from tools.replay.record import record
+from tools.replay.together import run_together
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     to_play.add_argument("--noise", type=float, default=0.0, help="relative, of a decode's time")
     to_play.add_argument("--hiccups", type=float, default=0.0, help="share of decodes 4x as slow")
     to_play.add_argument("--first", type=int, help="only the first texts of each recording")
+    to_play.add_argument(
+        "--together",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="play N texts at a time and show tokens/s of all of them",
+    )
     return parser
 
 
@@ -96,6 +104,10 @@ def _play(options: argparse.Namespace) -> int:
                 hiccups=options.hiccups,
             )
             chosen = texts[: options.first]
+            if options.together:
+                print(f"\n{path.name}, cost {name}, {len(chosen)} texts")
+                print(table_together(replay, chosen, options.methods, options.together))
+                continue
             plain = replay.run(BASELINE, chosen)
             print(f"\n{path.name}, cost {name}, {len(chosen)} texts")
             results = {method: replay.run(method, chosen) for method in options.methods}
@@ -130,6 +142,23 @@ def table(plain: Sequence[Result], results: dict[str, list[Result]]) -> str:
             else:
                 by_seconds, mean, per_step = _speed_up(plain, played, category)
                 line += f"{by_seconds:>9.3f} ({mean:.3f}) {per_step:5.2f}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def table_together(
+    replay: Replay, texts: Sequence[recording.Text], methods: Sequence[str], counts: Sequence[int]
+) -> str:
+    """Tokens/s of all texts, the ratio to plain decoding in brackets, and rows per step."""
+    lines = [f"{'texts':>6}{BASELINE:>12}" + "".join(f"{method[:24]:>26}" for method in methods)]
+    for n in counts:
+        plain = run_together(replay, BASELINE, texts, n)
+        base = plain.n_tokens / plain.seconds
+        line = f"{n:>6}{base:>12.1f}"
+        for method in methods:
+            played = run_together(replay, method, texts, n)
+            speed = played.n_tokens / played.seconds
+            line += f"{speed:>11.1f} ({speed / base:.2f}) {played.n_rows / played.n_steps:6.1f}"
         lines.append(line)
     return "\n".join(lines)
 

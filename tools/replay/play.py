@@ -91,32 +91,32 @@ class Replay:
 
         ``draft_seconds`` replaces the recorded time of the draft model's decodes, if there was one.
         """
-        self._header = header
-        self._cost = cost
-        self._noise, self._hiccups = noise, hiccups
-        self._draft_seconds = header.draft_seconds
-        if self._draft_seconds and draft_seconds is not None:
-            self._draft_seconds = [draft_seconds]
+        self.header = header
+        self.cost = cost
+        self.noise, self.hiccups = noise, hiccups
+        self.draft_seconds = header.draft_seconds
+        if self.draft_seconds and draft_seconds is not None:
+            self.draft_seconds = [draft_seconds]
 
     def run(self, method: str, texts: Iterable[Text]) -> list[Result]:
         """The results of ``method``, from a fresh start, on ``texts`` in order."""
         clock = Clock()
         target = PlaybackTarget(
-            self._header.n_vocab, self._cost(), clock, noise=self._noise, hiccups=self._hiccups
+            self.header.n_vocab, self.cost(), clock, noise=self.noise, hiccups=self.hiccups
         )
-        context = _RecordedDraft(clock, self._draft_seconds)
-        draft = context if self._draft_seconds else None
-        resources = Resources(lambda: _measured(self._cost()), draft=draft)  # type: ignore[arg-type]
-        parsed = self._method(method, clock, context)
+        context = RecordedDraft(clock, self.draft_seconds)
+        draft = context if self.draft_seconds else None
+        resources = Resources(lambda: measured(self.cost()), draft=draft)  # type: ignore[arg-type]
+        parsed = self.method(method, clock, context)
         results = []
-        with _simulated(clock):
+        with simulated(clock):
             for text in texts:
                 target.play(text)
                 context.text = text
                 results.append(_play(method, parsed, text, target, resources, clock))
         return results
 
-    def _method(self, method: str, clock: Clock, context: _RecordedDraft) -> Method:
+    def method(self, method: str, clock: Clock, context: RecordedDraft) -> Method:
         """``method`` with the specs of this replay, whose drafters advance the clock."""
         parsed = parse_method(method)
         specs = {spec.name: _charged(spec, clock, context) for spec in _SOURCES}
@@ -131,7 +131,7 @@ class Replay:
 
 
 @contextmanager
-def _simulated(clock: Clock) -> Any:
+def simulated(clock: Clock) -> Any:
     real = [module.perf_counter for module in _MODULES]
     try:
         for module in _MODULES:
@@ -158,8 +158,8 @@ def _play(
         tokens=list(text.prompt),
         drafters=method.drafters(resources),
         verifier=Match(),
-        sampler=_Greedy(),
-        text=_Sink(len(text.reply), target, clock),
+        sampler=Greedy(),
+        text=Sink(len(text.reply), target, clock),
         stats=stats,
         max_length=len(text.prompt) + len(text.reply),
     )
@@ -171,7 +171,7 @@ def _play(
     return Result(text, name, stats.n_tokens - stats.n_first, seconds, stats)
 
 
-class _Greedy:
+class Greedy:
     def sample(self, output: Output, row: int) -> int:
         return output.argmax(row)
 
@@ -181,7 +181,7 @@ class _Greedy:
         raise RuntimeError("a recording has no distributions")
 
 
-class _Sink:
+class Sink:
     """Takes the tokens, and charges each step its time outside drafting and decoding."""
 
     ends: Container[int] = ()
@@ -281,7 +281,7 @@ class _ChargedAuto(Drafter):
         self._auto.end(tokens)
 
 
-def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodSpec:
+def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSpec:
     def make(params: Any, resources: Resources) -> Drafter | None:
         drafter: Drafter | None
         if spec.name == draft_model.spec.name:
@@ -302,7 +302,7 @@ def _charged(spec: MethodSpec, clock: Clock, context: _RecordedDraft) -> MethodS
     return replace(spec, make=make)
 
 
-class _RecordedDraft:
+class RecordedDraft:
     """Stands for the draft model's context: takes its time, and knows where the text is."""
 
     root_row = 0
@@ -316,11 +316,11 @@ class _RecordedDraft:
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
         self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
 
-    def root(self, tokens: Sequence[int]) -> _RecordedDraft:
+    def root(self, tokens: Sequence[int]) -> RecordedDraft:
         self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
         return self.level((), ())
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> _RecordedDraft:
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> RecordedDraft:
         self._clock.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
         return self
 
@@ -346,7 +346,7 @@ class _RecordedDraftModel(draft_model.DraftModel):
         return self._chosen(floor, nodes, parent, top)
 
 
-def _measured(true: Cost) -> Cost:
+def measured(true: Cost) -> Cost:
     """What a measurement would find of the true cost."""
     near, far = (
         curve and CostCurve(SIZES, [curve.at(n) for n in SIZES], curve.switch_seconds)

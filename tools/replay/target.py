@@ -104,7 +104,8 @@ class PlaybackTarget:
             self._logits[token] = log_prob
         return self._logits
 
-    def _spend(self, n_rows: int, n_past: int) -> None:
+    def spend(self, n_rows: int, n_past: int) -> None:
+        """Advance the clock by a decode."""
         curve = self._cost.curve(n_past)
         seconds = curve.at(n_rows)
         if n_rows != self._last_rows:
@@ -121,12 +122,12 @@ class PlaybackTarget:
 
     def decode(self, rows: Rows, watch: Watch | None = None) -> Playback:
         self.decoded_tree = True
-        self._spend(len(rows) - rows.n_before, rows.positions[rows.n_before])
+        self.spend(len(rows) - rows.n_before, rows.positions[rows.n_before])
         return Playback(self, rows.positions, rows.n_before)
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> Playback:
         self.decoded_tree = False
-        self._spend(1, position)
+        self.spend(1, position)
         return Playback(self, (position,), 0)
 
     def want_hidden(self, wanted: bool) -> None: ...

@@ -21,6 +21,8 @@ def test_rows_between_two_sizes_cost_as_much_as_the_larger() -> None:
     assert curve.row_share == pytest.approx(1.5 / 5)
     curve = CostCurve((1, 3), (1.0, 2.0))
     assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 2, 2, 2.5, 3, 50.5])
+    curve = CostCurve((1, 48, 64), (1.0, 3.0, 4.0))
+    assert [curve.at(n) for n in (64, 65, 80)] == [4.0, 4.0625, 5.0]
 
 
 def test_single_rows_set_the_level_and_other_sizes_their_shape() -> None:
