@@ -6,7 +6,7 @@ two comes one decode, whose batch may have the trees of several texts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -15,9 +15,12 @@ from batching.cache import SequenceCache
 from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, Step
 from speculation.stats import Stats
-from speculation.verify import Verifier
+from speculation.verify import Match, Verifier
+
+
+_ALONE = TokenTree(0)  # stands for the tree of a plain step, which has none
 
 
 class TextSink(Protocol):
@@ -63,6 +66,8 @@ class Continuation:
     tree        the present step's tree …
     budget      … and its limits
     started     time when the step began
+    steps_plain  whether the present step is plain: it has no tree
+    plain       plain steps that the drafters have not seen yet
     draft_seconds  time of drafting and choosing in it
     """
 
@@ -78,6 +83,8 @@ class Continuation:
     tree: TokenTree = field(init=False, repr=False)
     budget: DraftBudget = field(init=False, repr=False)
     started: float = field(default=0.0, repr=False)
+    steps_plain: bool = field(default=False, repr=False)
+    plain: PlainSteps = field(default_factory=lambda: PlainSteps([], []), repr=False)
     _rows: Rows = field(init=False, repr=False)
     draft_seconds: float = field(default=0.0, repr=False)
     _build_seconds: float = field(default=0.0, repr=False)  # time of building its rows
@@ -85,6 +92,15 @@ class Continuation:
     def __post_init__(self) -> None:
         choosers = [drafter for drafter in self.drafters if drafter.cost is not None]
         self.chooser = choosers[0] if choosers else None
+        self.sample = self._sampling()
+
+    def _sampling(self) -> Callable[[Output, int], int]:
+        """The function that chooses the next token after a single row."""
+        verifier, sampler = self.verifier, self.sampler
+        if type(verifier) is Match:
+            return sampler.sample  # the same as ``Match.verify`` here, but faster
+        tree = TokenTree(self.tokens[-1])
+        return lambda output, row: verifier.verify(tree, output, sampler)[1]
 
     def begin(self) -> None:
         """Give the prompt to the drafters, and request the states they need from the target."""
@@ -98,6 +114,7 @@ class Continuation:
 
     def end(self) -> None:
         """Leave the text in the cache, except its last token, and give it to the drafters."""
+        self.end_plain()
         self.cache.target.want_hidden(False)
         self.cache.target.want_layers(())
         self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past))
@@ -109,11 +126,27 @@ class Continuation:
         self.started = perf_counter()
         if not self.stats.n_steps:
             return False  # the first step also decodes the end of the prompt
-        return not any(drafter.strength(self.tokens) for drafter in self.drafters)
+        return not any([drafter.strength(self.tokens) for drafter in self.drafters])
+
+    def propose(self) -> None:
+        """Draft the next step's tree if a drafter would; else the step is plain."""
+        self.steps_plain = self.is_plain()
+        if self.steps_plain:
+            self.tree = _ALONE
+        else:
+            self.draft()
+
+    def end_plain(self) -> None:
+        """Show the drafters the plain steps that they have not seen yet."""
+        if self.plain.tokens:
+            for drafter in self.drafters:
+                drafter.observe_plain(self.plain)
+            self.plain = PlainSteps([], [])
 
     def draft(self) -> None:
         """Draft the next step's tree."""
         start = perf_counter()
+        self.end_plain()
         cache, tokens = self.cache, self.tokens
         target, n_past, n_rewind = cache.target, cache.n_past, cache.target.n_rewind
         budget = DraftBudget(
@@ -134,9 +167,12 @@ class Continuation:
         self.draft_seconds = perf_counter() - start
 
     def rows(self) -> Rows:
-        """The rows of the tree, preceded by the end of the prompt if that is not decoded yet."""
-        start = perf_counter()
-        cache, tree = self.cache, self.tree
+        """The rows of the tree, preceded by the end of the prompt if that is not decoded yet; the
+        last token alone if the step is plain."""
+        cache = self.cache
+        if self.steps_plain:
+            return Rows(self.tokens[-1:], (len(cache.tokens),), (range(cache.n_seq),), (True,))
+        start, tree = perf_counter(), self.tree
         if len(tree) > 1 and (n_seq := n_sequences(tree)) > cache.n_seq:
             cache.reserve(n_seq)
         self._rows = tree_rows(tree, cache.n_past, cache.n_seq)
@@ -146,6 +182,8 @@ class Continuation:
 
     def accept(self, output: Output, decode_seconds: float) -> Emitted:
         """Verify the decoded tree, commit the accepted path, and let the drafters learn."""
+        if self.steps_plain:
+            return self._accept_plain(output, decode_seconds)
         cache, stats, tree, rows, start = (
             self.cache,
             self.stats,
@@ -182,3 +220,25 @@ class Continuation:
             phases["commit"] += committed - verified
         stats.add_step(tree, path, n, emitted.n_drafted)
         return emitted
+
+    def _accept_plain(self, output: Output, decode_seconds: float) -> Emitted:
+        cache, stats, phases, start = (
+            self.cache,
+            self.stats,
+            self.stats.phase_seconds,
+            perf_counter(),
+        )
+        cache.tokens.append(self.tokens[-1])
+        token = self.sample(output, 0)
+        self.tokens.append(token)
+        self.plain.tokens.append(token)
+        self.plain.seconds.append(decode_seconds)
+        _, reason = self.text.take((token,))
+        if reason is None and cache.n_past >= cache.target.n_ctx:
+            reason = "context"
+        stats.add_plain(1)
+        end = perf_counter()
+        stats.decode_seconds += end - self.started
+        phases["decode"] += decode_seconds
+        phases["verify"] += end - start
+        return Emitted([token], 0, reason)

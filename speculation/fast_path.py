@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
 
-from batching.target import Output
-from batching.tree import TokenTree
 from speculation.choice import follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import PlainSteps
-from speculation.verify import Match
 
 RUN_SECONDS = 0.016  # about one display frame, so that text appears smoothly
 
@@ -27,6 +24,7 @@ def plain_steps(
 
     If a later step fails, the tokens before it are yielded first and then the error is raised.
     """
+    text.end_plain()
     cache, stats, phases = text.cache, text.stats, text.stats.phase_seconds
     start, n_ctx = text.started, cache.target.n_ctx
     n_steps = min(text.max_length - len(text.tokens), n_ctx - cache.n_past)
@@ -69,7 +67,7 @@ def _decode_rows(
     and when ``cancelled`` returns True.
     """
     target, committed, seq_ids = text.cache.target, text.cache.tokens, range(text.cache.n_seq)
-    sample, tokens, (found, seconds), ends = _sampling(text), text.tokens, steps, text.text.ends
+    sample, tokens, (found, seconds), ends = text.sample, text.tokens, steps, text.text.ends
     strengths = [drafter.strength for drafter in text.drafters]
     token = tokens[-1]
     start = perf_counter()
@@ -91,12 +89,3 @@ def _decode_rows(
         for strength in strengths:
             if strength(tokens):
                 return
-
-
-def _sampling(text: Continuation) -> Callable[[Output, int], int]:
-    """The function that chooses the next token after a single row."""
-    verifier, sampler = text.verifier, text.sampler
-    if type(verifier) is Match:
-        return sampler.sample  # the same as ``Match.verify`` here, but faster
-    tree = TokenTree(text.tokens[-1])
-    return lambda output, row: verifier.verify(tree, output, sampler)[1]

@@ -334,8 +334,8 @@ class Scheduler:
             text.place.slot.n_batch = share + one.cache.n_deferred
             with self._failing(text):
                 self._extend(text, _TREE_ROOM)
+                one.propose()
                 one.started = start
-                one.draft()
                 drafted[text] = one
         return drafted
 
