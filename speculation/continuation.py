@@ -19,7 +19,6 @@ from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, 
 from speculation.stats import Stats
 from speculation.verify import Match, Verifier
 
-
 _ALONE = TokenTree(0)  # stands for the tree of a plain step, which has none
 
 
@@ -126,7 +125,7 @@ class Continuation:
         self.started = perf_counter()
         if not self.stats.n_steps:
             return False  # the first step also decodes the end of the prompt
-        return not any([drafter.strength(self.tokens) for drafter in self.drafters])
+        return not any(drafter.strength(self.tokens) for drafter in self.drafters)
 
     def propose(self) -> None:
         """Draft the next step's tree if a drafter would; else the step is plain."""

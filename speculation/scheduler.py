@@ -26,6 +26,7 @@ from speculation.fast_path import plain_steps
 from speculation.generation import GenerationRequest, Host
 from speculation.methods import Method
 from speculation.sampling import make_sampler
+from speculation.shelf import Shelf
 from speculation.submitted import Submitted
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class Scheduler:
         self._engine = engine
         self._shared = Slots(engine.context, n_slots)
         self.places = [Place(slot) for slot in self._shared.slots]
+        self._shelf = Shelf()
         self._waiting: deque[Submitted] = deque()
         self._wake = wake
 
@@ -192,7 +194,7 @@ class Scheduler:
             self._waiting.popleft()
 
     def _place_for(self, generation: Submitted) -> Place | None:
-        """A free place with room for a text, and as much of its prompt as is in the cache anywhere.
+        """A free place with room for a text, and as much of its prompt as is kept anywhere.
 
         None while all places are taken, or too few cells are free.
         """
@@ -207,12 +209,23 @@ class Scheduler:
         if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
             chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
         chosen.cache.reserve(1)
-        if common[chosen] < common[best]:
+        shelved, n_shelved = self._shelf.best(prompt)
+        if shelved is not None and n_shelved > common[best]:
+            self._drop(chosen)
+            self._make_room(max(n_cells, len(shelved.tokens)), free)
+            if self._engine.context.copy_in(chosen.slot.first, shelved.state):
+                chosen.cache.tokens = list(shelved.tokens)
+                self._shelf.use(shelved, whole=n_shelved == len(shelved.tokens))
+        elif common[chosen] < common[best]:
             self._drop(chosen)
             self._shared.share(best.slot, chosen.slot, common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
-        self._make_room(n_cells, [place for place in free if place is not chosen])
+        others = [place for place in free if place is not chosen]
+        if self._engine.resources.draft is None:  # which would have to read a text again
+            for place in others:
+                self._drop(place)
+        self._make_room(n_cells, others)
         return chosen
 
     def _n_reserved(self) -> int:
@@ -228,7 +241,11 @@ class Scheduler:
                 self._drop(place)
 
     def _drop(self, place: Place) -> None:
-        place.cache.truncate(0)
+        """Empty a place; a text worth it is kept outside of the cache."""
+        cache = place.cache
+        if self._shelf.wants(cache.tokens):
+            self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first))
+        cache.truncate(0)
         resources = self._engine.resources
         if resources.draft is not None:
             resources.of_slot(place.slot.index, len(self.places)).draft_context.clear()

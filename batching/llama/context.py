@@ -291,16 +291,25 @@ class Context:
         might take minutes. Uses sequence 1. Raises ContextError if llama.cpp makes no copy.
         """
         n = C.llama_memory_seq_pos_max(self._memory, 0) + 1
-        size = C.llama_state_seq_get_size(self._handle, 0)
-        state = (ctypes.c_uint8 * size)()
-        C.llama_state_seq_get_data(self._handle, state, size, 0)
+        state = self.copy_out(0)
         for first in range(n, n_tokens, n):
-            if C.llama_state_seq_set_data(self._handle, state, size, 1) != size:
+            if not self.copy_in(1, state):
                 raise ContextError(f"llama.cpp could not copy {n} tokens of {self.model.path}")
             C.llama_memory_seq_rm(self._memory, 1, n_tokens - first, -1)
             C.llama_memory_seq_add(self._memory, 1, 0, -1, first)
             C.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
             C.llama_memory_seq_rm(self._memory, 1, -1, -1)
+
+    def copy_out(self, seq_id: int) -> Any:
+        """A copy of a sequence in main memory: an array of bytes."""
+        size = C.llama_state_seq_get_size(self._handle, seq_id)
+        state = (ctypes.c_uint8 * size)()
+        C.llama_state_seq_get_data(self._handle, state, size, seq_id)
+        return state
+
+    def copy_in(self, seq_id: int, state: Any) -> bool:
+        """Put a copy into an empty sequence; returns whether there was room."""
+        return bool(C.llama_state_seq_set_data(self._handle, state, len(state), seq_id))
 
     def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
         """Decode single rows on one thread unless all threads are faster; batches keep all.

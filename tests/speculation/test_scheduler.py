@@ -81,6 +81,26 @@ def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
     assert [token.id for token in tokens] == writing.token_ids[1:]
 
 
+def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:
+    first, second = ([7 + (i * step) % 90 for i in range(200)] for step in (1, 3))
+    with ParallelEngine.load(tiny_model, EXACT, parallel=3) as engine:
+        places = engine._scheduler.places  # type: ignore[union-attr]
+        begun = engine.submit(first, method="ar", max_tokens=9).run()
+        engine.submit(second, method="ar", max_tokens=9).run()
+        assert [len(place.cache.tokens) for place in places].count(0) == 2
+        turn = [*first, *begun.token_ids, 5]
+        again = engine.submit(turn, method="ar", max_tokens=9).run()
+        assert again.stats.n_reused == 200 + 9 - 1
+        shared = engine.submit([*second[:150], 5], method="ar", max_tokens=9).run()
+        assert shared.stats.n_reused == 150
+        found = [again.token_ids, shared.token_ids]
+    with Engine.load(tiny_model, EXACT) as alone:
+        prompts = (turn, [*second[:150], 5])
+        assert found == [
+            alone.generate(p, method="ar", max_tokens=9).run().token_ids for p in prompts
+        ]
+
+
 def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine) -> None:
     running = [parallel.submit(PROMPT, method="ar", max_tokens=150) for _ in range(6)]
     for generation in running[:5]:
