@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PARALLEL = 4
-SEQUENCES = 32  # of a text: lookahead with its default window needs 31
+SEQUENCES = 40  # of a text: recycling's default tree needs them, lookahead's window 31
 
 
 class ParallelEngine(Engine):

@@ -139,7 +139,7 @@ def test_a_prediction_is_that_of_its_own_text_alone(parallel: ParallelEngine) ->
 def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
     running = parallel.submit(PROMPT, method="ar", max_tokens=60)
     wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
-    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 32"):
+    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 40"):
         wrong.run()
     with pytest.raises(InvalidParameter, match="method medusa reads the model's states, which"):
         parallel.submit(PROMPT, method="medusa", max_tokens=5).run()

@@ -90,8 +90,7 @@ def _step(
     cost.n_texts = len(texts)
     cost.n_past = sum(text.cache.n_past for text in texts) // len(texts)
     for text in texts:
-        text.started = clock.now
-        text.draft()
+        text.propose()
     choose(texts)
     rows = [text.rows() for text in texts]
     n_rows, before = sum(len(one) for one in rows), clock.now
