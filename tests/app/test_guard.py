@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Iterable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
-from app.guard import LARGEST_BODY, POLICY, Names
+from app.guard import LARGEST_BODY, POLICY, Guard, Names
 from tests.app.browser.chat import served
 
 EVIL = "evil.example"
@@ -145,3 +150,50 @@ def test_a_server_goes_by_loopback_names_and_by_what_it_listens_on(
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan")
     assert Names(listens).include(asked) is answers
+
+
+def guarded(**options: Any) -> TestClient:
+    """A server whose every address answers “ok”, behind the guard."""
+
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    names = Names("127.0.0.1", ["editor.example"])
+    guard = Guard(answers, names, endpoint={"/v1/models", "/completion"}, **options)
+    return TestClient(guard, base_url="http://127.0.0.1")
+
+
+def test_with_keys_every_address_but_health_needs_one() -> None:
+    client = guarded(keys=("first", "second"))
+    password = base64.b64encode(b"anyone:second").decode()
+    for headers in (
+        {"Authorization": "Bearer first"},
+        {"X-Api-Key": "second"},
+        {"Authorization": f"Basic {password}"},
+    ):
+        assert client.get("/v1/models", headers=headers).status_code == 200
+        assert client.get("/", headers=headers).status_code == 200
+    for headers in ({}, {"Authorization": "Bearer firs"}, {"Authorization": "Basic %"}):
+        refused = client.post("/completion", headers=headers)
+        kind = refused.json()["error"]["type"]
+        assert (refused.status_code, kind) == (401, "authentication_error")
+        page = client.get("/", headers=headers)
+        assert (page.status_code, page.headers["www-authenticate"][:5]) == (401, "Basic")
+    assert client.get("/health").status_code == 200
+
+
+def test_pages_of_an_allowed_origin_may_read_the_answers() -> None:
+    client = guarded()
+    allowed = {"Origin": "https://editor.example"}
+    asked = client.options(
+        "/completion", headers={**allowed, "Access-Control-Request-Headers": "Authorization"}
+    )
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-headers"] == "Authorization"
+    found = client.post("/completion", headers=allowed)
+    assert found.headers["access-control-allow-origin"] == "https://editor.example"
+    other = client.post("/completion", headers={"Origin": "https://evil.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (403, 403)
+    assert "access-control-allow-origin" not in other.headers
+    large = guarded(largest=3).post("/completion", content=b"four")
+    assert "the limit is" in large.json()["error"]["message"]
