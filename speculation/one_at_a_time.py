@@ -3,14 +3,12 @@ texts cannot do, such as drafting heads and recurrent models, works here."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 
-from batching.cache import check_fits
 from batching.target import Cancelled
 from speculation.continuation import Emitted
-from speculation.generation import GenerationRequest, Host
-from speculation.submitted import Submitted
+from speculation.generation import Host
+from speculation.submitted import Requests, Submitted
 
 
 class OneAtATime:
@@ -18,18 +16,8 @@ class OneAtATime:
 
     def __init__(self, engine: Host, wake: Callable[[], None]) -> None:
         """``wake`` is called when there is something to do."""
-        self._engine = engine
-        self._waiting: deque[Submitted] = deque()
+        self.requests = Requests(engine, wake)
         self._running: tuple[Submitted, Generator[Emitted, None, None]] | None = None
-        self._wake = wake
-
-    def submit(self, request: GenerationRequest) -> Submitted:
-        """Queue a request. Raises PromptTooLong if the prompt does not fit the context."""
-        check_fits(len(request.prompt) - 1, self._engine.context.n_ctx)
-        generation = Submitted(self._engine, request, self._wake)
-        self._waiting.append(generation)
-        self._wake()
-        return generation
 
     @property
     def n_running(self) -> int:
@@ -37,8 +25,7 @@ class OneAtATime:
 
     def end(self) -> None:
         """End all generations."""
-        while self._waiting:
-            self._waiting.popleft().finish("cancelled")
+        self.requests.end()
         self._finish("cancelled")
 
     def step(self) -> bool:
@@ -46,13 +33,11 @@ class OneAtATime:
 
         Returns False if there is nothing to do.
         """
-        for generation in [one for one in self._waiting if one.is_cancelled]:
-            self._waiting.remove(generation)
-            generation.finish("cancelled")
+        self.requests.end_cancelled()
         if self._running is None:
-            if not self._waiting:
+            if not self.requests.waiting:
                 return False
-            generation = self._waiting.popleft()
+            generation = self.requests.waiting.popleft()
             self._running = generation, generation.steps()
         generation, steps = self._running
         try:

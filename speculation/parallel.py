@@ -120,7 +120,7 @@ class ParallelEngine(Engine):
 
     def start(self, request: GenerationRequest) -> Submitted:
         """As ``submit``."""
-        return self._scheduler.submit(request)
+        return self._scheduler.requests.submit(request)
 
     _start = start
 

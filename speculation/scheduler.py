@@ -8,12 +8,11 @@ Prompts are read in chunks beside the texts that are written. A text is what it 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from batching.cache import Reading, SequenceCache, check_fits, common_prefix
+from batching.cache import Reading, SequenceCache, common_prefix
 from batching.errors import InvalidParameter
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
@@ -23,11 +22,11 @@ from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import Drafter, Requirements
 from speculation.fast_path import plain_steps
-from speculation.generation import GenerationRequest, Host
+from speculation.generation import Host
 from speculation.methods import Method
 from speculation.sampling import make_sampler
 from speculation.shelf import Shelf
-from speculation.submitted import Submitted
+from speculation.submitted import Requests, Submitted
 
 log = logging.getLogger(__name__)
 
@@ -123,19 +122,7 @@ class Scheduler:
         self._shared = Slots(engine.context, n_slots)
         self.places = [Place(slot) for slot in self._shared.slots]
         self._shelf = Shelf()
-        self._waiting: deque[Submitted] = deque()
-        self._wake = wake
-
-    def submit(self, request: GenerationRequest) -> Submitted:
-        """Queue a request; its generation starts when a place is free.
-
-        Raises PromptTooLong if the prompt does not fit the context.
-        """
-        check_fits(len(request.prompt) - 1, self._engine.context.n_ctx)
-        generation = Submitted(self._engine, request, self._wake)
-        self._waiting.append(generation)
-        self._wake()
-        return generation
+        self.requests = Requests(engine, wake)
 
     @property
     def n_running(self) -> int:
@@ -143,8 +130,7 @@ class Scheduler:
 
     def end(self) -> None:
         """End all generations."""
-        while self._waiting:
-            self._waiting.popleft().finish("cancelled")
+        self.requests.end()
         for text in self._active():
             self._end(text, "cancelled")
 
@@ -168,7 +154,7 @@ class Scheduler:
             log.exception("a step failed")
             for text in self._active():
                 self._fail(text, error)
-        return bool(self._waiting or self._active())
+        return bool(self.requests.waiting or self._active())
 
     # Requests and places
 
@@ -176,14 +162,12 @@ class Scheduler:
         for text in self._active():
             if text.generation.is_cancelled:
                 self._end(text, "cancelled")
-        for generation in [one for one in self._waiting if one.is_cancelled]:
-            self._waiting.remove(generation)
-            generation.finish("cancelled")
+        self.requests.end_cancelled()
 
     def _admit(self) -> None:
         """Give waiting requests free places, in order, while the context has room for them."""
-        while self._waiting:
-            generation = self._waiting[0]
+        while self.requests.waiting:
+            generation = self.requests.waiting[0]
             try:
                 place = self._place_for(generation)
                 if place is None:
@@ -191,7 +175,7 @@ class Scheduler:
                 place.text = ActiveText(self._engine, generation, place, len(self.places))
             except Exception as error:
                 generation.fail(error)
-            self._waiting.popleft()
+            self.requests.waiting.popleft()
 
     def _place_for(self, generation: Submitted) -> Place | None:
         """A free place with room for a text, and as much of its prompt as is kept anywhere.
@@ -271,7 +255,7 @@ class Scheduler:
 
     def _run_plain(self, text: ActiveText, writing: Continuation) -> None:
         def is_wanted() -> bool:
-            return bool(self._waiting) or text.generation.is_cancelled
+            return bool(self.requests.waiting) or text.generation.is_cancelled
 
         with self._failing(text):
             self._extend(text, _RUN_ROOM)

@@ -1,10 +1,12 @@
-"""A generation that a scheduler runs beside others: its tokens arrive from another thread."""
+"""Generations that a scheduler runs beside others: their tokens arrive from another thread."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from time import perf_counter
 
+from batching.cache import check_fits
 from speculation.channel import Channel
 from speculation.chat.detokenizer import Token
 from speculation.continuation import Emitted
@@ -66,3 +68,35 @@ class Submitted(Generation):
         async for tokens in self.channel:
             for token in tokens:
                 yield token
+
+
+class Requests:
+    """Requests in order of arrival, from any thread, for a scheduler to start.
+
+    waiting  those that have not started
+    """
+
+    def __init__(self, engine: Host, wake: Callable[[], None]) -> None:
+        """``wake`` is called when there is something to do."""
+        self.engine = engine
+        self.waiting: deque[Submitted] = deque()
+        self._wake = wake
+
+    def submit(self, request: GenerationRequest) -> Submitted:
+        """Queue a request. Raises PromptTooLong if the prompt does not fit the context."""
+        check_fits(len(request.prompt) - 1, self.engine.context.n_ctx)
+        generation = Submitted(self.engine, request, self._wake)
+        self.waiting.append(generation)
+        self._wake()
+        return generation
+
+    def end_cancelled(self) -> None:
+        """End those that were cancelled before they started."""
+        for generation in [one for one in self.waiting if one.is_cancelled]:
+            self.waiting.remove(generation)
+            generation.finish("cancelled")
+
+    def end(self) -> None:
+        """End all of them."""
+        while self.waiting:
+            self.waiting.popleft().finish("cancelled")

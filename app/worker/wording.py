@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from batching.errors import SpeculationError
+from speculation.system.console import FLAGS
 
 FIELDS = {
     "model": "“Model”",
     "draft_model": "“Draft model” under Model",
     "heads": "“Drafting heads” under Model",
     "n_ctx": "“Context” under Model",
-    "n_gpu_layers": "--gpu-layers",
-    "kv_type": "--kv-type",
-    "parallel": "--parallel",
-}
-FLAGS = {
-    "model": "--model",
-    "draft_model": "--draft-model",
-    "heads": "--heads",
-    "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
     "parallel": "--parallel",

@@ -13,6 +13,7 @@ FLAGS = {
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
+    "parallel": "--parallel",
 }
 
 
