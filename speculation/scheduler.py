@@ -334,7 +334,7 @@ class Scheduler:
             share = self._tree_rows(len(texts)) // len(texts)
             text.place.slot.n_batch = share + one.cache.n_deferred
             with self._failing(text):
-                self._extend(text, _TREE_ROOM)
+                self._extend(text, _TREE_ROOM + 1)  # a full context would end the text
                 one.propose()
                 one.started = start
                 drafted[text] = one

@@ -14,7 +14,7 @@ from typing import Any
 
 from batching.cache import common_prefix
 
-MAX_BYTES = 2**30
+MAX_BYTES = 2**29
 _LEAST = 32  # tokens; fewer are read as quickly
 
 

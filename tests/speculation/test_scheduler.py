@@ -102,7 +102,9 @@ def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_mod
 
 
 def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine) -> None:
-    running = [parallel.submit(PROMPT, method="ar", max_tokens=150) for _ in range(6)]
+    endless = SamplingParams(grammar="root ::= [a-z] root")
+    running = [parallel.submit(PROMPT, method="ar", sampling=endless) for _ in range(5)]
+    running.append(parallel.submit(PROMPT, method="ar", max_tokens=50))
     for generation in running[:5]:
         generation.close()
     assert [generation.run().finish_reason for generation in running[:5]] == ["cancelled"] * 5
@@ -117,6 +119,11 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     for method in ("ar", "suffix"):
         long = parallel.submit([5, 6, 7], method=method, sampling=sampling).run()
         assert (long.finish_reason, len(long.token_ids)) == ("context", n_ctx - 2)
+    for n_tokens in (n_ctx // 2, n_ctx // 2):  # the second time with the longest drafts
+        method = "suffix:p_min=0.001"
+        again = parallel.submit([5, 6, 7], method=method, sampling=sampling, max_tokens=n_tokens)
+        assert again.run().finish_reason == "length"
+    assert max(again.stats.rows_histogram) == 64
     # Idle texts make room; two long ones share what there is.
     both = parallel.generate_batch(([8, 9], [9, 8]), method="ar", sampling=sampling)
     n_tokens = sorted(len(one.token_ids) for one in both)
