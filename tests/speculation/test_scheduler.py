@@ -119,9 +119,9 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     for method in ("ar", "suffix"):
         long = parallel.submit([5, 6, 7], method=method, sampling=sampling).run()
         assert (long.finish_reason, len(long.token_ids)) == ("context", n_ctx - 2)
-    for n_tokens in (n_ctx // 2, n_ctx // 2):  # the second time with the longest drafts
-        method = "suffix:p_min=0.001"
-        again = parallel.submit([5, 6, 7], method=method, sampling=sampling, max_tokens=n_tokens)
+    for _ in range(2):  # the second time with the longest drafts
+        method, half = "suffix:p_min=0.001", n_ctx // 2
+        again = parallel.submit([5, 6, 7], method=method, sampling=sampling, max_tokens=half)
         assert again.run().finish_reason == "length"
     assert max(again.stats.rows_histogram) == 64
     # Idle texts make room; two long ones share what there is.
