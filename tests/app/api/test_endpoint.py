@@ -149,7 +149,13 @@ def test_a_structured_reply_fits_its_schema(client: OpenAI) -> None:
 
 def test_choices_differ_and_share_their_prompt(client: OpenAI) -> None:
     found = client.chat.completions.create(
-        model="tiny", messages=HELLO, max_tokens=8, n=3, temperature=1.5
+        model="tiny",
+        messages=HELLO,
+        max_tokens=8,
+        n=3,
+        temperature=1.5,
+        seed=1,
+        extra_body={"ignore_eos": True},
     )
     assert len({choice.message.content for choice in found.choices}) == 3
     assert found.usage is not None and found.usage.completion_tokens == 24
