@@ -29,7 +29,7 @@ from speculation.chat.tools import ToolFormat, tool_format
 
 
 def routes(service: Service) -> APIRouter:
-    """The routes, of ``service``."""
+    """The routes that ``service`` answers."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions")
@@ -38,7 +38,7 @@ def routes(service: Service) -> APIRouter:
         requests = await service.chat_requests(asked)
         reply = ChatReply(service, asked, requests)
         if asked.stream:
-            return streamed(http, reply.chunks(await reply.run.started()))
+            return streamed(reply.chunks(await reply.run.started()))
         await while_connected(http, reply.run.finish())
         return JSONResponse(finite(await reply.whole()))
 
@@ -54,7 +54,7 @@ def routes(service: Service) -> APIRouter:
         requests, _ = await service.completion_requests(asked)
         reply = TextReply(service, asked, requests)
         if asked.stream:
-            return streamed(http, reply.chunks(await reply.run.started()))
+            return streamed(reply.chunks(await reply.run.started()))
         await while_connected(http, reply.run.finish())
         return JSONResponse(finite(reply.whole()))
 
@@ -161,7 +161,6 @@ class ChatStream:
 
     def take(self, event: Event, with_logprobs: bool) -> list[dict[str, Any]]:
         deltas: list[Delta] = []
-        reason = None
         if isinstance(event, Opening):
             self._parser = ReplyParser(self._format, event.mark)
         elif isinstance(event, Text):

@@ -20,7 +20,7 @@ _STARTED = time.time()
 
 
 def routes(service: Service) -> APIRouter:
-    """The route, of ``service``."""
+    """The route that ``service`` answers."""
     router = APIRouter()
 
     @router.get("/metrics")

@@ -31,7 +31,7 @@ from speculation.sampling import SamplingParams
 
 
 def routes(service: Service) -> APIRouter:
-    """The routes, of ``service``."""
+    """The routes that ``service`` answers."""
     router = APIRouter()
 
     @router.get("/health")
@@ -128,7 +128,7 @@ def routes(service: Service) -> APIRouter:
         requests, is_list = await service.completion_requests(asked)
         run = service.run(requests)
         if asked.stream:
-            return streamed(http, _chunks(service, asked, run, await run.started()))
+            return streamed(_chunks(service, asked, run, await run.started()))
         await while_connected(http, run.finish())
         found = [
             await _whole(service, asked, request, number, gathered)
@@ -185,6 +185,7 @@ async def _whole(
     done = gathered.done
     assert done is not None
     text = gathered.text
+    prompt, _ = await answer(service.backend, Render(request))
     found: dict[str, Any] = {
         "index": number,
         "content": text,
@@ -195,7 +196,7 @@ async def _whole(
         "tokens_predicted": done.n_tokens,
         "tokens_evaluated": done.n_prompt,
         "generation_settings": settings(request, service),
-        "prompt": await _prompt(service, request),
+        "prompt": prompt,
         "has_new_line": "\n" in text,
         "truncated": done.finish_reason == "context",
         "stop_type": _stop_type(done),
@@ -209,16 +210,6 @@ async def _whole(
         return found
     selected = {path: _at(found, path) for path in asked.response_fields}
     return {path: value for path, value in selected.items() if value is not None}
-
-
-async def _prompt(service: Service, request: ChatRequest) -> str:
-    """The prompt as the model reads it."""
-    if request.prompt and all(isinstance(part, str) for part in request.prompt):
-        tokens = await answer(service.backend, Tokenize(str(request.prompt[0]), add_special=True))
-        ids = [token for token, _ in tokens]
-        return str(await answer(service.backend, Detokenize(tuple(ids))))
-    ids = [part for part in request.prompt if isinstance(part, int)]
-    return str(await answer(service.backend, Detokenize(tuple(ids))))
 
 
 def _at(found: Mapping[str, Any], path: str) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.api.errors import ApiError, error_body
@@ -24,7 +22,6 @@ FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
 # llama-server's, so that its clients get the same texts.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-OPEN_ENDED = ("grammar", "json_schema")
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
     ]
 
 
-def streamed(http: Request, chunks: AsyncIterator[Any]) -> EventSourceResponse:
+def streamed(chunks: AsyncGenerator[Any, None]) -> EventSourceResponse:
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
     the work."""
 
@@ -175,12 +172,10 @@ def streamed(http: Request, chunks: AsyncIterator[Any]) -> EventSourceResponse:
                 yield ServerSentEvent(data, sep="\n")
         except ApiError as error:
             yield ServerSentEvent(dumps(error.body), sep="\n")
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             yield ServerSentEvent(dumps(error_body(str(error), 500)), sep="\n")
             raise
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()
 
     return EventSourceResponse(sent(), sep="\n", ping=3600)

@@ -179,6 +179,9 @@ class LocalBackend:
             return self._engine().model.detokenize(question.tokens).decode("utf-8", "replace")
         if isinstance(question, Render):
             engine, request = self._engine(), question.request
+            if not request.messages:
+                tokens = _prompt_tokens(engine.model, request.prompt)
+                return engine.model.detokenize(tokens).decode("utf-8", "replace"), len(tokens)
             options = _chat_options(engine, request)
             text = chat_text(engine.model, request.messages, **options)
             return text, len(chat_prompt(engine.model, request.messages, **options).tokens)

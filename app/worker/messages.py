@@ -287,8 +287,8 @@ class Detokenize:
 
 @dataclass(frozen=True)
 class Render:
-    """A conversation to write in the model's chat format; answered with that text, and the number
-    of its tokens."""
+    """A request whose prompt is to be shown; answered with the text that the model reads, and the
+    number of its tokens."""
 
     request: ChatRequest
 

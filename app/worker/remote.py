@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
+_GOES_ON = "The next request starts a new one."
 MOST_DEATHS = 2  # a model that has ended the process so often in a row is not loaded by itself
 
 
@@ -86,7 +87,7 @@ class Process:
         self,
         arguments: list[str],
         on_status: Callable[[Status], None],
-        on_death: Callable[[Process, str], None],
+        on_death: Callable[[str], None],
     ) -> None:
         """``on_death`` is told why the process ended, unless ``close`` ended it."""
         self._on_status = on_status
@@ -168,14 +169,15 @@ class Process:
         code = self._process.wait()
         self._hearing.join(1.0)
         why = self._killed_for or _reason(code, self._last_words)
-        message = f"The engine's process ended: {why}. The next request starts a new one."
+        message = f"The engine's process ended: {why}. {_GOES_ON}"
+        if not self._is_closing:
+            log.error("%s", message)
+            self._on_death(message)  # before anyone can find it dead and start another
         with self._lock:
             self.is_dead = True
             left = list(self._events.values())
             self._events.clear()
-        if not self._is_closing:
-            log.error("%s", message)
-            self._on_death(self, message)
+        self._outbox.close(0.0)
         for events in left:
             events.put(Failed(message, message, "error"))
             events.put(None)
@@ -274,12 +276,12 @@ class RemoteBackend:
             self._asleep = None
         self._status = status if status.model else replace(status, model=self._asleep)
 
-    def _take_death(self, process: Process, message: str) -> None:
+    def _take_death(self, message: str) -> None:
         self._n_deaths += 1
         if self._n_deaths >= MOST_DEATHS:
             message = (
-                f"{message.removesuffix(' The next request starts a new one.')} That was "
-                f"{self._n_deaths} times in a row: load this model again, or another one."
+                f"{message.removesuffix(_GOES_ON)}That was {self._n_deaths} times in a row: load "
+                f"this model again, or another one."
             )
         self._asleep = self._status.model
         self._status = Status(self._asleep, error=message)

@@ -192,6 +192,8 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
     ).json()
     assert (stopped["content"], stopped["stop_type"]) == (one[:2], "word")
     assert stopped["stopping_word"] == one[2:4]
+    mixed = http.post("/completion", json={"prompt": [*tokens, "a dog"], "n_predict": 1}).json()
+    assert mixed["prompt"] == "<s>the cata dog"
 
 
 def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
