@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from app.worker.messages import Failed
 from tests.support.paths import ROOT
 
 WEDGED = """
-import os, signal
+import os, signal, sys
 from app import __main__
 from app.worker import remote
 
 def stopped(self):
     process = started(self)
     os.kill(process._process.pid, signal.SIGSTOP)
+    print(process._process.pid, file=sys.stderr, flush=True)
     return process
 
 started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
@@ -58,7 +60,8 @@ def test_ctrl_c_ends_the_app_even_if_the_engine_does_not_respond(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
+            assert process.stdout is not None and process.stderr is not None
+            stopped = int(process.stderr.readline())
             assert "press Ctrl-C to stop" in process.stdout.readline()
             process.send_signal(signal.SIGINT)
             if presses == 1:
@@ -71,3 +74,5 @@ def test_ctrl_c_ends_the_app_even_if_the_engine_does_not_respond(
             assert process.returncode == -signal.SIGINT
         finally:
             process.kill()
+            with suppress(ProcessLookupError):  # a stopped process cannot end by itself
+                os.kill(stopped, signal.SIGKILL)
