@@ -11,11 +11,11 @@ from typing import Protocol
 
 from batching.errors import CannotRewind, PromptTooLong, TreeTooWide
 from batching.rows import Rows, text_rows
-from batching.target import Cancelled, Output, Target, Watch
+from batching.slots import decoding
+from batching.target import ALL, END, Cancelled, Output, Target, Watch
+from batching.together import Coroutine
 from batching.tree import NO_LIMIT, Floats
 
-END = -1  # llama.cpp's "to the last position"
-ALL = -1  # llama.cpp's "any sequence"
 TAIL = 8  # tokens after the saved state: the next prompt may differ in the last few
 MAX_SAVED = 3
 # Chunk size when hidden states are read (every such row also gets a row of logits), and how many
@@ -153,7 +153,7 @@ class SequenceCache:
             n_before=n,
         )
 
-    def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
+    def extend(self, tokens: Sequence[int], embeddings: Floats | None = None) -> Coroutine[Output]:
         """Commit ``tokens`` in one decode; the last row, ``len(tokens) - 1``, has output.
 
         ``embeddings``, (n, n_embd), is for models that take them as input.
@@ -161,13 +161,10 @@ class SequenceCache:
         n_past, n = self.n_past, len(tokens)
         seq_ids = range(self.n_seq)
         try:
-            if n == 1 and embeddings is None:
-                output = self.target.decode_row(tokens[0], n_past, seq_ids)
-            else:
-                outputs = [False] * (n - 1) + [True]
-                positions = range(n_past, n_past + n)
-                rows = Rows(tokens, positions, [seq_ids] * n, outputs, embeddings)
-                output = self.target.decode(rows)
+            outputs = [False] * (n - 1) + [True]
+            positions = range(n_past, n_past + n)
+            rows = Rows(tokens, positions, [seq_ids] * n, outputs, embeddings)
+            output = yield from decoding(self.target, rows)
         except BaseException:
             self.truncate(n_past)
             raise

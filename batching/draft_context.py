@@ -5,18 +5,22 @@ level's output. Every node that may get children has its own sequence: the commi
 path to the node. A node's first child continues its parent's sequence; its other children get
 copies. A tree is dropped after use, but the accepted part of a chain stays cached. A target that
 cannot rewind returns to the state saved before the tree. Rows may carry embeddings computed by a
-head; these are always decoded again once the true ones are known. Pure bookkeeping over
-``Target``.
+head; these are always decoded again once the true ones are known. What decodes is a coroutine
+(``together``). Pure bookkeeping over ``Target``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batching.cache import END, SequenceCache, common_prefix
+from batching.cache import Reading, SequenceCache, common_prefix
 from batching.rows import Rows
-from batching.target import Output, Target
+from batching.slots import decoding
+from batching.target import END, Output, Target
+from batching.together import Coroutine
 from batching.tree import NO_LIMIT, Floats
+
+_ONE_SEQUENCE = (range(1),)
 
 
 class DraftContext:
@@ -35,7 +39,7 @@ class DraftContext:
         self._depth = 0
         self.root_row = 0
 
-    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
         """Commit ``prompt`` without its last token, reusing the cached prefix.
 
         Raises TreeTooWide if the context has fewer than ``n_leaves`` sequences.
@@ -43,11 +47,12 @@ class DraftContext:
         self._drop_tree(0)
         self._cache.reserve(n_leaves)
         self.n_leaves = n_leaves
-        self._cache.prefill(prompt[:-1])
-
-    def clear(self) -> None:
-        """Forget the text."""
-        self.begin([0])
+        reading = Reading(self._cache, prompt[:-1])
+        try:
+            while (rows := reading.next_rows()) is not None:
+                reading.take((yield from decoding(self.target, rows)))
+        finally:
+            reading.close()
 
     @property
     def n_past(self) -> int:
@@ -56,9 +61,12 @@ class DraftContext:
 
     def keep(self, n_tokens: int, n_leaves: int) -> None:
         """Keep the first ``n_tokens`` committed tokens; later trees have ``n_leaves``."""
-        self.begin([*self._cache.tokens[:n_tokens], 0], n_leaves)
+        self._drop_tree(0)
+        self._cache.reserve(n_leaves)
+        self.n_leaves = n_leaves
+        self._cache.truncate(n_tokens)
 
-    def root(self, tokens: Sequence[int]) -> Output:
+    def root(self, tokens: Sequence[int]) -> Coroutine[Output]:
         """Commit ``tokens``, the whole text, and start a tree below it.
 
         ``tokens`` must extend the text of the last call. The last token's output is in row
@@ -66,7 +74,9 @@ class DraftContext:
         """
         return self.extend(tokens[self._cache.n_past :])
 
-    def extend(self, new_tokens: Sequence[int], embeddings: Floats | None = None) -> Output:
+    def extend(
+        self, new_tokens: Sequence[int], embeddings: Floats | None = None
+    ) -> Coroutine[Output]:
         """Like ``root`` with only the new tokens; ``embeddings`` are (n, n_embd)."""
         n_reused = 0
         is_limited = self.target.n_rewind < NO_LIMIT
@@ -82,7 +92,7 @@ class DraftContext:
         for start in range(0, len(pending), n_batch):
             chunk = pending[start : start + n_batch]
             inputs = None if embeddings is None else embeddings[start : start + n_batch]
-            output = self._cache.extend(chunk, inputs)
+            output = yield from self._cache.extend(chunk, inputs)
             self.root_row = len(chunk) - 1
         if is_limited:  # the coming tree cannot be rewound
             self._cache.save()
@@ -90,7 +100,7 @@ class DraftContext:
 
     def level(
         self, parents: Sequence[int], tokens: Sequence[int], embeddings: Floats | None = None
-    ) -> Output:
+    ) -> Coroutine[Output]:
         """Decode the next level in one batch; row i of the output belongs to token i.
 
         ``parents[i]`` is the index of token i's parent in the previous level (0 for the root).
@@ -99,7 +109,8 @@ class DraftContext:
         n_past = self._cache.n_past
         depth = self._depth
         if self.n_leaves == 1 and embeddings is None:  # a chain
-            output = self.target.decode_row(tokens[0], n_past + depth, range(1))
+            rows = Rows(tokens, (n_past + depth,), _ONE_SEQUENCE, (True,))
+            output = yield from decoding(self.target, rows)
             self._depth += 1
             self._chain.append(tokens[0])
             return output
@@ -127,7 +138,7 @@ class DraftContext:
             [True] * len(tokens),
             embeddings,
         )
-        output = self.target.decode(rows)
+        output = yield from decoding(self.target, rows)
         self._seq_of = seqs
         self._depth += 1
         if not self._forked:

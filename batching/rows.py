@@ -89,8 +89,8 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
 def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
     """The rows of several texts as one batch, and for each text the row of its tree's root.
 
-    A part is a text's rows and the first of its sequences, which becomes its sequence 0. Rows have
-    no embeddings.
+    A part is a text's rows and the first of its sequences, which becomes its sequence 0. All rows
+    have embeddings, or none.
     """
     if len(parts) == 1:
         ((rows, first),) = parts
@@ -111,7 +111,9 @@ def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
             seq_ids += [range(first + ids[0][0], first + ids[0][-1] + 1)] * len(ids)
         else:
             seq_ids += (ids if isinstance(ids, SeqIds) else SeqIds(ids)).moved(first)
-    return Rows(tokens, positions, seq_ids, outputs), starts
+    embeddings = [rows.embeddings for rows, _ in parts if rows.embeddings is not None]
+    joined = np.concatenate(embeddings) if embeddings else None
+    return Rows(tokens, positions, seq_ids, outputs, joined), starts
 
 
 def n_sequences(tree: TokenTree) -> int:

@@ -8,10 +8,13 @@ not know of the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from batching.cache import ALL, END
+import numpy as np
+
 from batching.rows import Rows, pack
-from batching.target import Output, Target, Watch
+from batching.target import ALL, END, Output, Target, Watch
+from batching.together import Coroutine, Work
 from batching.tree import Floats
 
 
@@ -35,6 +38,12 @@ class Slots:
         rows, starts = pack([(rows, slot.first) for slot, rows in parts])
         output = self.target.decode(rows, watch)
         return [PartOutput(output, start) if start else output for start in starts]
+
+    def encode(self, parts: Sequence[Floats]) -> list[Floats]:
+        """What ``Context.encode`` makes of the features of several slots."""
+        target: Any = self.target
+        ends = np.cumsum([len(part) for part in parts])
+        return np.split(target.encode(np.concatenate(parts)), ends[:-1])
 
     def share(self, source: Slot, dest: Slot, n_tokens: int) -> None:
         """Let ``dest``, which is empty, start with the first ``n_tokens`` tokens of ``source``."""
@@ -73,6 +82,14 @@ class Slot:
     def n_rewind(self) -> int:
         return self._target.n_rewind
 
+    def work(self, rows: Rows) -> Work:
+        """The decode of ``rows`` as work for ``together``."""
+        return Work(self._shared.decode, (self, rows), rows.embeddings is None)
+
+    def encoding(self, features: Floats) -> Work:
+        """``Context.encode`` as work for ``together``."""
+        return Work(self._shared.encode, features)
+
     def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
         return self._shared.decode([(self, rows)], watch)[0]
 
@@ -108,6 +125,31 @@ class Slot:
 
     def restore(self, state: object, n_tokens: int) -> None:
         self._target.restore(state, n_tokens)
+
+
+def decoding(target: Target, rows: Rows) -> Coroutine[Output]:
+    """Decode ``rows``; those of a slot, together with those of others."""
+    if isinstance(target, Slot):
+        output: Output = yield target.work(rows)
+        return output
+    if _is_lone_row(rows):
+        return target.decode_row(rows.tokens[0], rows.positions[0], rows.seq_ids[0])  # type: ignore[arg-type]
+    return target.decode(rows)
+
+
+def _is_lone_row(rows: Rows) -> bool:
+    """Whether ``Target.decode_row`` can decode it."""
+    is_plain = len(rows) == 1 and rows.embeddings is None and rows.outputs[0]
+    return is_plain and isinstance(rows.seq_ids[0], range)
+
+
+def encoding(target: Any, features: Floats) -> Coroutine[Floats]:
+    """Run the encoder of a head, as ``Context.encode``; for a slot, together with others."""
+    if isinstance(target, Slot):
+        encoded: Floats = yield target.encoding(features)
+        return encoded
+    encoded = target.encode(features)
+    return encoded
 
 
 class PartOutput:

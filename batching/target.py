@@ -13,6 +13,9 @@ from batching.tree import Floats
 
 Watch = Callable[[float], bool]
 
+END = -1  # llama.cpp's "to the last position"
+ALL = -1  # llama.cpp's "any sequence"
+
 
 class Cancelled(Exception):
     """The caller cancelled prompt processing. The cache stays usable."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from batching.cache import SequenceCache
 from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
+from batching.together import Coroutine, own_time
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, Step
 from speculation.stats import Stats
@@ -101,11 +102,13 @@ class Continuation:
         tree = TokenTree(self.tokens[-1])
         return lambda output, row: verifier.verify(tree, output, sampler)[1]
 
-    def begin(self) -> None:
+    def begin(self) -> Coroutine[None]:
         """Give the prompt to the drafters, and request the states they need from the target."""
         start = perf_counter()
         for drafter in self.drafters:
-            drafter.begin(self.tokens)
+            reading = drafter.begin(self.tokens)
+            if reading is not None:
+                yield from reading
         self.stats.prefill_seconds += perf_counter() - start
         needed = Requirements.of_all(drafter.requires for drafter in self.drafters)
         self.cache.target.want_hidden(needed.hidden)
@@ -127,13 +130,13 @@ class Continuation:
             return False  # the first step also decodes the end of the prompt
         return not any(drafter.strength(self.tokens) for drafter in self.drafters)
 
-    def propose(self) -> None:
+    def propose(self) -> Coroutine[None] | None:
         """Draft the next step's tree if a drafter would; else the step is plain."""
         self.steps_plain = self.is_plain()
         if self.steps_plain:
             self.tree = _ALONE
-        else:
-            self.draft()
+            return None
+        return self.draft()
 
     def end_plain(self) -> None:
         """Show the drafters the plain steps that they have not seen yet."""
@@ -142,9 +145,9 @@ class Continuation:
                 drafter.observe_plain(self.plain)
             self.plain = PlainSteps([], [])
 
-    def draft(self) -> None:
+    def draft(self) -> Coroutine[None]:
         """Draft the next step's tree."""
-        start = perf_counter()
+        start = own_time.now()
         self.end_plain()
         cache, tokens = self.cache, self.tokens
         target, n_past, n_rewind = cache.target, cache.n_past, cache.target.n_rewind
@@ -157,13 +160,15 @@ class Continuation:
         # The root is the last token; this step computes its KV entry.
         self.tree = tree = TokenTree(tokens[-1])
         for drafter in self.drafters:
-            drafter.draft(tokens, tree, budget)
+            drafting = drafter.draft(tokens, tree, budget)
+            if drafting is not None:
+                yield from drafting
         if self.chooser is not None:
             budget = self.chooser.budget
         elif budget.chain_only:
             tree.keep(tree.likeliest_path()[: budget.max_depth])
         self.budget = budget
-        self.draft_seconds = perf_counter() - start
+        self.draft_seconds = own_time.now() - start
 
     def rows(self) -> Rows:
         """The rows of the tree, preceded by the end of the prompt if that is not decoded yet; the

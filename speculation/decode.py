@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
+from batching.together import run
 from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
 from speculation.fast_path import plain_steps
@@ -18,7 +19,7 @@ def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> I
     its last token, even if the generator is closed early.
     """
     try:
-        text.begin()
+        run(text.begin())
         while True:
             if text.is_plain():
                 # No drafter would draft: plain steps, without a tree.
@@ -26,7 +27,7 @@ def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> I
                     yield emitted
             else:
                 # 1. Draft a tree below the last token, and keep what is worth its rows.
-                text.draft()
+                run(text.draft())
                 choose([text])
                 rows = text.rows()
                 # 2. Decode the whole tree in one forward pass.

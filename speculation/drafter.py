@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from batching.cache import StateReader
 from batching.target import Output
+from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost import Cost
 from speculation.heads.kind import HeadsKind
@@ -140,13 +141,20 @@ class Drafter:
     cost: Cost | None = None
     budget: DraftBudget = DraftBudget()
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new text starts with ``prompt``, whose last token is the root of the first tree."""
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
+        """A new text starts with ``prompt``, whose last token is the root of the first tree.
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+        A coroutine if it takes work that can be shared with other texts, as ``draft``.
+        """
+
+    def draft(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> Coroutine[None] | None:
         """Add drafts to ``tree`` within ``budget``.
 
-        ``tokens`` is the whole text so far, including the prompt; its last token is the root.
+        ``tokens`` is the whole text so far, including the prompt; its last token is the root. A
+        coroutine (``batching.together``) if drafting takes decodes or forward passes that are done
+        together with those of other texts.
         """
 
     def keep(self, tree: TokenTree, nodes: list[int]) -> None:

@@ -378,7 +378,7 @@ def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
 
 def _draft_params(context: Context) -> ContextParams:
     """Parameters of a draft model's context: as long as the target's, with fewer branches."""
-    n_batch, n_seq_max = min(context.n_batch, context.n_ctx), max(16, context.n_seq_max // 4)
+    n_batch, n_seq_max = min(context.n_batch, context.n_ctx), max(16, 2 * context.n_seq_max // 5)
     return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=n_seq_max)
 
 

@@ -48,8 +48,7 @@ class ParallelEngine(Engine):
         **settings: Any,
     ) -> ParallelEngine:
         """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
-        of the context are divided among them. None = 4, or 1 where only one text can be written
-        with all that is loaded: with drafting heads, and with a recurrent or hybrid model.
+        of the context are divided among them. None = 4, or 1 with a recurrent or hybrid model.
 
         Measures the cost of a decode if that is not known yet, and calls ``measuring`` meanwhile;
         an exception it raises ends loading. Raises InvalidParameter if the model cannot write so
@@ -83,7 +82,7 @@ class ParallelEngine(Engine):
         context = self.context
         is_limited = context.n_rewind < NO_LIMIT
         if parallel is None:
-            parallel = 1 if is_limited or self.resources.heads else DEFAULT_PARALLEL
+            parallel = 1 if is_limited else DEFAULT_PARALLEL
         most = 1 if is_limited else context.n_seq_max
         if not 1 <= parallel <= most:
             reason = "; a recurrent or hybrid model writes one text at a time" if is_limited else ""

@@ -111,16 +111,31 @@ class Resources:
         return self.keep(("estimates", name), make)
 
     def of_slot(self, index: int, n_slots: int) -> Resources:
-        """The resources for a text beside others: the draft model's slot instead of its context.
-
-        Heads are left out, since their contexts follow one text.
-        """
+        """The resources for a text beside others: its slots in the contexts of the draft model and
+        the heads."""
         view = copy(self)
-        view.heads = {}
+        view.heads = {kind: self._head_of_slot(kind, index, n_slots) for kind in self.heads}
         draft = self.draft
         if draft is not None:
-            view.draft = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[index]
+            slot = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[index]
+            slot.n_batch = draft.n_batch // n_slots
+            view.draft = slot
         return view
+
+    def _head_of_slot(self, kind: str, index: int, n_slots: int) -> Any:
+        head = self.heads[kind]
+        if not hasattr(head, "of_slot"):  # it keeps nothing of a text
+            return head
+        return self.keep(("head of slot", kind, index), lambda: head.of_slot(index, n_slots))
+
+    def forget_text(self) -> None:
+        """Free the cells that a text has in the contexts of the draft model and the heads."""
+        if self.draft is not None:
+            self.draft_context.keep(0, 1)
+        for head in self.heads.values():
+            context = self._kept.get(("head context", head))
+            if context is not None:
+                context.clear()
 
     @property
     def draft_context(self) -> DraftContext:

@@ -2,7 +2,8 @@
 
 The two halves of a step are those of a single text (``continuation``). In between, the drafts worth
 their rows are chosen among all texts together (``choice``), and all rows go into one batch.
-Prompts are read in chunks beside the texts that are written. A text is what it would be alone.
+Prompts are read in chunks beside the texts that are written. What drafts with a model of its own
+does so for all texts in one batch (``batching.together``). A text is what it would be alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.target import Output
+from batching.together import Coroutine, Running, advance
 from speculation.choice import choose, follow
 from speculation.continuation import Continuation, Emitted
-from speculation.drafter import Drafter, Requirements
+from speculation.drafter import Requirements
 from speculation.fast_path import plain_steps
 from speculation.generation import Host
 from speculation.methods import Method
@@ -54,7 +56,8 @@ class Place:
 class ActiveText:
     """A generation in a place: reading its prompt, then writing.
 
-    writing  its continuation; None while the prompt is read
+    writing   its continuation; None while the prompt is read
+    drafting  what drafts its next tree, until that is done
     """
 
     def __init__(self, engine: Host, generation: Submitted, place: Place, n_slots: int) -> None:
@@ -62,15 +65,24 @@ class ActiveText:
         self.generation = generation
         self.place = place
         self.writing: Continuation | None = None
+        self.drafting: Running | None = None
+        self._has_begun = False
         engine.resources.sampling = generation.sampling
         engine.resources.prediction = generation.prediction
         self._resources = engine.resources.of_slot(place.slot.index, n_slots)
-        if generation.method.spec.heads:  # left out of the resources of a slot
-            raise _reads_states(generation.method)
         self._drafters = generation.method.drafters(self._resources)
-        _check(generation.method, self._drafters, place.slot)
+        needed = Requirements.of_all(drafter.requires for drafter in self._drafters)
+        is_chosen = any(drafter.cost is not None for drafter in self._drafters)  # as fits the slot
+        if not is_chosen:
+            _check_branches(generation.method, needed.branches, place.slot)
         self._sampler = make_sampler(generation.sampling, engine.model, engine.context.n_ctx)
-        self.reading = Reading(place.cache, generation.prompt[:-1], defer=True)
+        self.reading = Reading(
+            place.cache,
+            generation.prompt[:-1],
+            needed.prompt_reader,
+            # If states are read, every row of a step has output; a prompt's rows must not.
+            defer=not needed.reads_states,
+        )
         generation.stats.n_reused = self.reading.n_reused
         self._tell_progress()
 
@@ -85,7 +97,18 @@ class ActiveText:
         self.writing = self.generation.continuation(
             self.place.cache, self._drafters, self._sampler, self._resources
         )
-        self.writing.begin()
+
+    def propose(self) -> Coroutine[None] | None:
+        """As ``Continuation.propose``; the first time, the drafters begin."""
+        assert self.writing is not None
+        if self._has_begun:
+            return self.writing.propose()
+        self._has_begun = True
+        return self._begin(self.writing)
+
+    def _begin(self, writing: Continuation) -> Coroutine[None]:
+        yield from writing.begin()
+        yield from writing.draft()
 
     def read(self, output: Output) -> None:
         """A chunk of the prompt is decoded."""
@@ -102,6 +125,8 @@ class ActiveText:
     def end(self) -> None:
         """Leave the text in the cache, and the place to others."""
         try:
+            if self.drafting is not None:
+                self.drafting.close()
             if self.writing is None:
                 self.reading.close()
             else:
@@ -146,7 +171,8 @@ class Scheduler:
             self._end_cancelled()
             self._admit()
             texts = self._active()
-            if len(texts) == 1 and (writing := texts[0].writing) is not None and writing.is_plain():
+            writing = texts[0].writing if len(texts) == 1 else None
+            if writing is not None and texts[0].drafting is None and writing.is_plain():
                 self._run_plain(texts[0], writing)
             elif texts:
                 self._decode(texts)
@@ -206,7 +232,8 @@ class Scheduler:
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
-        if self._engine.resources.draft is None:  # which would have to read a text again
+        resources = self._engine.resources
+        if resources.draft is None and not resources.heads:  # they would have to read a text again
             for place in others:
                 self._drop(place)
         self._make_room(n_cells, others)
@@ -231,8 +258,7 @@ class Scheduler:
             self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first))
         cache.truncate(0)
         resources = self._engine.resources
-        if resources.draft is not None:
-            resources.of_slot(place.slot.index, len(self.places)).draft_context.clear()
+        resources.of_slot(place.slot.index, len(self.places)).forget_text()
 
     def _cells_for(self, generation: Submitted) -> int:
         """Cells for a text at first: up to its end, or a share of the context."""
@@ -331,13 +357,29 @@ class Scheduler:
             resources.known_cost.n_texts = max(1, len(written))
         drafted: dict[ActiveText, Continuation] = {}
         for text, one in written.items():
+            if text.drafting is not None:
+                continue
             share = self._tree_rows(len(texts)) // len(texts)
             text.place.slot.n_batch = share + one.cache.n_deferred
             with self._failing(text):
                 self._extend(text, _TREE_ROOM + 1)  # a full context would end the text
-                one.propose()
+                proposing = text.propose()
                 one.started = start
-                drafted[text] = one
+                if proposing is None:
+                    drafted[text] = one
+                else:
+                    text.drafting = Running(proposing)
+        running = [text.drafting for text in written if text.drafting is not None]
+        # A draft model may have a long prompt to read: then the others do not wait for this text.
+        while any(one.work for one in running) and perf_counter() - start < MAX_WAIT:
+            advance(running)
+        for text, one in written.items():
+            if (drafting := text.drafting) is not None and drafting.work is None:
+                text.drafting = None
+                with self._failing(text):
+                    if drafting.error is not None:
+                        raise drafting.error
+                    drafted[text] = one
         return drafted
 
     def _tree_rows(self, n_texts: int) -> int:
@@ -379,25 +421,14 @@ class Scheduler:
             text.generation.fail(error)
 
 
-def _reads_states(method: Method) -> InvalidParameter:
-    return InvalidParameter(
-        f"method {method.name} reads the model's states, which it cannot for several texts yet; "
-        f"use another method, or an engine for one text"
-    )
-
-
-def _check(method: Method, drafters: Sequence[Drafter], slot: Slot) -> None:
-    """Raise InvalidParameter if a method cannot draft beside other texts."""
-    needed = Requirements.of_all(drafter.requires for drafter in drafters)
-    if needed.reads_states or needed.prompt_reader is not None:
-        raise _reads_states(method)
-    is_chosen = any(drafter.cost is not None for drafter in drafters)  # as fits the slot
-    if needed.branches >= slot.n_seq_max and not is_chosen:
+def _check_branches(method: Method, n_branches: int, slot: Slot) -> None:
+    """Raise InvalidParameter if a method needs more sequences than a text has."""
+    if n_branches >= slot.n_seq_max:
         raise InvalidParameter(
-            f"method {method.name} needs {needed.branches + 1} sequences, a text has "
+            f"method {method.name} needs {n_branches + 1} sequences, a text has "
             f"{slot.n_seq_max} here; give it fewer branches or guesses, or load the model with a "
             f"lower {{parallel}}",
             settings=("parallel",),
-            requested=needed.branches + 1,
+            requested=n_branches + 1,
             available=slot.n_seq_max,
         )

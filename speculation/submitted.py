@@ -92,9 +92,10 @@ class Requests:
 
     def end_cancelled(self) -> None:
         """End those that were cancelled before they started."""
-        for generation in [one for one in self.waiting if one.is_cancelled]:
-            self.waiting.remove(generation)
-            generation.finish("cancelled")
+        for generation in list(self.waiting):  # a copy: other threads append
+            if generation.is_cancelled:
+                self.waiting.remove(generation)
+                generation.finish("cancelled")
 
     def end(self) -> None:
         """End all of them."""

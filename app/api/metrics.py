@@ -65,7 +65,7 @@ class _Found(Collector):
                 "Steps that accepted the draft at this position",
                 labels=["position"],
             )
-            for position, n_steps in enumerate(report.accepted):
+            for position, n_steps in enumerate(report.accepted or [0]):
                 counts.add_metric([str(position)], n_steps)
             yield counts
         n_running = len(report.running)

@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter
 
 from batching.errors import InvalidParameter
+from batching.together import Coroutine
 from batching.tree import TokenTree
 from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.fusion import fuse
@@ -160,13 +161,13 @@ class Auto(Drafter):
         prompt_reader = Requirements.of_all(readers).prompt_reader
         return replace(every, prompt_reader=prompt_reader, rows=1, branches=self._max_leaves)
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         self.cost.begin()
         self._n_tokens = len(prompt)
         curve = self._look_up(len(prompt))
         row = curve.table[-1] / (len(curve.table) - 1)
         for source in self.sources:
-            source.begin(prompt, row, self._plain)
+            yield from source.begin(prompt, row, self._plain)
 
     def _look_up(self, n_past: int) -> CostCurve:
         n_texts = self.cost.n_texts
@@ -194,7 +195,7 @@ class Auto(Drafter):
             source.skip()
             source.drafter.observe_plain(steps)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._n_tokens = len(tokens)
         curve = self._look_up(len(tokens) - 1)
         self.budget = shared = DraftBudget(
@@ -215,10 +216,13 @@ class Auto(Drafter):
                 firsts = [node for node, depth in enumerate(tree.depths) if depth == 1]
                 left = 1.0 - sum([path_probs[node] for node in firsts])
             strength = source.strength(tokens, now, plain, left, drafted)
+            if strength and source.is_unread:
+                yield from source.read(plain)
+                strength = source.strength(tokens, now, plain, left, drafted)
             if not strength:
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
-            source.draft(tokens, own, shared, strength, left)
+            yield from source.draft(tokens, own, shared, strength, left)
             source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
             asked.append(source)
 

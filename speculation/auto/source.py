@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from time import perf_counter
 
+from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.drafting.estimates import RATE
@@ -106,7 +106,7 @@ class Source:
         self._left = 1.0
         self._follows = False  # whether it was asked and has seen every step since
 
-    def begin(self, prompt: Sequence[int], row: float, plain: float) -> None:
+    def begin(self, prompt: Sequence[int], row: float, plain: float) -> Coroutine[None]:
         """A new text starts. The drafter reads it now if that takes next to nothing.
 
         Otherwise it waits until the gain missed in this text would have paid for reading it: a text
@@ -117,7 +117,12 @@ class Source:
         """
         self._prompt, self._missed, self._follows = prompt, 0.0, False
         if self.gains.reading * plain <= 2 * EXPLORATION * row:
-            self._read(plain)
+            yield from self.read(plain)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the drafter has to read the text before it can draft."""
+        return self._prompt is not None
 
     @property
     def reads_prompt(self) -> bool:
@@ -133,6 +138,8 @@ class Source:
         drafted: float = 0.0,
     ) -> int:
         """The strength with which to ask it after ``tokens``; 0 if it is not worth its time.
+
+        While it ``is_unread``, 1 if it should read the text now.
 
         now      steps so far
         plain    seconds of a plain step
@@ -150,18 +157,21 @@ class Source:
                 self._owed = to_read
             elif gain <= 0.0 or self._missed < to_read:
                 return 0
-            self._read(plain)
+            return 1
         strength = min(self.drafter.strength(tokens), len(gains.by_strength) - 1)
         if strength and (may_explore or gains.expected(strength, left, drafted) > 0.0):
             return strength
         return 0
 
-    def _read(self, plain: float) -> None:
+    def read(self, plain: float) -> Coroutine[None]:
+        """Let the drafter read the text."""
         prompt, self._prompt = self._prompt, None
         assert prompt is not None
-        start = perf_counter()
-        self.drafter.begin(prompt)
-        self.gains.learn_reading(len(prompt), (perf_counter() - start) / plain)
+        start = own_time.now()
+        reading = self.drafter.begin(prompt)
+        if reading is not None:
+            yield from reading
+        self.gains.learn_reading(len(prompt), (own_time.now() - start) / plain)
 
     def draft(
         self,
@@ -170,19 +180,21 @@ class Source:
         budget: DraftBudget,
         strength: int,
         left: float,
-    ) -> None:
+    ) -> Coroutine[None]:
         """Add its drafts to ``tree``, which has no others."""
-        start = perf_counter()
-        self.drafter.draft(tokens, tree, budget)
+        start = own_time.now()
+        drafting = self.drafter.draft(tokens, tree, budget)
+        if drafting is not None:
+            yield from drafting
         self.asked_with, self._left, self._follows = strength, left, True
-        self.seconds = perf_counter() - start
+        self.seconds = own_time.now() - start
 
     def observe(self, step: Step) -> None:
         """Pass on a step, whether or not it was asked in it."""
         if self._follows:
-            start = perf_counter()
+            start = own_time.now()
             self.drafter.observe(step)
-            self.seconds += perf_counter() - start
+            self.seconds += own_time.now() - start
 
     def skip(self) -> None:
         """There were steps that it has not seen."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 from batching.draft_context import DraftContext
-from batching.errors import InvalidParameter
+from batching.errors import CacheFull, InvalidParameter
+from batching.together import Coroutine, own_time
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.confidence import LevelTime
@@ -116,30 +116,33 @@ class DraftModel(Drafter):
         self._level_time = level_time or LevelTime()
         self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
         self._estimates.new_text()
-        self._context.begin(prompt, self.params.width)
         if self._sampler is not None:
             self._sampler.begin(prompt)
+        return self._context.begin(prompt, self.params.width)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._first_path = []
         context, params = self._context, self.params
         if len(tokens) + params.draft_max * params.width >= context.target.n_ctx:
             return  # the draft model's context is full: plain decoding from here on
         if budget.max_depth < 1:
             return  # the text's last token
-        start = perf_counter()
-        output, first = context.root(tokens), context.root_row
-        nodes = grow(
-            partial(self._children, self._level_time.min_path_prob(budget)),
-            context.level,
-            output,
-            first,
-            depth=min(params.draft_max, budget.max_depth),
-            width=params.width,
-        )
-        self._level_time.record(perf_counter() - start, nodes)
+        start = own_time.now()
+        try:
+            output = yield from context.root(tokens)
+            nodes = yield from grow(
+                partial(self._children, self._level_time.min_path_prob(budget)),
+                context.level,
+                output,
+                context.root_row,
+                depth=min(params.draft_max, budget.max_depth),
+                width=params.width,
+            )
+        except CacheFull:  # other texts have its cells
+            return
+        self._level_time.record(own_time.now() - start, nodes)
         if nodes and max(depths_of(nodes)) >= params.draft_min:
             self._add(nodes, tree, budget)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.errors import InvalidParameter
+from batching.together import Coroutine
 from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec
 from speculation.drafting.head_drafter import (
@@ -96,10 +97,11 @@ class FixedTreeDrafter(HeadDrafter):
 
     def _grow(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
-    ) -> tuple[list[Candidate], Sequence[int]]:
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]]]:
         assert isinstance(self.params, Eagle1Params)
         context = self._context
-        nodes = grow_static(self.params.shape, context.top, context.level, output, row)
+        shape = self.params.shape
+        nodes = yield from grow_static(shape, context.top, context.level, output, row)
         return nodes, range(len(nodes))
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
+from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.drafting.last_state import LastState
-from speculation.heads.medusa import Heads
+from speculation.heads.medusa import Heads, Ints
 from speculation.heads.medusa_file import KIND
 from speculation.heads.tree import (
     MAX_NODES,
@@ -120,14 +121,14 @@ class Medusa(Drafter):
         self._estimates.new_text()
         self._state.reset()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         hidden = self._state.get(tokens)
         self._predictions = []
         if hidden is None:
             return  # the first step of a text, or it missed a step
-        self._predictions = self._predict(
-            hidden, _N_CHOICES if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
-        )
+        n = _N_CHOICES if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
+        tokens_probs = yield Work(self._heads.top, (hidden, n))
+        self._predictions = self._predictions_of(*tokens_probs)
         if budget.min_path_prob:
             self._add_likeliest(tree, budget)
         else:
@@ -140,9 +141,8 @@ class Medusa(Drafter):
         self._predictions = []
         self._state.observe(step)
 
-    def _predict(self, hidden: Floats, n: int) -> list[list[tuple[int, int, float]]]:
-        """The ``n`` likeliest tokens of each head, with their acceptance probabilities."""
-        tokens, probs = self._heads.top(hidden, n)
+    def _predictions_of(self, tokens: Ints, probs: Floats) -> list[list[tuple[int, int, float]]]:
+        """The likeliest tokens of each head, with their acceptance probabilities."""
         predictions = []
         for head, (choices, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
             first = 10 * min(head, _MAX_HEADS - 1)

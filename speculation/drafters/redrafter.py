@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
-from batching.tree import TokenTree
+from batching.together import Coroutine, Work
+from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.confidence import PRIORS, LevelTime
 from speculation.drafting.estimates import Estimates
@@ -26,7 +27,7 @@ from speculation.drafting.tree_growth import (
     top_tokens,
     with_target_ids,
 )
-from speculation.heads.redrafter import RecurrentHead
+from speculation.heads.redrafter import Beams, Level, RecurrentHead
 from speculation.heads.redrafter_file import KIND
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
@@ -71,6 +72,7 @@ class ReDrafter(TreeDrafter):
         self._head = head
         self._top = with_target_ids(top_tokens, head.tokens)
         self._state = LastState()
+        self._above: Level
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
@@ -82,14 +84,14 @@ class ReDrafter(TreeDrafter):
 
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> tuple[list[Candidate], Sequence[int]] | None:
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
         hidden, params = self._state.get(tokens), self.params
         if hidden is None:
             return None  # the first step of a text, or it missed a step
-        nodes = grow(
+        nodes = yield from grow(
             self._children(self._top, params.beams, budget),
-            self._head.level,
-            self._head.root(hidden, tokens[-1]),
+            self._level,
+            (yield from self._root(hidden, tokens[-1])),
             0,
             depth=min(params.length, budget.max_depth),
             width=params.beams,
@@ -97,6 +99,15 @@ class ReDrafter(TreeDrafter):
         if budget.min_path_prob:
             return nodes, best_nodes(nodes, budget.room(tree))
         return nodes, top_beams(nodes, params.beams)
+
+    def _root(self, hidden: Floats, token: int) -> Coroutine[Level]:
+        """Decode the text's last token, which was chosen from ``hidden``."""
+        self._above = yield Work(self._head.advance, Beams(hidden, [token], None))
+        return self._above
+
+    def _level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Level]:
+        self._above = yield Work(self._head.advance, self._above.below(parents, tokens))
+        return self._above
 
 
 def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batching.cache import END
 from batching.rows import Rows
-from batching.target import Output
+from batching.slots import decoding
+from batching.target import END, Output
+from batching.together import Coroutine, done, run
 from batching.tree import Floats
 from speculation.drafting.head_context import HeadKVState
 from speculation.drafting.tree_growth import Scores
@@ -44,34 +45,42 @@ class BlockContext(HeadKVState[BlockHead]):
         self._depth = min(depth, self.head.n_drafts, self.head.context.n_batch - 1)
         return self._depth
 
+    def clear(self) -> None:
+        """Forget the text, and free its cells."""
+        self.begin(())
+        self.head.context.seq_rm(0, 0, END)
+
     def read(self, first: int, n: int, output: Output) -> None:
         super().read(first, n, output)
-        self._add_rows(first + n)  # at once: the states of a whole prompt would take much memory
+        run(
+            self._add_rows(first + n)
+        )  # at once: the states of a whole prompt would take much memory
 
-    def root(self, tokens: Sequence[int]) -> tuple[Scores, int] | None:
+    def root(self, tokens: Sequence[int]) -> Coroutine[tuple[Scores, int] | None]:
         """Decode a block after ``tokens``, the whole text; return the scores of its first level.
 
         None if the state before the last token is unknown, or the context is full.
         """
         last = len(tokens) - 1
-        self._add_rows(last)
+        yield from self._add_rows(last)
         block = self.head.block(tokens[-1], self._depth)
         n_past, n, context = len(self._positions), len(block), self.head.context
         if not n_past or self._last_position != last - 1 or n_past + n > context.n_ctx:
             return None
         self._text += tokens[len(self._text) :]
-        output = self._decode(Rows(block, range(n_past, n_past + n), [range(1)] * n, [True] * n))
+        rows = Rows(block, range(n_past, n_past + n), [range(1)] * n, [True] * n)
+        output = yield from self._decode(rows)
         self._scores = _BlockLevel(self.head, output, 0, tokens[-1:], self._width)
         return self._scores, 0
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Scores:
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Scores]:
         """The block's scores for the children of ``tokens``, nodes of the previous level."""
         assert self._scores is not None, "a tree begins with its root"
         above = self._scores
         self._scores = _BlockLevel(self.head, above.output, above.depth + 1, tokens, self._width)
-        return self._scores
+        return done(self._scores)
 
-    def _add_rows(self, last: int) -> None:
+    def _add_rows(self, last: int) -> Coroutine[None]:
         """Decode rows for the collected states of tokens before ``last``."""
         new_positions, states = self._take_states(last)
         n_batch = self.head.context.n_batch
@@ -82,13 +91,13 @@ class BlockContext(HeadKVState[BlockHead]):
                 return
             inputs = np.stack(states[start : start + n_batch])
             positions = range(n_past, n_past + n)
-            self._decode(Rows([0] * n, positions, [range(1)] * n, [False] * n, inputs))
+            yield from self._decode(Rows([0] * n, positions, [range(1)] * n, [False] * n, inputs))
             self._positions += chunk
 
-    def _decode(self, rows: Rows) -> Output:
+    def _decode(self, rows: Rows) -> Coroutine[Output]:
         """Decode rows after those of the text, replacing the last block."""
         self.head.context.seq_rm(0, len(self._positions), END)
-        return self.head.context.decode(rows)
+        return decoding(self.head.context, rows)
 
 
 class _BlockLevel:

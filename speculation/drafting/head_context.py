@@ -21,7 +21,9 @@ import numpy as np
 from batching.cache import common_prefix
 from batching.draft_context import DraftContext
 from batching.rows import Rows
+from batching.slots import decoding
 from batching.target import Output
+from batching.together import Coroutine
 from batching.tree import Floats
 from speculation.drafting.tree_growth import Top, top_tokens, with_target_ids
 from speculation.heads.base import DraftHead, StateHead
@@ -140,12 +142,16 @@ class HeadContext(HeadKVState[DraftHead]):
             self._draft.keep(len(self._positions), n_leaves)
         return depth
 
+    def clear(self) -> None:
+        """Forget the text, and free its cells."""
+        self.begin(())
+
     def begin(self, tokens: Sequence[int]) -> int:
         first = super().begin(tokens)
         self._draft.keep(len(self._positions), self.n_leaves)
         return first
 
-    def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
+    def root(self, tokens: Sequence[int]) -> Coroutine[tuple[Output, int] | None]:
         """Decode rows for the new states of ``tokens``, the whole text; output and row of the last.
 
         None if the state before the last token is unknown, or if the context has no room for these
@@ -158,27 +164,29 @@ class HeadContext(HeadKVState[DraftHead]):
             return None
         self._text += tokens[len(self._text) :]
         new_tokens = [tokens[position] for position in positions]
-        embeddings = self.head.inputs(new_tokens, self.head.encode(np.stack(states)))
+        encoded = yield from self.head.encode(np.stack(states))
+        embeddings = self.head.inputs(new_tokens, encoded)
         if self._draft.n_past != len(self._positions):  # an error interrupted the last step
             self._draft.keep(len(self._positions), self.n_leaves)
         if len(new_tokens) > _MAX_OUTPUT_ROWS:  # a prompt: output only for the last row
             self.head.context.want_hidden(False)
             try:
-                self._draft.extend(new_tokens[:-1], embeddings[:-1])
+                yield from self._draft.extend(new_tokens[:-1], embeddings[:-1])
             finally:
                 self.head.context.want_hidden(True)
             new_tokens, embeddings = new_tokens[-1:], embeddings[-1:]
-        self._output = self._draft.extend(new_tokens, embeddings)
+        self._output = yield from self._draft.extend(new_tokens, embeddings)
         self._row = self._draft.root_row
         self._positions += positions
         return self._output, self._row
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Output]:
         """Decode ``tokens`` below nodes of the previous level; see ``DraftContext.level``."""
         assert self._output is not None, "a tree begins with its root"
         states = np.stack([self._output.hidden(self._row + parent) for parent in parents])
         self._row = 0
-        self._output = self._draft.level(parents, tokens, self.head.inputs(tokens, states))
+        inputs = self.head.inputs(tokens, states)
+        self._output = yield from self._draft.level(parents, tokens, inputs)
         return self._output
 
 
@@ -208,6 +216,10 @@ class AttachedHeadContext(_HeadContext[DraftHead]):
         self._last = -1
         return max(0, len(tokens) - 1)
 
+    def clear(self) -> None:
+        """Forget the text."""
+        self.begin(())
+
     def read(self, first: int, n: int, output: Output) -> None:
         self.add_state(first + n - 1, output, n - 1)
 
@@ -217,7 +229,7 @@ class AttachedHeadContext(_HeadContext[DraftHead]):
     def has_begun(self, prompt: Sequence[int]) -> bool:
         return self._text == list(prompt[:-1])
 
-    def root(self, tokens: Sequence[int]) -> tuple[Output, int] | None:
+    def root(self, tokens: Sequence[int]) -> Coroutine[tuple[Output, int] | None]:
         """Decode the text's last token; its output and row.
 
         None if the state before it is unknown.
@@ -225,21 +237,22 @@ class AttachedHeadContext(_HeadContext[DraftHead]):
         self._position = len(tokens) - 1
         if self._last != self._position - 1 or self._state is None:
             return None
-        return self._decode(tokens[-1:], self._state[None]), 0
+        return (yield from self._decode(tokens[-1:], self._state[None])), 0
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Output:
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Output]:
         assert self._output is not None, "a tree begins with its root"
         states = np.stack([self._output.hidden(parent) for parent in parents])
         return self._decode(tokens, states)
 
-    def _decode(self, tokens: Sequence[int], states: Floats) -> Output:
+    def _decode(self, tokens: Sequence[int], states: Floats) -> Coroutine[Output]:
         n = len(tokens)
+        encoded = yield from self.head.encode(states)
         rows = Rows(
             tokens,
             [self._position] * n,
             [range(1)] * n,
             [True] * n,
-            self.head.inputs(tokens, self.head.encode(states)),
+            self.head.inputs(tokens, encoded),
         )
-        self._output = self.head.context.decode(rows)
+        self._output = yield from decoding(self.head.context, rows)
         return self._output

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Protocol
 
-from batching.errors import InvalidParameter
+from batching.errors import CacheFull, InvalidParameter
+from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.drafting.block_context import BlockContext
@@ -118,23 +118,26 @@ class TreeDrafter(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._confidence.estimates.new_text()
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._confidence.set_candidates(())
-        start = perf_counter()
-        result = self._search(tokens, tree, budget)
+        start = own_time.now()
+        try:
+            result = yield from self._search(tokens, tree, budget)
+        except CacheFull:  # other texts have its cells
+            return
         if result is None:
             return
         nodes, chosen = result
         add_to_tree(nodes, chosen, tree, budget, self._confidence.acceptance_prob)
         self._confidence.set_candidates(nodes)
-        self._time.record(perf_counter() - start, nodes)
+        self._time.record(own_time.now() - start, nodes)
 
     def observe(self, step: Step) -> None:
         self._confidence.learn(step)
 
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> tuple[list[Candidate], Sequence[int]] | None:
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
         """All candidates, and the indexes of those to draft.
 
         None if the head cannot draft: no state yet, or its context is full.
@@ -192,7 +195,7 @@ class HeadDrafter(TreeDrafter):
         head = resources.require_heads(kind, method, what)
         return cls(
             params,
-            resources.keep(("head context", kind), lambda: _make_context(head)),
+            resources.keep(("head context", head), lambda: _make_context(head)),
             estimates=resources.estimates(kind, PRIORS),
             level_time=LevelTime.of(kind, resources) if timed else None,
         )
@@ -211,20 +214,21 @@ class HeadDrafter(TreeDrafter):
 
     def _search(
         self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
-    ) -> tuple[list[Candidate], Sequence[int]] | None:
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
         self._last = len(tokens) - 1
-        root = self._context.root(tokens)
-        return None if root is None else self._grow(*root, tree, budget)
+        root = yield from self._context.root(tokens)
+        return None if root is None else (yield from self._grow(*root, tree, budget))
 
     def _grow(
         self, output: Scores, row: int, tree: TokenTree, budget: DraftBudget
-    ) -> tuple[list[Candidate], Sequence[int]]:
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]]]:
         """Grow the tree from the root, whose logits are in ``row``; see ``_search``."""
         params, context = self.params, self._context
         assert isinstance(params, GrownParams), "subclasses with other parameters override this"
         children = self._children(context.top, params.width, budget, params.p_min)
         depth = min(self._depth, budget.max_depth)
-        nodes = grow(children, context.level, output, row, depth=depth, width=params.width)
+        level = context.level
+        nodes = yield from grow(children, level, output, row, depth=depth, width=params.width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
 
 

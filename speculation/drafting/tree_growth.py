@@ -2,8 +2,8 @@
 
 Take the likeliest tokens after each node of a level, decode the most promising of them, repeat.
 ``grow`` follows the draft's confidence, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858);
-``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Pure
-except for the decode function passed in.
+``grow_static`` uses a shape fixed by ranks, as in EAGLE (Li et al. 2024, arXiv 2401.15077). Both
+are coroutines. Pure except for the decode function passed in.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget
 from speculation.heads.tree import Path
@@ -49,12 +50,12 @@ Children = Callable[[Candidates, int, Floats], list[Candidate]]
 # (logits, k) -> the k likeliest tokens with their probabilities
 Top = Callable[[Floats, int], list[tuple[int, float]]]
 # (parents as indexes into the previous level, tokens) -> scores of the decoded level
-Level = Callable[[Sequence[int], Sequence[int]], Scores]
+Level = Callable[[Sequence[int], Sequence[int]], Coroutine[Scores]]
 
 
 def grow(
     children: Children, level: Level, output: Scores, row: int, *, depth: int, width: int
-) -> list[Candidate]:
+) -> Coroutine[list[Candidate]]:
     """Grow up to ``depth`` levels of candidates; parents come before their children.
 
     Decodes the ``width`` likeliest paths of each level except the last. The root's logits are in
@@ -74,14 +75,15 @@ def grow(
         order = sorted(range(first, len(nodes)), key=lambda c: -nodes[c].path_prob)
         chosen = sorted(order[:width])
         index = {candidate: i for i, candidate in enumerate(frontier)}
-        output = level([index[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen])
+        parents, tokens = [index[nodes[c].parent] for c in chosen], [nodes[c].token for c in chosen]
+        output = yield from level(parents, tokens)
         row, frontier = 0, chosen
     return nodes
 
 
 def grow_static(
     shape: Sequence[Path], top: Top, level: Level, output: Scores, row: int
-) -> list[Candidate]:
+) -> Coroutine[list[Candidate]]:
     """Grow a tree of fixed shape: paths of ranks, parents first, siblings by rank."""
     nodes: list[Candidate] = []
     index: dict[Path, int] = {(): -1}
@@ -103,7 +105,7 @@ def grow_static(
                         next_frontier.append(child)
         if next_frontier:
             row_of = {path: i for i, path in enumerate(frontier)}
-            output = level(
+            output = yield from level(
                 [row_of[path[:-1]] for path in next_frontier],
                 [nodes[index[path]].token for path in next_frontier],
             )

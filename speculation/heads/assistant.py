@@ -12,6 +12,8 @@ in its training, all rows of a step have the position of the text's last token.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
@@ -57,4 +59,6 @@ class AssistantHead(MtpHead):
     attends_to_target = True
 
     def _make_context(self, params: ContextParams, target: Context) -> Context:
-        return Context(self.model, params, other=target)
+        # Several texts have the sequences that they have in the target.
+        n_seq_max = max(params.n_seq_max, target.n_seq_max)
+        return Context(self.model, replace(params, n_seq_max=n_seq_max), other=target)

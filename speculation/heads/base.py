@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,9 @@ import numpy.typing as npt
 
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
+from batching.slots import Slot, Slots
 from batching.target import Output, Target
+from batching.together import Coroutine, done
 from batching.tree import Floats
 
 
@@ -58,7 +61,7 @@ class DraftHead(StateHead, Protocol):
         """Whether it attends to the target's KV cache and has none of its own."""
         ...
 
-    def encode(self, states: Floats) -> Floats:
+    def encode(self, states: Floats) -> Coroutine[Floats]:
         """Convert the target's states, (n, width), to those that rows take, (n, n_embd)."""
         ...
 
@@ -107,7 +110,8 @@ class HeadInContext:
     def __init__(self, model: Model) -> None:
         """``model`` has the head's layers; it is closed with the head."""
         self.model = model
-        self._context: Context | None = None
+        self._context: Context | Slot | None = None
+        self._slots: Slots | None = None
 
     def start(self, params: ContextParams, target: Context) -> None:
         """Create the context; ``params.flash_attn`` must be on or off, as in ``target``."""
@@ -117,18 +121,32 @@ class HeadInContext:
 
     def stop(self) -> None:
         """Free the context until the next start, for example while the target's is recreated."""
-        if self._context is not None:
+        if isinstance(self._context, Context):
             self._context.close()
-            self._context = None
+            self._context = self._slots = None
 
     def _make_context(self, params: ContextParams, target: Context) -> Context:
         return Context(self.model, params)
 
     @property
-    def context(self) -> Context:
+    def context(self) -> Target:
         if self._context is None:
             raise RuntimeError("start was not called before drafting")
         return self._context
+
+    def of_slot(self, index: int, n_slots: int) -> HeadInContext:
+        """The head for one of several texts: its context is a slot of this one's."""
+        if self._slots is None:
+            self._slots = Slots(self.context, n_slots)
+            for slot in self._slots.slots:
+                slot.wants_hidden = self.outputs_hidden
+                slot.n_batch //= n_slots
+        one = copy(self)
+        one._context = self._slots.slots[index]
+        return one
+
+    def encode(self, states: Floats) -> Coroutine[Floats]:
+        return done(states)
 
     def close(self) -> None:
         """Free the context and the model. Idempotent."""

@@ -100,9 +100,6 @@ class EagleHead(HeadInContext):
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
 
-    def encode(self, states: Floats) -> Floats:
-        return states
-
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
         rows: Floats = self._embeddings(tokens) @ self._token_matrix
         rows += states @ self._state_matrix

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.llama.private_api import check_layer_inputs, internal
+from batching.slots import encoding
+from batching.together import Coroutine
 from batching.tree import Floats
 from speculation.heads import eagle3_file
 from speculation.heads.aux_states import AuxStatesHead
@@ -43,8 +45,8 @@ KIND = llama_format("eagle-3", ARCHITECTURE, load_eagle3)
 class Eagle3Head(AuxStatesHead):
     """EAGLE-3's head over the inputs of three of the target's layers."""
 
-    def encode(self, states: Floats) -> Floats:
-        return self.context.encode(states)
+    def encode(self, states: Floats) -> Coroutine[Floats]:
+        return encoding(self.context, states)
 
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
         return states

@@ -94,9 +94,6 @@ class MtpHead(HeadInContext):
     def states_of(self, output: Output, row: int) -> Floats:
         return output.aux_hidden_states(row, self.layers)
 
-    def encode(self, states: Floats) -> Floats:
-        return states
-
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
         return states
 

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
-from speculation.drafting.tree_growth import Scores
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
 
@@ -81,23 +80,53 @@ class RecurrentHead(Protocol):
         """The target's ids of the draft vocabulary, (n_drafted,); None = the whole vocabulary."""
         ...
 
-    def root(self, hidden: Floats, token: int) -> Scores:
-        """Logits after ``token``, the text's last, in row 0; it was chosen from ``hidden``."""
-        ...
-
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Scores:
-        """Logits after ``tokens``, which follow the rows ``parents`` of the previous call."""
+    def advance(self, parts: Sequence[Beams]) -> list[Level]:
+        """The next level of each part."""
         ...
 
 
-class Rows(NamedTuple):
-    """Logits by row, (n, n_drafted)."""
+class Beams(NamedTuple):
+    """The beams of one text, n of them, to be continued.
+
+    hidden  the target's state from which the text's last token was chosen, (n_embd,)
+    tokens  the last token of each beam: at first that of the text alone
+    states  the head's state before it, (n, n_embd), from the level above; None at first
+    """
+
+    hidden: Floats
+    tokens: Sequence[int]
+    states: Any
+
+
+class Level(NamedTuple):
+    """The beams after their last tokens.
+
+    values  logits of the next, (n, n_drafted)
+    states  the head's states, (n, n_embd)
+    hidden  as in ``Beams``
+    """
 
     values: Floats
+    states: Any
+    hidden: Floats
 
     def logits(self, row: int) -> Floats:
         logits: Floats = self.values[row]
         return logits
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> Beams:
+        """The beams that continue the rows ``parents`` by ``tokens``."""
+        return Beams(self.hidden, tokens, self.states[list(parents)])
+
+
+def _split(parts: Sequence[Beams], values: Floats, states: Any) -> list[Level]:
+    """The levels of the parts, whose rows follow each other."""
+    levels, first = [], 0
+    for part in parts:
+        end = first + len(part.tokens)
+        levels.append(Level(values[first:end], states[first:end], part.hidden))
+        first = end
+    return levels
 
 
 class ReDrafterHead:
@@ -111,31 +140,27 @@ class ReDrafterHead:
         n_embd = len(weights.bias)
         self._state_matrix = np.ascontiguousarray(weights.mixing[:, :n_embd])
         self._hidden_matrix = np.ascontiguousarray(weights.mixing[:, n_embd:])
-        self._hidden: Floats = np.zeros(n_embd, np.float32)
-        self._offset: Floats = weights.mixing_bias  # B h + c, the same for all rows of a step
-        self._states: Floats = np.zeros((0, n_embd), np.float32)
 
-    def root(self, hidden: Floats, token: int) -> Rows:
-        self._hidden = hidden
-        self._offset = self._hidden_matrix @ hidden + self._weights.mixing_bias
-        return self._advance([token], None)
-
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        return self._advance(tokens, self._states[list(parents)])
-
-    def _advance(self, tokens: Sequence[int], states: Floats | None) -> Rows:
+    def advance(self, parts: Sequence[Beams]) -> list[Level]:
         w = self._weights
-        inner = self._embeddings(tokens) @ w.token.T + w.bias
-        if states is not None:
-            inner += states @ w.recurrent.T
-        self._states = _silu(inner)
-        u = _silu(self._states @ self._state_matrix.T + self._offset)
+        sizes = [len(part.tokens) for part in parts]
+        hidden = np.stack([part.hidden for part in parts])
+        # B h + c is the same for all rows of a text.
+        offset = np.repeat(hidden @ self._hidden_matrix.T + w.mixing_bias, sizes, axis=0)
+        inner = self._embeddings([token for part in parts for token in part.tokens]) @ w.token.T
+        inner += w.bias
+        first = 0
+        for part, size in zip(parts, sizes, strict=True):
+            if part.states is not None:
+                inner[first : first + size] += part.states @ w.recurrent.T
+            first += size
+        states = _silu(inner)
+        u = _silu(states @ self._state_matrix.T + offset)
         for matrix, bias in zip(w.blocks, w.block_biases, strict=True):
             u += _silu(u @ matrix.T + bias)
-        z = self._hidden + u @ w.projection.T
+        z = np.repeat(hidden, sizes, axis=0) + u @ w.projection.T
         # OpenBLAS is over twice as fast with the large matrix on the left, see ``heads.medusa``.
-        values: Floats = (w.output @ z.T).T
-        return Rows(values)
+        return _split(parts, (w.output @ z.T).T, states)
 
 
 class ReDrafterHeadOnGPU:
@@ -150,37 +175,33 @@ class ReDrafterHeadOnGPU:
         self._torch = torch
         self._device = device
         self._matrices = [self._to_device(array) for array in weights.matrices()]
-        self._hidden: Any = None
-        self._states: Any = None
-
-    def root(self, hidden: Floats, token: int) -> Rows:
-        self._hidden = self._to_device(hidden)
-        self._states = None
-        return self._advance([token])
-
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        self._states = self._states[list(parents)]
-        return self._advance(tokens)
 
     def _to_device(self, array: Floats) -> Any:
         return self._torch.from_numpy(np.array(array, np.float32)).to(self._device)
 
-    def _advance(self, tokens: Sequence[int]) -> Rows:
+    def advance(self, parts: Sequence[Beams]) -> list[Level]:
         torch, functional = self._torch, self._torch.nn.functional
         token, recurrent, bias, mixing, mixing_bias, *rest = self._matrices
         blocks, block_biases, projection, output = rest
+        sizes = [len(part.tokens) for part in parts]
+        embeddings = self._embeddings([token for part in parts for token in part.tokens])
         with torch.inference_mode():
-            inner = self._to_device(self._embeddings(tokens)) @ token.T + bias
-            if self._states is not None:
-                inner = inner + self._states @ recurrent.T
-            self._states = functional.silu(inner)
-            both = torch.cat([self._states, self._hidden.expand(len(tokens), -1)], dim=1)
-            u = functional.silu(both @ mixing.T + mixing_bias)
+            hidden = self._to_device(
+                np.repeat(np.stack([part.hidden for part in parts]), sizes, axis=0)
+            )
+            inner = self._to_device(embeddings) @ token.T + bias
+            first = 0
+            for part, size in zip(parts, sizes, strict=True):
+                if part.states is not None:
+                    inner[first : first + size] += part.states @ recurrent.T
+                first += size
+            states = functional.silu(inner)
+            u = functional.silu(torch.cat([states, hidden], dim=1) @ mixing.T + mixing_bias)
             for matrix, block_bias in zip(blocks, block_biases, strict=True):
                 u = u + functional.silu(u @ matrix.T + block_bias)
-            z = self._hidden + u @ projection.T
+            z = hidden + u @ projection.T
             values: Floats = (z @ output.T).cpu().numpy()
-        return Rows(values)
+        return _split(parts, values, states)
 
 
 def _silu(inner: Floats) -> Floats:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from batching.together import run
 from batching.tree import TokenTree
 from speculation.auto.drafter import Auto
 from speculation.choice import choose
@@ -25,8 +26,8 @@ class Clock:
 
 
 def use_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    for module in ("drafter", "source"):
-        monkeypatch.setattr(f"speculation.auto.{module}.perf_counter", clock)
+    for module in ("speculation.auto.drafter", "batching.together"):
+        monkeypatch.setattr(f"{module}.perf_counter", clock)
 
 
 class OneToken(Drafter):
@@ -57,7 +58,7 @@ def draft(auto: Auto, tokens: Sequence[int]) -> TokenTree:
     """The drafts that are decoded after ``tokens``."""
     text: Any = SimpleNamespace(chooser=auto, tokens=tokens, tree=TokenTree(tokens[-1]))
     text.draft_seconds = 0.0
-    auto.draft(tokens, text.tree, OneToken.budget)
+    run(auto.draft(tokens, text.tree, OneToken.budget))
     text.budget = auto.budget
     choose([text])
     tree: TokenTree = text.tree

@@ -18,6 +18,7 @@ from batching.cache import common_prefix
 from batching.errors import CannotRewind
 from batching.rows import Rows
 from batching.target import Cancelled, Output, Watch
+from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.heads.tree import best_tree
 
@@ -60,7 +61,12 @@ class FakeHeads:
     accuracy: Floats = np.array([[0.5, 0.3, 0.2]] * n_heads, np.float32)
     tree = best_tree(accuracy, 12)
 
-    def top(self, hidden: Floats, n: int) -> tuple[npt.NDArray[np.int64], Floats]:
+    def top(
+        self, parts: Sequence[tuple[Floats, int]]
+    ) -> list[tuple[npt.NDArray[np.int64], Floats]]:
+        return [self._top(hidden, n) for hidden, n in parts]
+
+    def _top(self, hidden: Floats, n: int) -> tuple[npt.NDArray[np.int64], Floats]:
         tokens = []
         for head in range(self.n_heads):
             correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
@@ -86,8 +92,8 @@ class FakeEagleHead:
     def states_of(self, output: Output, row: int) -> Floats:
         return output.hidden(row)
 
-    def encode(self, states: Floats) -> Floats:
-        return states
+    def encode(self, states: Floats) -> Coroutine[Floats]:
+        return done(states)
 
     def inputs(self, tokens: Sequence[int], states: Floats) -> Floats:
         return np.column_stack([np.array(tokens, np.float32), states])

@@ -17,6 +17,7 @@ import numpy as np
 from batching.draft_context import DraftContext
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
@@ -72,6 +73,12 @@ def started(path: Path, target: Path, method: str) -> Iterator[Any]:
             head.close()
 
 
+def draft(drafter: Drafter, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    drafting = drafter.draft(tokens, tree, budget)
+    assert drafting is not None, "drafters with heads are coroutines"
+    run(drafting)
+
+
 def check_a_tree(
     head: Any,
     features: Floats,
@@ -84,19 +91,19 @@ def check_a_tree(
     state after the last of the tokens, (n_embd,), by the reference. Returns the state after TEXT,
     and the logits there.
     """
-    states = head.encode(features)
+    states = run(head.encode(features))
     levels = DraftContext(head.context)
     levels.keep(0, 3)
-    output = levels.extend(TEXT, head.inputs(TEXT, states))
+    output = run(levels.extend(TEXT, head.inputs(TEXT, states)))
     root = output.hidden(levels.root_row).copy()
     logits = output.logits(levels.root_row).copy()
     np.testing.assert_allclose(root, after(TEXT, states), atol=atol)
 
-    output = levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root])))
+    output = run(levels.level([0, 0], [7, 8], head.inputs([7, 8], np.stack([root, root]))))
     first = np.stack([output.hidden(row).copy() for row in range(2)])
     # Encoding between two levels must not disturb the tree.
-    head.encode(features[:2])
-    output = levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]]))
+    run(head.encode(features[:2]))
+    output = run(levels.level([1, 0, 1], [9, 10, 11], head.inputs([9, 10, 11], first[[1, 0, 1]])))
     for row, path in enumerate([(8, 9), (7, 10), (8, 11)]):
         above = first[0 if path[0] == 7 else 1]
         expected = after([*TEXT, *path], np.stack([*states, root, above]))
@@ -137,20 +144,20 @@ def second_tree(drafter: Drafter, bonus: int, min_path_prob: float = 0.0) -> Tok
     text = [1, 2, 3]
     drafter.begin(text)
     tree = TokenTree(3)
-    drafter.draft(text, tree, DraftBudget())
+    draft(drafter, text, tree, DraftBudget())
     assert len(tree) == 1
     output = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     drafter.observe(Step(tree, output, [0], bonus))
     tree = TokenTree(bonus)
-    drafter.draft([*text, bonus], tree, DraftBudget(min_path_prob=min_path_prob))
+    draft(drafter, [*text, bonus], tree, DraftBudget(min_path_prob=min_path_prob))
     return tree
 
 
 def check_that_a_gap_is_noticed(drafter: Drafter) -> None:
     """After a step that it did not observe, ``drafter`` must not draft from the older state."""
     drafter.begin([1, 2])
-    drafter.draft([1, 2], TokenTree(2), DraftBudget())
+    draft(drafter, [1, 2], TokenTree(2), DraftBudget())
     drafter.observe(Step(TokenTree(2), FakeOutput([(1, 2)], [True], fake_logits, True), [0], 5))
     tree = TokenTree(9)
-    drafter.draft([1, 2, 5, 9], tree, DraftBudget())
+    draft(drafter, [1, 2, 5, 9], tree, DraftBudget())
     assert len(tree) == 1

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import batching.together
 import speculation.auto.drafter
-import speculation.auto.source
 import speculation.choice
 import speculation.continuation
 import speculation.decode
-import speculation.drafters.draft_model
 import speculation.fast_path
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
 from batching.target import Output
+from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.drafter import Auto, auto_spec
@@ -51,12 +51,11 @@ RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
 _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
 _MODULES = (
+    batching.together,
     speculation.auto.drafter,
-    speculation.auto.source,
     speculation.choice,
     speculation.decode,
     speculation.continuation,
-    speculation.drafters.draft_model,
     speculation.fast_path,
 )
 
@@ -212,13 +211,15 @@ class _Charged(Drafter):
         self.requires = drafter.requires
         self._n_seen = 0  # tokens at the last look
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
         self._clock.now += self._read * len(prompt)
-        self._drafter.begin(prompt)
+        return self._drafter.begin(prompt)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         n = len(tree)
-        self._drafter.draft(tokens, tree, budget)
+        drafting = self._drafter.draft(tokens, tree, budget)
+        if drafting is not None:
+            yield from drafting
         self._clock.now += DRAFT + self._node * (len(tree) - n)
 
     def observe(self, step: Step) -> None:
@@ -254,12 +255,12 @@ class _ChargedAuto(Drafter):
     def requires(self) -> Requirements:  # type: ignore[override]
         return self._auto.requires
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._auto.begin(prompt)
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
+        return self._auto.begin(prompt)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
+    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._clock.now += AUTO_ASK
-        self._auto.draft(tokens, tree, budget)
+        yield from self._auto.draft(tokens, tree, budget)
         self.budget = self._auto.budget
         if len(tree) > 1:
             self._clock.now += AUTO_SELECT
@@ -313,16 +314,17 @@ class RecordedDraft:
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
 
-    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> None:
+    def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
         self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
+        return done(None)
 
-    def root(self, tokens: Sequence[int]) -> RecordedDraft:
+    def root(self, tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         self.tree = self.text.drafts[len(tokens) - len(self.text.prompt)]
         return self.level((), ())
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> RecordedDraft:
+    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[RecordedDraft]:
         self._clock.now += self._seconds[min(max(1, len(tokens)), len(self._seconds)) - 1]
-        return self
+        return done(self)
 
     def logits(self, row: int) -> None:
         return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from batching.draft_context import DraftContext
 from batching.target import Output
+from batching.together import Coroutine, done, run
 from batching.tree import Floats
 from speculation.auto.calibration import measure
 from speculation.bench.prompt_file import Prompt
@@ -44,7 +45,7 @@ class Recorder(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self._tokens = list(prompt)
         if self._draft is not None:
-            self._draft.begin(prompt, WIDTH)
+            run(self._draft.begin(prompt, WIDTH))
             self.drafts.append(self._tree(self._draft))
 
     def observe(self, step: Step) -> None:
@@ -54,15 +55,15 @@ class Recorder(Drafter):
             self.drafts.append(self._tree(self._draft))
 
     def _tree(self, draft: DraftContext) -> Draft:
-        def level(parents: Sequence[int], tokens: Sequence[int]) -> Output:
+        def level(parents: Sequence[int], tokens: Sequence[int]) -> Coroutine[Output]:
             start = perf_counter()
-            output = draft.level(parents, tokens)
+            output = run(draft.level(parents, tokens))
             self.seconds[len(tokens) - 1].append(perf_counter() - start)
-            return output
+            return done(output)
 
         children = top_children(top_tokens, WIDTH, MIN_PROB, lambda candidate: candidate.prob)
-        output = draft.root(self._tokens)
-        nodes = grow(children, level, output, draft.root_row, depth=DEPTH, width=WIDTH)
+        output = run(draft.root(self._tokens))
+        nodes = run(grow(children, level, output, draft.root_row, depth=DEPTH, width=WIDTH))
         return [(node.parent, node.token, round(node.prob, 4)) for node in nodes]
 
 

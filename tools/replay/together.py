@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.cache import SequenceCache
+from batching.together import run
 from speculation.auto.cost import Cost
 from speculation.choice import choose, follow
 from speculation.continuation import Continuation
@@ -74,7 +75,7 @@ def _begun(
         stats=Stats(n_prompt=len(text.prompt)),
         max_length=len(text.prompt) + len(text.reply),
     )
-    continuation.begin()
+    run(continuation.begin())
     return continuation, target
 
 
@@ -90,7 +91,8 @@ def _step(
     cost.n_texts = len(texts)
     cost.n_past = sum(text.cache.n_past for text in texts) // len(texts)
     for text in texts:
-        text.propose()
+        if (proposing := text.propose()) is not None:
+            run(proposing)
     choose(texts)
     rows = [text.rows() for text in texts]
     n_rows, before = sum(len(one) for one in rows), clock.now

@@ -229,7 +229,7 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
         ({"speculation": {"method": "magic"}}, "there is no method 'magic'"),
         (
             {"speculation": {"method": "medusa"}},
-            "reads the model's states, which it cannot for several texts",
+            "method medusa needs medusa heads; load them with",
         ),
         ({"grammar": "nonsense"}, "the grammar does not parse"),
         ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "JSON schema"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from batching.together import run
 from batching.tree import TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
@@ -23,7 +24,7 @@ def test_auto_drafts_a_repetition_and_records_its_source() -> None:
     source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()), Gains((0.1, 0.3, 1.0, 2.0)))
     auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
     text = [5, 6, 7, 8, 9] * 4
-    auto.begin(text)
+    run(auto.begin(text))
     tree = draft(auto, text)
     assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
     assert set(tree.sources.values()) == {"suffix"}
@@ -37,7 +38,7 @@ def test_every_batch_size_counts_as_a_change_after_a_prompt(
     auto = auto_of(drafter, row=0.01, switch=0.5)
     n_rows = []
     for _ in range(2):
-        auto.begin([1])
+        run(auto.begin([1]))
         for prob in (0.3, 0.3, 0.0, 0.3):
             drafter.prob = prob
             n_rows.append(len(draft(auto, [1])))
@@ -54,7 +55,7 @@ def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
     cheap, expensive = OneToken(5, 0.0), OneToken(6, 0.8)
     expensive.use(clock, 0.3)
     auto = auto_of(cheap, expensive)
-    auto.begin([1])
+    run(auto.begin([1]))
     for _ in range(40):  # alone it is accepted and saves 0.9 of a step in 0.3
         take_step(auto, [1], clock, right=True)
     assert expensive.n_asked == 40

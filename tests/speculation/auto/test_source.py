@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from batching.together import run
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Gains, Source
@@ -32,7 +33,7 @@ def asked(
     steps = []
     for now in range(n_steps):
         if now % (steps_of_a_text or n_steps) == 0:
-            auto.begin([1] * 100)
+            run(auto.begin([1] * 100))
             tokens = [1] * 100
         if auto.strength(tokens):
             before = drafter.n_asked
@@ -105,7 +106,7 @@ def test_a_text_is_read_for_the_strength_that_gains_most(monkeypatch: pytest.Mon
     drafter.use(clock, 0.0, reading=0.1)
     source = Source("source", drafter, Gains((1.0, -1.0)))
     for _ in range(2):  # the first text shows what reading costs
-        source.begin([1] * 100, row=0.1, plain=1.0)
+        run(source.begin([1] * 100, row=0.1, plain=1.0))
     settings = {"now": 1, "plain": 1.0, "left": 0.5, "drafted": 1.0}
     beside = [source.strength([1] * 100, **settings) for _ in range(30)]  # type: ignore[arg-type]
     assert beside.index(1) in (19, 20)  # reading takes 10 steps, and an ask gains half a step
@@ -121,5 +122,5 @@ def test_short_texts_do_not_decide_what_reading_a_token_costs(
         source.drafter, "begin", lambda prompt: setattr(clock, "now", clock.now + 0.1)
     )
     for n_tokens in (10, 10, 10, 1000):
-        source.begin([1] * n_tokens, row=10.0, plain=1.0)
+        run(source.begin([1] * n_tokens, row=10.0, plain=1.0))
     assert 0.004 < source.gains.state()[-1] < 0.006  # 0.01 after the short ones

@@ -17,6 +17,7 @@ from batching.llama.batch import BatchMemory
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows, text_rows
+from batching.together import run
 from batching.tree import Floats
 from speculation.auto.cost import Cost, CostCurve
 from speculation.drafting.block_context import BlockContext
@@ -148,7 +149,7 @@ def test_a_block_matches_the_reference_after_prompts_of_different_lengths(
             context.seq_rm(-1, 0, -1)
             cache.tokens.clear()
             cache.prefill(text[: n - 1], reader=levels)
-            root = levels.root(text[:n])
+            root = run(levels.root(text[:n]))
             assert root is not None
             expected = block_by_reference(w, inputs[: n - 1], [text[n - 1], *[MASK] * 6])
             block = root[0].output  # type: ignore[attr-defined]
@@ -252,7 +253,9 @@ def test_the_heads_context_follows_the_text_over_several_turns(
     engine: Engine, counting: tuple[Path, Path]
 ) -> None:
     engine.generate([1], method="dflash", max_tokens=1).run()
-    levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
+    levels: object = engine.resources.keep(
+        ("head context", engine.resources.heads["dflash"]), lambda: None
+    )
     assert isinstance(levels, BlockContext)
     order, sampling = counted(), endless(engine)
     text: list[int] = [1, *order[:30]]
@@ -279,7 +282,9 @@ def test_the_heads_context_lacks_only_what_other_methods_generated(
     for method in ("dflash", "ar", "prompt-lookup", "dflash"):
         reply = engine.generate(text, method=method, sampling=sampling, max_tokens=100).run()
         text = [*text, *reply.token_ids, 60]
-    levels: object = engine.resources.keep(("head context", "dflash"), lambda: None)
+    levels: object = engine.resources.keep(
+        ("head context", engine.resources.heads["dflash"]), lambda: None
+    )
     assert isinstance(levels, BlockContext)
     missing = set(range(len(text) - 6)) - {*levels._positions}
     assert 100 < len(missing) < 240  # of 202; up to 64 are decoded again
@@ -346,7 +351,7 @@ def first_scores(head: DFlashHead, context: Context, text: list[int]) -> Scores:
     levels = BlockContext(head)
     levels.prepare(64, 4, 5)
     SequenceCache(context).prefill(text[:-1], reader=levels)
-    root = levels.root(text)
+    root = run(levels.root(text))
     assert root is not None
     return root[0]
 

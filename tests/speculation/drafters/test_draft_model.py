@@ -15,6 +15,7 @@ from batching.errors import InvalidParameter, VocabularyMismatch
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
@@ -97,9 +98,9 @@ def lengths(**params: float) -> list[int]:
     found = []
     for seed in range(40):
         prompt = prompt_of(seed)
-        drafter.begin(prompt)
+        run(drafter.begin(prompt))
         tree = TokenTree(prompt[-1])
-        drafter.draft(prompt, tree, DraftBudget())
+        run(drafter.draft(prompt, tree, DraftBudget()))
         found.append(len(tree) - 1)
     return found
 
@@ -186,11 +187,11 @@ def test_the_reported_probabilities_are_those_the_sampler_draws_from(engine: Eng
 
 def chain(levels: DraftContext, text: Sequence[int], n: int) -> list[int]:
     """The likeliest continuation, n tokens, decoded level by level."""
-    output = levels.root(text)
+    output = run(levels.root(text))
     token = output.argmax(levels.root_row)
     found = [token]
     while len(found) < n:
-        token = levels.level([0], [token]).argmax(0)
+        token = run(levels.level([0], [token])).argmax(0)
         found.append(token)
     return found
 
@@ -199,7 +200,7 @@ def test_an_accepted_chain_is_not_decoded_again() -> None:
     target = FakeTarget()
     levels = DraftContext(target)
     text = [1, 2, 3, 4]
-    levels.begin(text)
+    run(levels.begin(text))
     drafted = chain(levels, text, 4)
     target.decoded.clear()
     text += [*drafted[:3], 9]  # three drafts were accepted, then another token followed
@@ -212,13 +213,13 @@ def test_each_path_of_a_tree_sees_only_its_own_tokens() -> None:
     levels = DraftContext(target)
     text = [1, 2, 3]
     for n_leaves in (3, 4):
-        levels.begin(text, n_leaves)
-        levels.root(text)
-        levels.level([0, 0, 0], [5, 6, 7])
-        output = levels.level([1, 1, 2], [8, 9, 8])
+        run(levels.begin(text, n_leaves))
+        run(levels.root(text))
+        run(levels.level([0, 0, 0], [5, 6, 7]))
+        output = run(levels.level([1, 1, 2], [8, 9, 8]))
         for row, path in enumerate([(6, 8), (6, 9), (7, 8)]):
             np.testing.assert_array_equal(output.logits(row), fake_logits((*text, *path)))
-        output = levels.level([1], [4])
+        output = run(levels.level([1], [4]))
         np.testing.assert_array_equal(output.logits(0), fake_logits((*text, 6, 9, 4)))
         text = [*text, 6]
 

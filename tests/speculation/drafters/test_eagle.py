@@ -18,6 +18,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.rows import tree_rows
 from batching.target import Cancelled
+from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
@@ -102,14 +103,14 @@ def dynamic(prefix: tuple[int, ...], depth: int, width: int) -> list[Candidate]:
     """EAGLE-2's candidates when the draft is the fake target itself."""
     output_of = FakeTarget()
     levels = DraftContext(output_of)
-    levels.begin(prefix, width)
+    run(levels.begin(prefix, width))
 
     def children(nodes: Sequence[Candidate], parent: int, logits: Floats) -> list[Candidate]:
         reached = 1.0 if parent < 0 else nodes[parent].path_prob
         return [Candidate(parent, t, p, reached * p) for t, p in top_tokens(logits, width)]
 
-    output = levels.root(prefix)
-    return grow(children, levels.level, output, levels.root_row, depth=depth, width=width)
+    output = run(levels.root(prefix))
+    return run(grow(children, levels.level, output, levels.root_row, depth=depth, width=width))
 
 
 def softmax(logits: Floats) -> Floats:
@@ -155,10 +156,10 @@ def test_only_the_likeliest_paths_of_a_level_are_expanded() -> None:
 def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     levels = DraftContext(FakeTarget())
     text = (1, 2, 3)
-    levels.begin(text, 2)
-    output = levels.root(text)
+    run(levels.begin(text, 2))
+    output = run(levels.root(text))
     shape = parse_choices("0.0.1/1.0")
-    nodes = grow_static(shape, top_tokens, levels.level, output, levels.root_row)
+    nodes = run(grow_static(shape, top_tokens, levels.level, output, levels.root_row))
     ranked = np.argsort(-fake_logits(text))
     a, b = int(ranked[0]), int(ranked[1])
     aa, ba = (int(np.argmax(fake_logits((*text, t)))) for t in (a, b))
@@ -207,7 +208,7 @@ def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     cache.prefill(prompt[:-1], reader=levels)
     eagle.begin(prompt)
     tree = TokenTree(6)
-    eagle.draft(prompt, tree, DraftBudget())
+    run(eagle.draft(prompt, tree, DraftBudget()))
     one = int(fake_logits((1, 2, 3, 4, 5, 6)).argmax())
     # Three states of the prompt were read, those of 3, 4 and 5; the head itself then saw 4, 5, 6.
     assert head.rows == [
@@ -223,7 +224,7 @@ def test_every_row_gets_its_token_and_the_state_before_it() -> None:
     cache.commit(rows, [0, 1])
     eagle.observe(Step(tree, output, [0, 1], 9))
     target.want_hidden(False)
-    eagle.draft([*prompt, one, 9], TokenTree(9), DraftBudget())
+    run(eagle.draft([*prompt, one, 9], TokenTree(9), DraftBudget()))
     assert head.rows[:2] == [(one, state(*prompt)), (9, state(*prompt, one))]
 
 
@@ -241,7 +242,7 @@ def test_another_prompt_reuses_the_rows_of_the_common_prefix() -> None:
         head.rows.clear()
         assert cache.prefill(prompt[:-1], reader=levels) == reused
         eagle.begin(prompt)
-        eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget())
+        run(eagle.draft(prompt, TokenTree(prompt[-1]), DraftBudget()))
         assert head.rows == expected
         assert len(head.context.tokens_of(0)) == len(prompt) - 1
 
@@ -252,18 +253,18 @@ def test_unobserved_steps_leave_a_gap_and_a_step_without_a_draft() -> None:
     eagle = FixedTreeDrafter(Eagle1Params(choices="0"), HeadContext(head))
     eagle.begin([1, 2])
     tree = TokenTree(2)
-    eagle.draft([1, 2], tree, DraftBudget())
+    run(eagle.draft([1, 2], tree, DraftBudget()))
     assert len(tree) == 1  # no states of the prompt were read
     cache = SequenceCache(target)
     cache.prefill([1])
-    output = cache.extend([2])
+    output = run(cache.extend([2]))
     eagle.observe(Step(TokenTree(2), output, [0], 3))
     tree = TokenTree(7)
-    eagle.draft([1, 2, 3, 5, 7], tree, DraftBudget())
+    run(eagle.draft([1, 2, 3, 5, 7], tree, DraftBudget()))
     assert len(tree) == 1
-    cache.extend([3, 5])
-    eagle.observe(Step(TokenTree(7), cache.extend([7]), [0], 8))
-    eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8), DraftBudget())
+    run(cache.extend([3, 5]))
+    eagle.observe(Step(TokenTree(7), run(cache.extend([7])), [0], 8))
+    run(eagle.draft([1, 2, 3, 5, 7, 8], TokenTree(8), DraftBudget()))
     assert head.rows == [(8, state(1, 2, 3, 5, 7))]
 
 
@@ -278,7 +279,7 @@ def test_a_cancelled_prompt_is_read_from_where_it_stopped() -> None:
         cache.prefill(prompt[:-1], reader=levels, cancelled=lambda: next(stops))
     assert cache.prefill(prompt[:-1], reader=levels) == 2  # the states of these were read
     eagle.begin(prompt)
-    eagle.draft(prompt, TokenTree(6), DraftBudget())
+    run(eagle.draft(prompt, TokenTree(6), DraftBudget()))
     assert [token for token, _ in head.rows] == [2, 3, 4, 5, 6]
 
 
@@ -303,7 +304,7 @@ def test_a_full_head_context_ends_drafting_without_an_error() -> None:
         SequenceCache(FakeTarget()).prefill(prompt[:-1], reader=levels)
         eagle.begin(prompt)
         tree = TokenTree(prompt[-1])
-        eagle.draft(prompt, tree, DraftBudget())
+        run(eagle.draft(prompt, tree, DraftBudget()))
         assert (len(tree) > 1) == drafted
 
 

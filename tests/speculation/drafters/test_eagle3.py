@@ -17,6 +17,7 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
 from batching.target import Output
+from batching.together import run
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
@@ -219,7 +220,7 @@ def test_the_native_graph_matches_the_reference_on_every_path_of_a_tree(
     expected = Reference(path, target)
     features = np.random.default_rng(1).standard_normal((len(TEXT), 96)).astype(np.float32)
     with started(path, target, "eagle-3") as head:
-        np.testing.assert_allclose(head.encode(features), expected.encode(features), atol=1e-5)
+        np.testing.assert_allclose(run(head.encode(features)), expected.encode(features), atol=1e-5)
         root, logits = check_a_tree(head, features, expected.after)
     tokens = list(VARIANTS[variant].get("tokens", range(N_TINY)))
     np.testing.assert_allclose(logits[tokens], expected.logits(root), atol=1e-4)

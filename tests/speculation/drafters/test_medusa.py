@@ -21,6 +21,7 @@ from batching.errors import (
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.target import Output
+from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.medusa import Medusa, MedusaParams
@@ -92,11 +93,13 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
     heads = MedusaHeads(weights)
     hidden = np.ones(2, np.float32)
     # W h + b = (1, 1), SiLU(1) = 0.73106, so the state becomes (1.73106, 1.73106).
-    np.testing.assert_allclose(heads.logits(hidden), [[1.73106, -1.73106, 3.46212]], atol=1e-5)
-    tokens, probs = heads.top(hidden, 2)
+    np.testing.assert_allclose(
+        heads.logits(hidden[None])[:, 0], [[1.73106, -1.73106, 3.46212]], atol=1e-5
+    )
+    tokens, probs = heads.top([(hidden, 2)])[0]
     assert tokens.tolist() == [[9, 7]]
     np.testing.assert_allclose(probs, [[0.84555, 0.14975]], atol=1e-5)
-    assert heads.top(hidden, 5)[0].tolist() == [[9, 7, 8]]
+    assert heads.top([(hidden, 5)])[0][0].tolist() == [[9, 7, 8]]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -119,9 +122,13 @@ def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int]
     matrices = weights.output if own else [weights.output] * 3
     expected = torch.stack([torch.from_numpy(m) @ s for m, s in zip(matrices, state, strict=True)])
     ours = MedusaHeads(weights)
-    np.testing.assert_allclose(ours.logits(hidden), expected.detach().numpy(), atol=2e-4)
+    np.testing.assert_allclose(
+        ours.logits(hidden[None])[:, 0], expected.detach().numpy(), atol=2e-4
+    )
     there = MedusaHeadsOnGPU(weights, torch, "cpu")
-    (our_tokens, our_probs), (tokens_there, probs_there) = ours.top(hidden, 4), there.top(hidden, 4)
+    (our_tokens, our_probs), (tokens_there, probs_there) = (
+        heads.top([(hidden, 4)])[0] for heads in (ours, there)
+    )
     np.testing.assert_array_equal(our_tokens, tokens_there)
     np.testing.assert_allclose(our_probs, probs_there, rtol=1e-4)
 
@@ -198,7 +205,7 @@ def drafted(params: MedusaParams, floor: float = 0.0) -> TokenTree:
 
 def test_the_tree_has_the_chosen_ranks_of_each_head() -> None:
     tree = drafted(MedusaParams(choices="0.0/1"))
-    tokens, _ = FakeHeads().top(fake_hidden((1, 2, 3)), 2)
+    tokens, _ = FakeHeads().top([(fake_hidden((1, 2, 3)), 2)])[0]
     assert tree.tokens[1:] == [tokens[0, 0], tokens[0, 1], tokens[1, 0]]
     assert tree.parents[1:] == [0, 0, 1]
 
@@ -223,11 +230,11 @@ def test_estimates_learn_from_the_token_that_followed() -> None:
     medusa = Medusa(MedusaParams(), heads, estimates)
     text = [1, 2, 3]
     medusa.begin(text)
-    medusa.draft(text, TokenTree(3), DraftBudget())
+    run(medusa.draft(text, TokenTree(3), DraftBudget()))
     state = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     medusa.observe(Step(TokenTree(3), state, [0], 4))
-    medusa.draft([*text, 4], TokenTree(4), DraftBudget())
-    best = int(heads.top(fake_hidden((1, 2, 3)), 1)[0][0, 0])
+    run(medusa.draft([*text, 4], TokenTree(4), DraftBudget()))
+    best = int(heads.top([(fake_hidden((1, 2, 3)), 1)])[0][0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
     assert estimates.prob(5) > estimates.prob(3)  # its first choice had 0.5, its second 0.3
 
@@ -423,6 +430,6 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
 
 
 def test_the_fake_heads_return_the_shapes_of_the_protocol() -> None:
-    tokens, probs = FakeHeads().top(fake_hidden((1, 2, 3)), 3)
+    tokens, probs = FakeHeads().top([(fake_hidden((1, 2, 3)), 3)])[0]
     assert tokens.shape == probs.shape == (4, 3)
     assert tokens.max() < N_VOCAB

@@ -16,6 +16,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.llama.private_api import MTP_GRAPHS
+from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
 from speculation.load_heads import load_heads
@@ -93,13 +94,13 @@ def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
         levels.prepare(64, 1, 4)
         cache = SequenceCache(context)
         cache.prefill(text[:-1], reader=levels)
-        found = levels.root(text)
+        found = run(levels.root(text))
         assert found is not None
         logits = found[0].logits(found[1]).copy()
         head.close()
         context.want_hidden(True)
         cache.truncate(0)
-        state = cache.extend(text[:-1]).hidden(len(text) - 2)
+        state = run(cache.extend(text[:-1])).hidden(len(text) - 2)
         token = w["token_embd.weight"][text[-1]]
         both = np.concatenate([rms_norm(token, ones), rms_norm(state, ones)])
         expected = output @ rms_norm(w["blk.3.nextn.eh_proj.weight"] @ both, ones)

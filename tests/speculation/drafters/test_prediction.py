@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batching.cache import common_prefix
+from batching.together import run
 from batching.tree import TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto
@@ -134,7 +135,7 @@ def test_auto_has_the_source_only_if_there_is_a_prediction() -> None:
 
 def test_auto_prefers_the_prediction_to_an_equal_match_in_the_prompt() -> None:
     drafter, same = auto([*BEFORE, 300]), BEFORE[:40]
-    drafter.begin([*same, 400, 401, 402, 2])
+    run(drafter.begin([*same, 400, 401, 402, 2]))
     tree = draft(drafter, [*same, 400, 401, 402, 2, *same])
     assert tree.tokens[1:4] == BEFORE[40:43]
     assert tree.sources[1] == "prediction"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import pytest
 from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
+from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
@@ -23,10 +25,11 @@ from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.redrafter import (
+    Beams,
+    Level,
     ReDrafterHead,
     ReDrafterHeadOnGPU,
     ReDrafterWeights,
-    Rows,
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.load_heads import load_heads
@@ -95,11 +98,11 @@ def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None
     head = ReDrafterHead(weights, lambda tokens: embeddings[list(tokens)])
     # Token 1: W e + b = (1, 1), SiLU(1) = 0.73106. A s + B h = (0.73106, -1), SiLU of it
     # u = (0.49348, -0.26894), and h + P u = (1 - 0.26894, -1 + 0.49348).
-    root = head.root(np.array([1, -1], np.float32), 1)
+    root = head.advance([Beams(np.array([1, -1], np.float32), [1], None)])[0]
     np.testing.assert_allclose(root.logits(0), [0.73106, -0.50652, 0.22454], atol=1e-4)
     # Token 2 below it: W e + U s + b = (0.73106, 3.73106), SiLU (0.49348, 3.64369);
     # A s + B h = (0.49348, -1), u = (0.30641, -0.26894).
-    below = head.level([0], [2])
+    below = head.advance([root.below([0], [2])])[0]
     np.testing.assert_allclose(below.logits(0), [0.73106, -0.69359, 0.03747], atol=1e-4)
 
 
@@ -138,11 +141,14 @@ def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> Non
         return embeddings[list(ids)]
 
     for head in (ReDrafterHead(w, look_up), ReDrafterHeadOnGPU(w, look_up, torch, "cpu")):
-        np.testing.assert_allclose(head.root(hidden, 7).logits(0), reference([7]), atol=2e-4)
-        level = head.level([0, 0], [3, 9])
+        start = Beams(hidden, [7], None)
+        root, other = head.advance([start, Beams(hidden + 1, [8, 2], None)])
+        np.testing.assert_allclose(root.logits(0), reference([7]), atol=2e-4)
+        # Another text beside it changes nothing.
+        _, level = head.advance([other.below([1], [5]), root.below([0, 0], [3, 9])])
         np.testing.assert_allclose(level.logits(0), reference([7, 3]), atol=2e-4)
         np.testing.assert_allclose(level.logits(1), reference([7, 9]), atol=2e-4)
-        level = head.level([1, 0, 1], [4, 5, 6])
+        (level,) = head.advance([level.below([1, 0, 1], [4, 5, 6])])
         np.testing.assert_allclose(level.logits(0), reference([7, 9, 4]), atol=2e-4)
         np.testing.assert_allclose(level.logits(1), reference([7, 3, 5]), atol=2e-4)
         np.testing.assert_allclose(level.logits(2), reference([7, 9, 6]), atol=2e-4)
@@ -158,19 +164,18 @@ class FakeHead:
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._paths: list[tuple[int, ...]] = []
 
     def after(self, path: Sequence[int]) -> Floats:
         return np.random.default_rng([self._seed, *path]).normal(0, 2, 6).astype(np.float32)
 
-    def root(self, hidden: Floats, token: int) -> Rows:
-        self._paths = [(token,)]
-        return Rows(np.stack([self.after((token,))]))
+    def advance(self, parts: Sequence[Beams]) -> list[Level]:
+        return [self._advance(*part) for part in parts]
 
-    def level(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
-        above = self._paths
-        self._paths = [(*above[p], token) for p, token in zip(parents, tokens, strict=True)]
-        return Rows(np.stack([self.after(path) for path in self._paths]))
+    def _advance(self, hidden: Floats, tokens: Sequence[int], above: Any) -> Level:
+        paths = np.empty(len(tokens), object)  # the state: the path from the root
+        for i, token in enumerate(tokens):
+            paths[i] = (token,) if above is None else (*above[i], token)
+        return Level(np.stack([self.after(path) for path in paths]), paths, hidden)
 
 
 def drafted(params: ReDrafterParams, head: FakeHead, floor: float = 0.0) -> TokenTree:
@@ -250,10 +255,10 @@ def test_accepted_drafts_raise_the_confidence_in_the_head() -> None:
     before = drafter._confidence.acceptance_prob(first)
     state = FakeOutput([(1, 2, 3), (5,)], [True, True], fake_logits, True)
     drafter.begin([1, 2, 3])
-    drafter.draft([1, 2, 3], TokenTree(3), DraftBudget())
+    run(drafter.draft([1, 2, 3], TokenTree(3), DraftBudget()))
     drafter.observe(Step(TokenTree(3), state, [0], 5))
     tree = TokenTree(5)
-    drafter.draft([1, 2, 3, 5], tree, DraftBudget())
+    run(drafter.draft([1, 2, 3, 5], tree, DraftBudget()))
     drafter.observe(Step(tree, state, [0, 1], 4))
     assert drafter._confidence.acceptance_prob(first) > before
 
@@ -395,10 +400,11 @@ def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_pat
     assert chains[1][0] == [1, 2, 3, 5, 6]
     assert chains[2][0] == [2, 3, 6]
     for i, start in enumerate(starts):
-        rows = head.root(found.hidden[start].astype(np.float32), int(found.tokens[start + 1]))
+        hidden = found.hidden[start].astype(np.float32)
+        (rows,) = head.advance([Beams(hidden, [int(found.tokens[start + 1])], None)])
         np.testing.assert_allclose(rows.logits(0), chains[0][1][i], atol=1e-4)
         for depth in (1, 2):
             if i + depth in chains[depth][0] and starts[min(i + depth, 6)] == start + depth:
-                rows = head.level([0], [int(found.tokens[start + 1 + depth])])
+                (rows,) = head.advance([rows.below([0], [int(found.tokens[start + 1 + depth])])])
                 at = chains[depth][0].index(i + depth)
                 np.testing.assert_allclose(rows.logits(0), chains[depth][1][at], atol=1e-4)
