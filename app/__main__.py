@@ -66,7 +66,7 @@ def parse_flags(
         "--parallel",
         type=int,
         help="texts to write at a time; they share the context (default: 4, or 1 with drafting "
-        "heads and for recurrent and hybrid models)",
+        "heads)",
     )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
     add("--gpu-layers", type=int, help="layers on the GPU (default: all, if there is a GPU)")

@@ -54,6 +54,7 @@ class SequenceCache:
     n_deferred  trailing tokens not decoded yet; they precede the next tree's rows, so a prompt and
                 the first token take one decode
     watch       receives the progress of that decode and may cancel it
+    saved       states of the target that ``truncate`` may go back to: (n_tokens, state), ascending
 
     If the target cannot rewind freely, its state is saved shortly before the end of each prompt.
     The next turn of a chat, or another reply to the same message, starts from there.
@@ -65,7 +66,7 @@ class SequenceCache:
         self.n_seq = 1
         self.n_deferred = 0
         self.watch: Watch | None = None
-        self._saved: list[tuple[int, object]] = []  # (n_tokens, state), ascending
+        self.saved: list[tuple[int, object]] = []
 
     @property
     def n_past(self) -> int:
@@ -210,7 +211,7 @@ class SequenceCache:
         """
         self._drop_deferred()
         n_tokens = min(n_tokens, self.n_past)
-        saved = self._saved
+        saved = self.saved
         while saved and saved[-1][0] > n_tokens:
             saved.pop()
         try:
@@ -218,7 +219,7 @@ class SequenceCache:
         except CannotRewind:
             if saved:
                 n_tokens, state = saved[-1]
-                self.target.restore(state, n_tokens)
+                self.target.restore(0, state, n_tokens)
             else:
                 self.target.seq_rm(ALL, 0, END)
                 n_tokens = 0
@@ -226,10 +227,16 @@ class SequenceCache:
 
     def save(self) -> None:
         """Save the target's state for ``truncate`` to restore, unless already saved here."""
-        saved = self._saved
+        saved = self.saved
         if self.n_past and (not saved or saved[-1][0] < self.n_past):
-            saved.append((self.n_past, self.target.save()))
+            saved.append((self.n_past, self.target.save(0)))
             del saved[:-MAX_SAVED]
+
+    def n_kept(self, tokens: Sequence[int]) -> int:
+        """How many tokens of another text stay cached when ``prefill`` makes it this one."""
+        is_limited = self.target.n_rewind < NO_LIMIT
+        decoded = self.tokens[: len(self.tokens) - self.n_deferred]
+        return n_kept(decoded, tokens, self.saved if is_limited else None)
 
     def _drop_deferred(self) -> None:
         """Forget deferred tokens that were never decoded."""
@@ -346,6 +353,19 @@ def check_fits(n_tokens: int, n_ctx: int) -> None:
             requested=n_tokens + 1,
             available=n_ctx,
         )
+
+
+def n_kept(
+    text: Sequence[int], tokens: Sequence[int], saved: Sequence[tuple[int, object]] | None
+) -> int:
+    """How many tokens of ``text`` another one can begin with.
+
+    ``saved`` are the states that a target which cannot rewind has of ``text``; None = it can.
+    """
+    n = common_prefix(text, tokens)
+    if saved is None or n == len(text):
+        return n
+    return max([n_tokens for n_tokens, _ in saved if n_tokens <= n], default=0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

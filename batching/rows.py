@@ -116,6 +116,28 @@ def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
     return Rows(tokens, positions, seq_ids, outputs, joined), starts
 
 
+def rows_back(rows: Rows, n_rewind: int) -> dict[int, int]:
+    """How many rows of each sequence can be taken back after a decode of ``rows``, by llama.cpp's
+    memory for recurrent states, which keeps ``n_rewind`` copies of each.
+
+    Each sequence has its own rows, which stand together. Sequences with different numbers of rows
+    are decoded one after another. The later ones may move the states of the earlier ones without
+    their copies, so that only the last sequence, and those before it with as many rows, can go
+    back.
+    """
+    counts: dict[int, int] = {}
+    for ids in rows.seq_ids:
+        for seq_id in ids:
+            counts[seq_id] = counts.get(seq_id, 0) + 1
+    back: dict[int, int] = {}
+    last = counts[rows.seq_ids[-1][0]]
+    for seq_id, n in reversed(counts.items()):
+        if n != last:
+            break
+        back[seq_id] = min(n - 1, n_rewind)
+    return back
+
+
 def n_sequences(tree: TokenTree) -> int:
     """Number of sequences ``tree_rows`` needs for ``tree``: 1 for a chain."""
     if tree.n_seq:

@@ -120,11 +120,11 @@ class Slot:
         self.n_used = max(self.n_used, dest + 1)
         self._target.seq_cp(self.first + source, self.first + dest, p0, p1)
 
-    def save(self) -> object:
-        return self._target.save()
+    def save(self, seq_id: int) -> object:
+        return self._target.save(self.first + seq_id)
 
-    def restore(self, state: object, n_tokens: int) -> None:
-        self._target.restore(state, n_tokens)
+    def restore(self, seq_id: int, state: object, n_tokens: int) -> None:
+        self._target.restore(self.first + seq_id, state, n_tokens)
 
 
 def decoding(target: Target, rows: Rows) -> Coroutine[Output]:

@@ -78,7 +78,9 @@ class Target(Protocol):
 
         NO_LIMIT for a KV cache, where any part can be removed. A recurrent state covers the whole
         text at once: only the last rows of a chain for which the target keeps copies of its state
-        (possibly none) can be rolled back. Such a target has one sequence.
+        (possibly none) can be rolled back. Such a target has one sequence for each text. Of several
+        texts in a decode, the last can be rolled back, and those before it with as many rows
+        (``rows.rows_back``).
         """
         ...
 
@@ -117,12 +119,12 @@ class Target(Protocol):
         """
         ...
 
-    def save(self) -> object:
-        """Snapshot the state for ``restore``. Only if ``n_rewind`` is limited."""
+    def save(self, seq_id: int) -> object:
+        """Snapshot a sequence's state for ``restore``. Only if ``n_rewind`` is limited."""
         ...
 
-    def restore(self, state: object, n_tokens: int) -> None:
-        """Return to a state saved after ``n_tokens`` tokens, a prefix of the current text."""
+    def restore(self, seq_id: int, state: object, n_tokens: int) -> None:
+        """Return to a state saved after ``n_tokens`` tokens, a prefix of the sequence's text."""
         ...
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:

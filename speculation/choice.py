@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 
+from batching.tree import TokenTree
+from speculation.auto.cost import CostCurve
 from speculation.auto.selection import select
 from speculation.continuation import Continuation
 
@@ -43,6 +46,35 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
     spent = (perf_counter() - start) / len(open_texts)
     for text in open_texts:
         text.draft_seconds += spent
+
+
+def level(texts: Sequence[Continuation], curve: CostCurve) -> None:
+    """Give the drafts of a recurrent model's texts one length, and some texts none, so that they
+    can be taken back (``rows.rows_back``).
+
+    Such a model decodes the texts without drafts first, then those with drafts. So of all lengths
+    the one with the most expected tokens per second is chosen.
+    """
+
+    def n_drafts(text: Continuation) -> int:
+        return 0 if text.cache.n_deferred else len(text.tree) - 1
+
+    def expected(tree: TokenTree, n: int) -> float:
+        # Sampled drafts must not be chosen by how likely they are: they would be other samples.
+        return n if tree.draft_probs else sum(tree.path_probs()[1 : n + 1])
+
+    def worth(n: int) -> float:
+        drafted = [text.tree for text in texts if n_drafts(text) >= n]
+        seconds = curve.at(len(texts) - len(drafted)) + curve.at((1 + n) * len(drafted))
+        return (len(texts) + sum([expected(tree, n) for tree in drafted])) / seconds
+
+    if not any(len(text.tree) > 1 for text in texts):
+        return
+    n = max(sorted({0, *map(n_drafts, texts)}), key=worth)
+    for text in texts:
+        if len(text.tree) > 1:
+            keep = text.tree.keep if text.chooser is None else partial(text.chooser.keep, text.tree)
+            keep(list(range(1, 1 + n)) if n_drafts(text) >= n else [])
 
 
 def follow(texts: Sequence[Continuation], n_rows: int, seconds: float, n_steps: int = 1) -> None:

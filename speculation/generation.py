@@ -257,12 +257,12 @@ class Generation:
         drafters = engine.method_drafters(self.method)
         needed = Requirements.of_all(drafter.requires for drafter in drafters)
         if drafters:
-            _check_rewind(engine.context, self.method, needed)
+            check_rewind(engine.context, self.method, needed)
         sampler = make_sampler(self._sampling, engine.model, engine.context.n_ctx)
         try:
             start = perf_counter()
             _check_rows(engine.context, self.method, needed)
-            if engine.context.n_rewind == NO_LIMIT:  # recurrent models have one sequence
+            if engine.context.n_rewind == NO_LIMIT:  # recurrent models have no branches
                 engine.fit(needed)
             cache: SequenceCache = engine.cache
             stats.n_reused = cache.prefill(
@@ -299,7 +299,7 @@ def _is_executing(error: ValueError) -> bool:
     return str(error) == "generator already executing"
 
 
-def _check_rewind(context: Context, method: Method, needed: Requirements) -> None:
+def check_rewind(context: Context, method: Method, needed: Requirements) -> None:
     """Raise CannotRewind if the method needs what a recurrent or hybrid model cannot do."""
     n_rewind, model = context.n_rewind, context.model
     what = f"{model.path} ({model.description}) is recurrent or hybrid: its memory"

@@ -1,5 +1,5 @@
 """Runs generations one after another, each with the whole context: what a scheduler of several
-texts cannot do, such as recurrent models, works here."""
+texts cannot do, such as a method wider than its share of the sequences, works here."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
-from batching.tree import NO_LIMIT
 from speculation.drafter import Requirements
 from speculation.engine import Engine
 from speculation.generation import GenerationRequest, Settings
@@ -48,22 +47,27 @@ class ParallelEngine(Engine):
         **settings: Any,
     ) -> ParallelEngine:
         """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
-        of the context are divided among them. None = 4, or 1 with a recurrent or hybrid model.
+        of the context are divided among them. None = 4.
 
         Measures the cost of a decode if that is not known yet, and calls ``measuring`` meanwhile;
-        an exception it raises ends loading. Raises InvalidParameter if the model cannot write so
-        many.
+        an exception it raises ends loading. Raises InvalidParameter unless ``parallel`` is 1 to
+        256.
         """
+        n_slots = DEFAULT_PARALLEL if parallel is None else parallel
+        if not 1 <= n_slots <= MAX_SEQUENCES:
+            raise InvalidParameter(
+                f"{{parallel}} is {parallel}; give 1 to {MAX_SEQUENCES}", settings=("parallel",)
+            )
         worker = Worker()
         params = params or ContextParams()
-        n_seq_max = min(SEQUENCES * (parallel or DEFAULT_PARALLEL), MAX_SEQUENCES)
-        params = replace(params, n_seq_max=max(n_seq_max, params.n_seq_max))
+        n_seq_max = max(min(SEQUENCES * n_slots, MAX_SEQUENCES), params.n_seq_max)
+        params = replace(params, n_seq_max=n_seq_max, n_slots=n_slots)
 
         def load() -> ParallelEngine:
             engine = super(ParallelEngine, cls).load(model, params, **settings)
             assert isinstance(engine, ParallelEngine)
             try:
-                engine._share(parallel, worker, measuring)
+                engine._share(n_slots, worker, measuring)
             except BaseException:
                 Engine.close(engine)
                 raise
@@ -75,20 +79,8 @@ class ParallelEngine(Engine):
             worker.close()
             raise
 
-    def _share(
-        self, parallel: int | None, worker: Worker, measuring: Callable[[], None] | None
-    ) -> None:
+    def _share(self, parallel: int, worker: Worker, measuring: Callable[[], None] | None) -> None:
         """Give the context to a scheduler."""
-        context = self.context
-        is_limited = context.n_rewind < NO_LIMIT
-        if parallel is None:
-            parallel = 1 if is_limited else DEFAULT_PARALLEL
-        most = 1 if is_limited else context.n_seq_max
-        if not 1 <= parallel <= most:
-            reason = "; a recurrent or hybrid model writes one text at a time" if is_limited else ""
-            raise InvalidParameter(
-                f"{{parallel}} is {parallel}; give 1 to {most}{reason}", settings=("parallel",)
-            )
         if measuring is not None:
             measuring()
         Engine.prepare(self, measuring)

@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from batching.cache import Reading, SequenceCache, common_prefix
+from batching.cache import Reading, SequenceCache
 from batching.errors import InvalidParameter
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.target import Output
 from batching.together import Coroutine, Running, advance
-from speculation.choice import choose, follow
+from batching.tree import NO_LIMIT
+from speculation.choice import choose, follow, level
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import Requirements
 from speculation.fast_path import plain_steps
-from speculation.generation import Host
+from speculation.generation import Host, check_rewind
 from speculation.methods import Method
 from speculation.sampling import make_sampler
 from speculation.shelf import Shelf
@@ -47,11 +48,6 @@ class Place:
         self.text: ActiveText | None = None
         self.used = 0.0  # when its last text ended
 
-    def common(self, prompt: Sequence[int]) -> int:
-        """How many tokens of ``prompt`` it has in the cache."""
-        tokens = self.cache.tokens
-        return min(common_prefix(tokens, prompt), len(tokens) - self.cache.n_deferred)
-
 
 class ActiveText:
     """A generation in a place: reading its prompt, then writing.
@@ -72,8 +68,10 @@ class ActiveText:
         self._resources = engine.resources.of_slot(place.slot.index, n_slots)
         self._drafters = generation.method.drafters(self._resources)
         needed = Requirements.of_all(drafter.requires for drafter in self._drafters)
+        if self._drafters:
+            check_rewind(engine.context, generation.method, needed)
         is_chosen = any(drafter.cost is not None for drafter in self._drafters)  # as fits the slot
-        if not is_chosen:
+        if not is_chosen and place.slot.n_rewind == NO_LIMIT:
             _check_branches(generation.method, needed.branches, place.slot)
         self._sampler = make_sampler(generation.sampling, engine.model, engine.context.n_ctx)
         self.reading = Reading(
@@ -153,6 +151,10 @@ class Scheduler:
     def n_running(self) -> int:
         return len(self._active())
 
+    @property
+    def _can_rewind(self) -> bool:
+        return self._engine.context.n_rewind == NO_LIMIT
+
     def end(self) -> None:
         """End all generations."""
         self.requests.end()
@@ -213,11 +215,12 @@ class Scheduler:
         if not free or n_cells + self._n_reserved() > n_ctx:
             return None
         prompt = generation.prompt[:-1]
-        common = {place: place.common(prompt) for place in self.places}
-        best = max(self.places, key=common.__getitem__)
+        common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
         if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
             chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
+        # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
+        best = max(self.places if self._can_rewind else [chosen], key=common.__getitem__)
         chosen.cache.reserve(1)
         shelved, n_shelved = self._shelf.best(prompt)
         if shelved is not None and n_shelved > common[best]:
@@ -225,6 +228,7 @@ class Scheduler:
             self._make_room(max(n_cells, len(shelved.tokens)), free)
             if self._engine.context.copy_in(chosen.slot.first, shelved.state):
                 chosen.cache.tokens = list(shelved.tokens)
+                chosen.cache.saved = list(shelved.saved or ())
                 self._shelf.use(shelved, whole=n_shelved == len(shelved.tokens))
         elif common[chosen] < common[best]:
             self._drop(chosen)
@@ -254,8 +258,10 @@ class Scheduler:
     def _drop(self, place: Place) -> None:
         """Empty a place; a text worth it is kept outside of the cache."""
         cache = place.cache
+        cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
         if self._shelf.wants(cache.tokens):
-            self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first))
+            saved = None if self._can_rewind else list(cache.saved)
+            self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first), saved)
         cache.truncate(0)
         resources = self._engine.resources
         resources.of_slot(place.slot.index, len(self.places)).forget_text()
@@ -297,21 +303,30 @@ class Scheduler:
         continuations = list(written.values())
         n_prompt = sum([len(rows) for rows in chunks.values()])
         choose(continuations, n_prompt + sum([c.cache.n_deferred for c in continuations]))
+        cost = self._engine.resources.known_cost
+        if not self._can_rewind and cost is not None and len(written) + len(chunks) > 1:
+            level(continuations, cost.curve(0))
         # Trees precede prompts: only their rows have output, so that these are found quickly.
-        parts = [(text.place.slot, one.rows()) for text, one in written.items()]
-        parts += [(text.place.slot, rows) for text, rows in chunks.items()]
-        if not parts:
+        rows = {text: one.rows() for text, one in written.items()} | chunks
+        if not rows:
             return
+        order = list(rows)
+        if not self._can_rewind:  # texts with drafts come last, as in ``rows_back``
+            order.sort(key=lambda text: text in written and len(written[text].tree) > 1)
         began = perf_counter()
         try:
-            outputs = self._shared.decode(parts)
+            outputs = self._shared.decode([(text.place.slot, rows[text]) for text in order])
         except Exception as error:
-            for text in (*written, *chunks):
+            for text in order:
                 self._fail(text, error)
             return
         seconds = perf_counter() - began
-        follow(continuations, sum([len(rows) for _, rows in parts]), seconds)
-        for text, output in zip((*written, *chunks), outputs, strict=True):
+        n_rows = sum([len(part) for part in rows.values()])
+        if self._can_rewind or len({len(part) for part in rows.values()}) == 1:
+            follow(continuations, n_rows, seconds)
+        elif cost is not None:  # what several decodes cost says nothing about one
+            cost.last_rows = n_rows
+        for text, output in zip(order, outputs, strict=True):
             with self._failing(text):
                 if text in written:
                     self._take(text, written[text].accept(output, seconds))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batching.cache import common_prefix
+from batching.cache import common_prefix, n_kept
 
 MAX_BYTES = 2**29
 _LEAST = 32  # tokens; fewer are read as quickly
@@ -20,10 +20,18 @@ _LEAST = 32  # tokens; fewer are read as quickly
 
 @dataclass(eq=False)
 class Shelved:
-    """A text's tokens, and its part of the cache as an array of bytes."""
+    """A text's tokens, and its part of the cache as an array of bytes.
+
+    saved  states of a target that cannot rewind, as in ``SequenceCache``; None if it can
+    """
 
     tokens: tuple[int, ...]
     state: Any
+    saved: list[tuple[int, Any]] | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.state) + sum([len(state) for _, state in self.saved or ()])
 
 
 class Shelf:
@@ -39,23 +47,25 @@ class Shelf:
             return False
         return all(common_prefix(text.tokens, tokens) < len(tokens) for text in self._texts)
 
-    def put(self, tokens: Sequence[int], state: Any) -> None:
-        """Keep a text; it replaces those that it continues."""
-        new = Shelved(tuple(tokens), state)
+    def put(
+        self, tokens: Sequence[int], state: Any, saved: list[tuple[int, Any]] | None = None
+    ) -> None:
+        """Keep a text; it replaces those that it continues. Arguments as in ``Shelved``."""
+        new = Shelved(tuple(tokens), state, saved)
         self._texts = [
             text
             for text in self._texts
             if common_prefix(text.tokens, new.tokens) < len(text.tokens)
         ]
         self._texts.append(new)
-        while sum([len(text.state) for text in self._texts]) > self._max_bytes:
+        while sum([text.n_bytes for text in self._texts]) > self._max_bytes:
             del self._texts[0]
 
     def best(self, prompt: Sequence[int]) -> tuple[Shelved | None, int]:
-        """The text with the longest beginning of ``prompt``, and how many tokens that is."""
+        """The text of which the most can be the beginning of ``prompt``, and how many tokens."""
         found, most = None, _LEAST - 1
         for text in self._texts:
-            n = common_prefix(text.tokens, prompt)
+            n = n_kept(text.tokens, prompt, text.saved)
             if n > most:
                 found, most = text, n
         return found, most if found is not None else 0

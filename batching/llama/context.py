@@ -34,7 +34,7 @@ from batching.llama.log import capture_log, recent_log
 from batching.llama.model import Model
 from batching.llama.output import DecodeOutput
 from batching.llama.private_api import check_layer_inputs, internal
-from batching.rows import Rows
+from batching.rows import Rows, rows_back
 from batching.target import Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
 from batching.tree import NO_LIMIT, Floats
@@ -103,8 +103,9 @@ class Context:
         self.n_rewind = NO_LIMIT
         if not (mtp or model.can_rewind):
             self.n_rewind = int(C.llama_n_rs_seq(self._handle))
-        self._n_back = 0  # rows of the last decode that can be rolled back, if limited
-        self._is_invalid = False  # after an aborted decode the recurrent state is invalid
+        # By sequence: rows of the last decode that can be rolled back, if limited.
+        self._n_back: dict[int, int] = {}
+        self._invalid: set[int] = set()  # sequences whose recurrent state a failed decode spoiled
         self._watch = DecodeWatch(model.n_bytes)
         self._memory = C.llama_get_memory(self._handle)
         dual_input = mtp or model.dual_input
@@ -130,6 +131,8 @@ class Context:
         ``Target``.
         """
         self._row_ids = None
+        if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
+            raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
@@ -139,16 +142,20 @@ class Context:
             self._decode_watched(n_rows, watch)
         elif code := _llama_decode(self._handle, self._batch.struct):
             raise self._error(code, n_rows)
-        self._n_back = min(n_rows - 1, self.n_rewind)
+        if self.n_rewind < NO_LIMIT:
+            self._n_back = rows_back(rows, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
 
     def _decode_watched(self, n_rows: int, watch: Watch | None) -> None:
         handle, struct = self._handle, self._batch.struct
-        self._is_invalid = True
-        if code := self._watch.run(handle, lambda: _llama_decode(handle, struct), watch):
+        try:
+            code = self._watch.run(handle, lambda: _llama_decode(handle, struct), watch)
+        except BaseException:
+            self._spoil()
+            raise
+        if code:
             raise self._error(code, n_rows)
-        self._is_invalid = False
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> Output:
         """See ``Target``. A row in the same sequences as the last changes only two numbers."""
@@ -162,12 +169,18 @@ class Context:
         code = _llama_decode(self._handle, batch.struct)
         if code:
             raise self._error(code, 1)
-        self._n_back = 0
+        self._n_back = {}
         self._output.renew_row()
         return self._output
 
+    def _spoil(self) -> None:
+        """A decode failed. It may have moved the state of any sequence, or half of it."""
+        self._row_ids = None
+        if self.n_rewind < NO_LIMIT:
+            self._invalid.update(range(self.n_seq_max))
+
     def _error(self, code: int, n_rows: int) -> ContextError:
-        if code == 1:
+        if code == 1:  # nothing was decoded or moved
             return CacheFull(
                 f"no room for {n_rows} rows in a KV cache of {self.n_ctx} cells; "
                 f"shorten the prompt or raise {{n_ctx}}",
@@ -175,6 +188,7 @@ class Context:
                 requested=n_rows,
                 available=self.n_ctx,
             )
+        self._spoil()
         log = recent_log()[-400:]
         # A GPU may have room for the cache but not for the compute buffers.
         if code == -2 or (code == -3 and "memory" in log.lower()):
@@ -235,45 +249,52 @@ class Context:
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         if seq_id < 0 and p0 == 0 and p1 < 0:
             C.llama_memory_clear(self._memory, False)  # works for recurrent memory, too
-            self._is_invalid = False
+            self._invalid.clear()
         elif self.n_rewind == NO_LIMIT:
             C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
+        elif p0 == 0 and p1 < 0:
+            C.llama_memory_seq_rm(self._memory, seq_id, 0, -1)
+            self._invalid.discard(seq_id)
         else:
-            self._roll_back(p0)
+            self._roll_back(range(self.n_seq_max) if seq_id < 0 else [seq_id], p0)
 
-    def _roll_back(self, position: int) -> None:
-        """Truncate a recurrent memory at ``position``.
+    def _roll_back(self, seq_ids: Sequence[int], position: int) -> None:
+        """Truncate sequences of a recurrent memory at ``position``.
 
-        It keeps a copy of its state before each of the last decode's last rows and can return to
-        one of them, once. llama.cpp would silently accept older copies, too, so ``_n_back`` counts.
+        It keeps a copy of a sequence's state before each of its last rows in the last decode and
+        can return to one of them, once. llama.cpp would silently accept older copies, too, so
+        ``_n_back`` counts.
         """
-        n = C.llama_memory_seq_pos_max(self._memory, 0) + 1 - position
-        if n <= 0 and not self._is_invalid:
-            return
-        can_go_back = n <= self._n_back and not self._is_invalid
-        if not can_go_back or not C.llama_memory_seq_rm(self._memory, 0, position, -1):
+        memory = self._memory
+        past = {s: C.llama_memory_seq_pos_max(memory, s) + 1 - position for s in seq_ids}
+        past = {s: n for s, n in past.items() if n > 0 or s in self._invalid}
+        can_go_back = all(
+            n <= self._n_back.get(s, 0) and s not in self._invalid for s, n in past.items()
+        )
+        if not can_go_back or not all(C.llama_memory_seq_rm(memory, s, position, -1) for s in past):
             raise CannotRewind(
-                f"{self.model.path} ({self.model.description}) cannot roll back {n} tokens: its "
-                f"memory is recurrent; use method ar"
+                f"{self.model.path} ({self.model.description}) cannot roll back "
+                f"{max(past.values())} tokens: its memory is recurrent; use method ar"
             )
-        self._n_back = 0
+        for s in past:
+            self._n_back[s] = 0
 
-    def save(self) -> object:
-        """Copy the recurrent part of the memory: megabytes, in main memory."""
-        size = C.llama_state_seq_get_size_ext(self._handle, 0, _PARTIAL)
+    def save(self, seq_id: int) -> object:
+        """Copy the recurrent part of a sequence's memory: megabytes, in main memory."""
+        size = C.llama_state_seq_get_size_ext(self._handle, seq_id, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
-        n_copied = C.llama_state_seq_get_data_ext(self._handle, state, size, 0, _PARTIAL)
+        n_copied = C.llama_state_seq_get_data_ext(self._handle, state, size, seq_id, _PARTIAL)
         if not size or n_copied != size:
             raise ContextError(f"llama.cpp could not save the state of {self.model.path}")
         return state
 
-    def restore(self, state: Any, n_tokens: int) -> None:
+    def restore(self, seq_id: int, state: Any, n_tokens: int) -> None:
         size = len(state)
-        if C.llama_state_seq_set_data_ext(self._handle, state, size, 0, _PARTIAL) != size:
+        if C.llama_state_seq_set_data_ext(self._handle, state, size, seq_id, _PARTIAL) != size:
             raise ContextError(f"llama.cpp could not restore the state of {self.model.path}")
-        self._n_back = 0
-        self._is_invalid = False
-        C.llama_memory_seq_rm(self._memory, 0, n_tokens, -1)  # the KV cache part
+        self._n_back[seq_id] = 0
+        self._invalid.discard(seq_id)
+        C.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1)  # the KV cache part
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)
@@ -309,6 +330,7 @@ class Context:
 
     def copy_in(self, seq_id: int, state: Any) -> bool:
         """Put a copy into an empty sequence; returns whether there was room."""
+        self._n_back[seq_id] = 0
         return bool(C.llama_state_seq_set_data(self._handle, state, len(state), seq_id))
 
     def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
@@ -382,7 +404,7 @@ def choose_flash_attn(
     n_ctx, n_past = (params.n_ctx or 2048, 192) if model.n_bytes < 2**30 else (256, 8)
     n_ctx = min(n_ctx, 4096)
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
-    small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1)
+    small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1, n_slots=1)
     weights = _USUAL_ROWS if rows == 1 else {rows: 1.0}
     with (
         Context(model, replace(small, flash_attn="on")) as on,

@@ -21,9 +21,11 @@ class ContextParams:
     n_ctx       KV cache cells; 0 = the model's training length, at most 8192
     n_batch     rows per decode, at least n_seq_max; prompts are decoded in chunks of this size
     n_seq_max   sequences; up to 64 are free, 256 cost 45 µs per decode (measured on 2 cores);
-                a recurrent or hybrid model, which cannot drop branches, gets one
+                a recurrent or hybrid model gets n_slots instead
+    n_slots     texts decoded at a time. A recurrent or hybrid model, which cannot drop branches,
+                gets one sequence for each, with a state of its own
     n_rewind    drafts a recurrent or hybrid model can roll back, if llama.cpp supports it for the
-                model; each costs a copy of the state
+                model; each costs a copy of every slot's state
     n_threads   None = physical cores
     kv_type     type of the KV cache: f32, f16 or q8_0
     flash_attn  on, off, or auto = measured when the context is created; on a GPU, on if supported
@@ -32,6 +34,7 @@ class ContextParams:
     n_ctx: int = 0
     n_batch: int = 512
     n_seq_max: int = 64
+    n_slots: int = 1
     n_rewind: int = 8
     n_threads: int | None = None
     kv_type: str = "f16"
@@ -44,6 +47,7 @@ class ContextParams:
                 f"{{n_batch}} is {self.n_batch}; give at least 1", settings=("n_batch",)
             )
         _check_range("n_seq_max", self.n_seq_max, 1, MAX_SEQUENCES)
+        _check_range("n_slots", self.n_slots, 1, MAX_SEQUENCES)
         _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
         if self.n_threads is not None:
             _check_range("n_threads", self.n_threads, 1, MAX_THREADS)

@@ -67,8 +67,8 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     if mtp:
         native.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     native.n_ctx = params.n_ctx or min(model.n_ctx_train, 8192)
-    # Without rewind there are no branches, and a recurrent state per sequence would take gigabytes.
-    n_seq_max = params.n_seq_max if can_rewind else 1
+    # Without rewind there are no branches, and each sequence has a state of megabytes.
+    n_seq_max = params.n_seq_max if can_rewind else params.n_slots
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
     native.n_ctx = max(native.n_ctx, n_seq_max)
     native.n_ctx = -(-native.n_ctx // PADDING) * PADDING

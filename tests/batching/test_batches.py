@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from batching.cache import SequenceCache, common_prefix
+from batching.cache import SequenceCache, common_prefix, n_kept
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
-from batching.rows import Row, Rows, branch_ends, n_sequences, tree_rows
+from batching.rows import Row, Rows, branch_ends, n_sequences, rows_back, tree_rows
 from batching.target import Cancelled
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
@@ -431,6 +431,27 @@ def test_a_model_size_is_named_by_its_parameter_count() -> None:
     sizes = (980, 260_032, 950_912, 13_902_080, 494_032_768, 6_738_415_616, 46_702_792_704)
     named = [size_name(n) for n in sizes]
     assert named == ["980", "260K", "951K", "14M", "494M", "6.7B", "47B"]
+
+
+def test_the_last_texts_with_equal_rows_can_be_taken_back() -> None:
+    def back(*n_rows: int) -> dict[int, int]:
+        ids = [range(s, s + 1) for s, n in enumerate(n_rows) for _ in range(n)]
+        return rows_back(Rows([0] * len(ids), range(len(ids)), ids, [True] * len(ids)), 8)
+
+    assert back(4) == {0: 3}
+    assert back(20) == {0: 8}
+    assert back(1, 4, 4) == {2: 3, 1: 3}
+    assert back(4, 3, 4) == {2: 3}  # the state of the first may have been moved
+    assert back(4, 4, 1) == {2: 0}
+
+
+def test_a_text_keeps_what_a_recurrent_state_allows() -> None:
+    cache = SequenceCache(FakeTarget(n_rewind=2))
+    cache.prefill(list(range(1, 12)))  # saved after 3 tokens
+    assert cache.n_kept([*range(1, 12), 5]) == 11
+    assert cache.n_kept([*range(1, 11), 5]) == 3
+    assert cache.n_kept([1, 2, 5]) == 0
+    assert n_kept([1, 2, 3], [1, 2, 5], saved=None) == 2
 
 
 def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:

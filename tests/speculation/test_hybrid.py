@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from batching.cache import TAIL
 from batching.errors import CannotRewind, InvalidParameter, TreeTooWide
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.rows import Rows
+from batching.rows import Rows, pack, rows_back
 from speculation.engine import Engine
+from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
@@ -41,9 +43,9 @@ def context(hybrid: Path) -> Iterator[Context]:
         yield made
 
 
-def chain(tokens: list[int], position: int) -> Rows:
-    n = len(tokens)
-    return Rows(tokens, range(position, position + n), [range(1)] * n, [True] * n)
+def chain(tokens: list[int], position: int, seq_id: int = 0) -> Rows:
+    n, ids = len(tokens), range(seq_id, seq_id + 1)
+    return Rows(tokens, range(position, position + n), [ids] * n, [True] * n)
 
 
 def test_rewinding_the_last_rows_restores_the_earlier_state(
@@ -73,6 +75,50 @@ def test_a_decode_can_be_rewound_only_once_and_only_as_far_as_copies_exist(
         context.seq_rm(-1, 12, -1)
     context.seq_rm(-1, 13, -1)  # drops nothing
     context.seq_rm(-1, 0, -1)  # drops everything
+
+
+def test_each_sequence_goes_back_by_itself(hybrid: Path) -> None:
+    rng = random.Random(2)
+    with Model(hybrid) as model, Context(model, replace(EXACT, n_slots=4)) as context:
+        assert (context.n_rewind, context.n_seq_max) == (8, 4)
+        with Context(model, EXACT) as alone:
+            texts: list[list[int]] = [[] for _ in range(4)]
+            for _ in range(60):
+                seq_ids = rng.sample(range(4), rng.randrange(1, 5))
+                n_same, n_drafts = rng.randrange(1 + len(seq_ids)), rng.randrange(1, 9)
+                n_rows = [rng.choice((1, 2, 5, 12)) for _ in seq_ids]
+                n_rows[len(n_rows) - n_same :] = [1 + n_drafts] * n_same
+                new = [[rng.randrange(5, 300) for _ in range(n)] for n in n_rows]
+                parts = [(chain(t, len(texts[s]), s), 0) for s, t in zip(seq_ids, new, strict=True)]
+                rows, starts = pack(parts)
+                output = context.decode(rows)
+                s, tokens = seq_ids[-1], new[-1]
+                alone.seq_rm(-1, 0, -1)
+                expected = alone.decode(chain([*texts[s], *tokens], 0))
+                last = expected.logits(len(texts[s]) + len(tokens) - 1)
+                assert abs(output.logits(starts[-1] + len(tokens) - 1) - last).max() < 1e-3
+                n_back = rows_back(rows, 8)
+                for s, tokens in zip(seq_ids, new, strict=True):
+                    texts[s] += tokens
+                    if n := rng.randrange(1 + n_back.get(s, 0)):
+                        del texts[s][-n:]
+                        context.seq_rm(s, len(texts[s]), -1)
+                    if len(texts[s]) > 80:
+                        context.seq_rm(s, 0, -1)
+                        texts[s] = []
+
+
+def test_a_state_may_be_saved_and_restored_beside_others(hybrid: Path) -> None:
+    with Model(hybrid) as model, Context(model, replace(EXACT, n_slots=2)) as context:
+        expected = context.decode(chain([5, 6, 7], 0, 1)).logits(2).copy()
+        context.seq_rm(1, 0, -1)
+        context.decode(chain([5, 6], 0, 1))
+        state = context.save(1)
+        context.decode(pack([(chain([8], 0, 0), 0), (chain([9, 10], 2, 1), 0)])[0])
+        with pytest.raises(CannotRewind):
+            context.seq_rm(1, 1, -1)
+        context.restore(1, state, 2)
+        assert abs(context.decode(chain([7], 2, 1)).logits(0) - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -124,6 +170,71 @@ def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
     assert third.stats.n_reused == n_kept
     engine.cache.truncate(0)
     assert engine.chat(chat, max_tokens=20).run().token_ids == third.token_ids
+
+
+@pytest.mark.parametrize("write", [write_hybrid_gguf, write_recurrent_gguf])
+def test_texts_in_one_batch_are_what_they_would_be_alone(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    rng, words = random.Random(3), PROMPT.split()
+    model, params = write(tmp_path / "model.gguf"), replace(EXACT, n_ctx=1024)
+    methods = ("ar", "auto")
+    if write is write_hybrid_gguf:
+        methods += (*METHODS, "suffix:p_min=0.05")  # type: ignore[assignment]
+    samplings = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
+    requests = [
+        {
+            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
+            "method": rng.choice(methods),
+            "sampling": rng.choice(samplings),
+            "max_tokens": rng.randrange(1, 40),
+        }
+        for _ in range(40)
+    ]
+    with ParallelEngine.load(model, params) as engine, Engine.load(model, params) as alone:
+        assert (engine.parallel, engine.context.n_seq_max) == (4, 4)
+        running = []
+        for i, request in enumerate(requests):
+            running.append(engine.submit(**request))  # type: ignore[arg-type]
+            time.sleep(rng.choice((0.0, 0.0, 0.01)))
+            if i % 9 == 5:
+                running[i].close()
+        for request, found in zip(requests, running, strict=True):
+            expected = alone.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+            is_whole = found.run().finish_reason != "cancelled"
+            assert (
+                found.token_ids == expected.token_ids[: None if is_whole else len(found.token_ids)]
+            ), request
+        assert any(found.stats.n_accepted for found in running) == (write is write_hybrid_gguf)
+        with pytest.raises(CannotRewind):
+            engine.submit(PROMPT, method="lookahead").run()
+
+
+@pytest.mark.parametrize("write", [write_hybrid_gguf, write_recurrent_gguf])
+def test_conversations_that_take_turns_go_on_from_their_states(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    texts = [[260 + (i * step) % 40 for i in range(100)] for step in (1, 3)]
+    with ParallelEngine.load(write(tmp_path / "model.gguf"), EXACT, parallel=2) as engine:
+        places = engine._scheduler.places  # type: ignore[union-attr]
+
+        def reply(prompt: list[int]) -> tuple[list[int], int]:
+            done = engine.submit(prompt, method="ar", max_tokens=9).run()
+            return done.token_ids, done.stats.n_reused
+
+        for turn in range(3):
+            for i, text in enumerate(texts):
+                tokens, n_reused = reply(text)
+                assert n_reused == (0, 108, 127)[turn]
+                assert [len(place.cache.tokens) for place in places].count(0) == 1
+                texts[i] = [*text, *tokens, *range(270, 280)]
+        edited = [*texts[0][:133], 271]  # the last message, of 138 tokens, ends differently
+        again, n_reused = reply(edited)
+        assert n_reused == 138 - 1 - TAIL
+        for place in places:
+            place.cache.truncate(0)
+        engine._scheduler._shelf._texts.clear()  # type: ignore[union-attr]
+        assert reply(edited) == (again, 0)
 
 
 def test_a_method_that_needs_branches_is_refused(engine: Engine) -> None:

@@ -12,10 +12,12 @@ from itertools import pairwise
 
 import pytest
 
-from batching.cache import SequenceCache
-from batching.rows import branch_ends
+from batching.cache import Reading, SequenceCache
+from batching.rows import Rows, branch_ends
+from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import Cost, CostCurve
+from speculation.choice import choose, level
 from speculation.continuation import Continuation
 from speculation.decode import decode
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
@@ -241,6 +243,65 @@ def test_text_of_a_target_with_limited_rewind_equals_plain_decoding(
         assert run(method, seed, n_rewind=n_rewind)[0] == plain_text(seed), f"seed {seed}"
         ours, _, _ = run(method, seed, temperature=0.8, n_ctx=40, n_tokens=100, n_rewind=n_rewind)
         assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
+
+
+@pytest.mark.parametrize("n_rewind", [1, 5])
+def test_texts_in_one_batch_of_a_recurrent_target_equal_plain_decoding(n_rewind: int) -> None:
+    methods = ("unnamed-trees", "auto", "prompt-lookup", "suffix:p_min=0.1", "jacobi:guesses=5")
+    curve = CostCurve.linear(1.0, 0.003)
+    n_accepted = n_cancelled = 0
+    for first in range(0, 80, 8):
+        rng = random.Random(first)
+        shared = Slots(FakeTarget(n_rewind=n_rewind, n_seq_max=3), 3)
+        caches = {slot: SequenceCache(slot) for slot in shared.slots}
+        waiting = list(range(first, first + 8))
+        reading: dict[Slot, tuple[int, Reading]] = {}
+        writing: dict[Slot, tuple[int, Continuation, FakeText]] = {}
+        while waiting or reading or writing:
+            for slot in shared.slots:
+                if waiting and slot not in reading and slot not in writing and rng.random() < 0.3:
+                    seed = waiting.pop()
+                    reading[slot] = seed, Reading(caches[slot], prompt_of(seed)[:-1], defer=True)
+            parts: list[tuple[Slot, Rows]] = []
+            for slot, (seed, read) in list(reading.items()):
+                if (rows := read.next_rows(rng.randrange(2, 20))) is not None:
+                    parts.append((slot, rows))
+                    continue
+                del reading[slot]
+                text = FakeText(32)
+                one = Continuation(
+                    cache=caches[slot],
+                    tokens=prompt_of(seed),
+                    drafters=drafters_of(rng.choice(methods), seed, n_rewind),
+                    verifier=Match(),
+                    sampler=FakeSampler(0.8, seed),
+                    text=text,
+                    stats=Stats(),
+                )
+                one.begin()
+                writing[slot] = seed, one, text
+            for _, one, _ in writing.values():
+                one.propose()
+            continuations = [one for _, one, _ in writing.values()]
+            choose(continuations)
+            level(continuations, curve)
+            order = sorted(writing, key=lambda slot: len(writing[slot][1].tree) > 1)
+            parts += [(slot, writing[slot][1].rows()) for slot in order]
+            for (slot, _), output in zip(parts, shared.decode(parts) if parts else (), strict=True):
+                if slot in reading:
+                    reading[slot][1].take(output)
+                    continue
+                seed, one, text = writing[slot]
+                emitted = one.accept(output, 0.0)
+                n_accepted += emitted.n_drafted
+                is_cancelled = rng.random() < 0.01
+                n_cancelled += is_cancelled
+                if is_cancelled or emitted.finish_reason is not None:
+                    one.end()
+                    del writing[slot]
+                    expected = plain_text(seed, temperature=0.8)
+                    assert text.tokens == expected[: len(text.tokens) if is_cancelled else None]
+    assert n_accepted > 50 and n_cancelled > 3
 
 
 @pytest.mark.parametrize("method", ["draft:p_min=0,p_path=0,draft_max=4", "auto:sources=draft"])

@@ -16,7 +16,6 @@ from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from speculation.submitted import Submitted
 from tests.support.exact import EXACT, PROMPT
-from tests.support.tiny_gguf import write_recurrent_gguf
 
 METHODS = (
     "auto",
@@ -165,7 +164,7 @@ def test_tokens_arrive_in_an_event_loop(parallel: ParallelEngine) -> None:
     assert found == [one.text for one in parallel.generate_batch((PROMPT, "a dog"), max_tokens=20)]
 
 
-def test_a_recurrent_model_runs_one_text_at_a_time(tmp_path: Path) -> None:
-    model = write_recurrent_gguf(tmp_path / "recurrent.gguf")
-    with pytest.raises(InvalidParameter, match="parallel is 2; give 1 to 1; a recurrent"):
-        ParallelEngine.load(model, EXACT, parallel=2)
+def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
+    for parallel in (0, 257):
+        with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):
+            ParallelEngine.load(tiny_model, EXACT, parallel=parallel)

@@ -22,7 +22,12 @@ from tests.speculation.drafters.test_medusa import write_heads as write_medusa_h
 from tests.speculation.drafters.test_redrafter import random_weights as redrafter_weights
 from tests.speculation.drafters.test_redrafter import write_head as write_redrafter_head
 from tests.support.exact import EXACT
-from tests.support.mtp_gguf import write_assistant_gguf, write_gemma_gguf, write_mtp_gguf_with_kv
+from tests.support.mtp_gguf import (
+    write_assistant_gguf,
+    write_gemma_gguf,
+    write_mtp_gguf,
+    write_mtp_gguf_with_kv,
+)
 from tests.support.tiny_dflash import write_counting_gguf, write_counting_head
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -49,12 +54,16 @@ def mtp(folder: Path) -> tuple[Path, list[Path], list[str]]:
     return write_mtp_gguf_with_kv(folder / "mtp.gguf"), [], ["mtp", "mtp:top_k=3,p_min=0", "auto"]
 
 
+def hybrid(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    return write_mtp_gguf(folder / "mtp.gguf"), [], ["mtp:p_min=0", "mtp:depth=2,p_min=0", "auto"]
+
+
 def attached(folder: Path) -> tuple[Path, list[Path], list[str]]:
     target = write_gemma_gguf(folder / "gemma.gguf")
     return target, [write_assistant_gguf(folder / "a.gguf", target)], ["mtp:p_min=0", "auto"]
 
 
-@pytest.mark.parametrize("written", [states, blocks, mtp, attached])
+@pytest.mark.parametrize("written", [states, blocks, mtp, hybrid, attached])
 def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: object
 ) -> None:

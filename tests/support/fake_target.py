@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from batching.cache import common_prefix
 from batching.errors import CannotRewind
-from batching.rows import Rows
+from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
@@ -141,14 +141,13 @@ class FakeTarget:
         self,
         n_ctx: int = 512,
         n_batch: int = 256,
-        n_seq_max: int = 64,
+        n_seq_max: int = 0,
         logits: Callable[[tuple[int, ...]], Floats] = fake_logits,
         n_rewind: int = NO_LIMIT,
     ) -> None:
-        if n_rewind < NO_LIMIT:
-            n_seq_max = 1
+        n_seq_max = n_seq_max or (64 if n_rewind == NO_LIMIT else 1)
         self.n_rewind = n_rewind
-        self._n_back = NO_LIMIT  # rows that can be taken back now
+        self._n_back: dict[int, int] = {}  # by sequence: rows that can be taken back now
         self._logits = logits
         self.n_ctx = n_ctx
         self.n_batch = n_batch
@@ -177,7 +176,9 @@ class FakeTarget:
             for seq_id in row.seq_ids:
                 self._tokens[seq_id] = prefix
         assert self.n_cells() <= self.n_ctx, "more cells than the context has"
-        self._n_back = min(self.n_rewind, len(rows) - 1)
+        if self.n_rewind < NO_LIMIT:
+            assert all(len(seq_ids) == 1 for seq_ids in rows.seq_ids), "texts share a state"
+            self._n_back = rows_back(rows, self.n_rewind)
         outputs = [output or self._has_hidden for output in rows.outputs]
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
         return self._output
@@ -192,25 +193,28 @@ class FakeTarget:
         self._layers = tuple(layers)
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if self.n_rewind < NO_LIMIT and p0 and (n := len(self._tokens[0]) - p0) > 0:
-            if n > self._n_back:
-                raise CannotRewind(f"{n} rows to take back, {self._n_back} can be")
-            self._n_back = 0
+        if self.n_rewind < NO_LIMIT and p0:
+            n_back = self._n_back.get(seq_id := max(0, seq_id), 0)
+            n = len(self._tokens[seq_id]) - p0
+            if n > n_back:
+                raise CannotRewind(f"{n} rows to take back, {n_back} can be")
+            if n > 0:
+                self._n_back[seq_id] = 0
         for s in range(self.n_seq_max) if seq_id == -1 else [seq_id]:
             tokens = self._tokens[s]
             assert p1 == -1 or p1 >= len(tokens), "a hole in the middle of a sequence"
             self._tokens[s] = tokens[:p0]
 
-    def save(self) -> object:
-        return self._tokens[0]
+    def save(self, seq_id: int) -> object:
+        return self._tokens[seq_id]
 
-    def restore(self, state: object, n_tokens: int) -> None:
+    def restore(self, seq_id: int, state: object, n_tokens: int) -> None:
         assert isinstance(state, tuple)
-        assert state == self._tokens[0][:n_tokens] and len(state) == n_tokens, (
+        assert state == self._tokens[seq_id][:n_tokens] and len(state) == n_tokens, (
             "a state of another text"
         )
-        self._tokens[0] = state
-        self._n_back = 0
+        self._tokens[seq_id] = state
+        self._n_back[seq_id] = 0
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         self.copies += 1

@@ -117,7 +117,9 @@ def write_recurrent_gguf(path: Path, *, n_embd: int = 32, n_layer: int = 1) -> P
     writer.add_ssm_time_step_rank(dt_rank)
 
     def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, (0.3 * rng.standard_normal(shape)).astype(np.float32))
+        values = (0.3 * rng.standard_normal(shape)).astype(np.float32)
+        # Positive ones would let the state grow without end.
+        writer.add_tensor(name, -abs(values) if name.endswith("ssm_a") else values)
 
     add("token_embd.weight", len(vocabulary()[0]), n_embd)
     add("output_norm.weight", n_embd)

@@ -138,8 +138,8 @@ class PlaybackTarget:
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None: ...
 
-    def save(self) -> object:
+    def save(self, seq_id: int) -> object:
         raise RuntimeError("a recording cannot be rewound")
 
-    def restore(self, state: object, n_tokens: int) -> None:
+    def restore(self, seq_id: int, state: object, n_tokens: int) -> None:
         raise RuntimeError("a recording cannot be rewound")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from batching.errors import CannotRewind, DecodeFailed
 from batching.llama.abort import DecodeWatch
-from batching.llama.context import ContextParams
+from batching.llama.context import Context, ContextParams
+from batching.llama.model import Model
+from batching.rows import Rows, text_rows
+from batching.target import Cancelled
 from speculation.engine import Engine, Generation
 from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
 
@@ -112,6 +117,21 @@ def test_an_error_in_a_progress_callback_is_raised_and_leaves_the_engine_usable(
         engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
     assert len(reported) == 5
     assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
+
+
+def test_an_aborted_decode_spoils_the_recurrent_states_of_all_texts(tmp_path: Path) -> None:
+    path = write_hybrid_gguf(tmp_path / "model.gguf")
+    with Model(path) as model, Context(model, replace(PARAMS, n_slots=2)) as context:
+        expected = context.decode(text_rows([5, 6], 0, [False, True])).logits(1).copy()
+        with pytest.raises(Cancelled):
+            context.decode(Rows([7], [0], [range(1, 2)], [True]), lambda _: True)
+        with pytest.raises(DecodeFailed, match="state of a text was lost"):
+            context.decode(text_rows([7], 2, [True]))
+        with pytest.raises(CannotRewind):
+            context.seq_rm(0, 2, -1)
+        context.seq_rm(0, 0, -1)
+        found = context.decode(text_rows([5, 6], 0, [False, True])).logits(1)
+        assert abs(found - expected).max() < 1e-4
 
 
 def test_ctrl_c_aborts_a_long_decode_at_once(engine: Engine) -> None:
