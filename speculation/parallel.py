@@ -11,12 +11,15 @@ from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
 from batching.tree import NO_LIMIT
+from speculation.conversion import model_file
 from speculation.drafter import Requirements
 from speculation.engine import Engine
 from speculation.generation import GenerationRequest, Settings
 from speculation.one_at_a_time import OneAtATime
+from speculation.registry import default_model
 from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
+from speculation.text_files import TextFiles, identity_of, texts_folder, usual_flash_attn
 from speculation.worker import Worker
 
 if TYPE_CHECKING:
@@ -44,19 +47,31 @@ class ParallelEngine(Engine):
         params: ContextParams | None = None,
         *,
         parallel: int | None = None,
+        keep_texts: int = 0,
         measuring: Callable[[], None] | None = None,
         **settings: Any,
     ) -> ParallelEngine:
         """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
         of the context are divided among them. None = 4, or 1 where only one text can be written
         with all that is loaded: with drafting heads, and with a recurrent or hybrid model.
+        ``keep_texts`` is how many MB of texts that nobody writes are kept on disk, in the cache
+        folder; those of all models count. They are there again when the model is loaded again with
+        the same settings. Without effect if one text is written at a time.
 
         Measures the cost of a decode if that is not known yet, and calls ``measuring`` meanwhile;
         an exception it raises ends loading. Raises InvalidParameter if the model cannot write so
         many.
         """
-        worker = Worker()
+        if keep_texts < 0:
+            raise InvalidParameter(
+                f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
+            )
         params = params or ContextParams()
+        if keep_texts:
+            model = default_model() if model is None else model
+            flash_attn = usual_flash_attn(texts_folder(), model_file(model), params)
+            params = replace(params, flash_attn=flash_attn)
+        worker = Worker()
         n_seq_max = min(SEQUENCES * (parallel or DEFAULT_PARALLEL), MAX_SEQUENCES)
         params = replace(params, n_seq_max=max(n_seq_max, params.n_seq_max))
 
@@ -64,7 +79,7 @@ class ParallelEngine(Engine):
             engine = super(ParallelEngine, cls).load(model, params, **settings)
             assert isinstance(engine, ParallelEngine)
             try:
-                engine._share(parallel, worker, measuring)
+                engine._share(parallel, worker, keep_texts, measuring)
             except BaseException:
                 Engine.close(engine)
                 raise
@@ -77,7 +92,11 @@ class ParallelEngine(Engine):
             raise
 
     def _share(
-        self, parallel: int | None, worker: Worker, measuring: Callable[[], None] | None
+        self,
+        parallel: int | None,
+        worker: Worker,
+        keep_texts: int,
+        measuring: Callable[[], None] | None,
     ) -> None:
         """Give the context to a scheduler."""
         context = self.context
@@ -90,6 +109,11 @@ class ParallelEngine(Engine):
             raise InvalidParameter(
                 f"{{parallel}} is {parallel}; give 1 to {most}{reason}", settings=("parallel",)
             )
+        files = None
+        if keep_texts and parallel > 1:
+            kv_type, flash_attn = context.params.kv_type, context.flash_attn
+            identity = identity_of(self.model.path, kv_type, flash_attn=flash_attn)
+            files = TextFiles(texts_folder(), identity, keep_texts * 10**6)
         if measuring is not None:
             measuring()
         Engine.prepare(self, measuring)
@@ -98,7 +122,7 @@ class ParallelEngine(Engine):
         if parallel == 1:
             self._scheduler = OneAtATime(self, worker.wake)
         else:
-            self._scheduler = Scheduler(self, parallel, worker.wake)
+            self._scheduler = Scheduler(self, parallel, worker.wake, files)
         worker.step = self._scheduler.step
 
     def submit(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Submitted:
@@ -144,7 +168,7 @@ class ParallelEngine(Engine):
     def close(self) -> None:
         """End all generations, and free the context and the model. Idempotent."""
         if not self.model.is_closed:
-            self._worker.call(self._scheduler.end)
+            self._worker.call(self._scheduler.close)
             self._worker.call(super().close)
             self._worker.close()
 
