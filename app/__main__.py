@@ -122,6 +122,14 @@ def parse_flags(
         help="keep what the model reads and writes in FILE, so that the methods suffix and auto "
         "can draft from it after a restart (default: in memory only)",
     )
+    add(
+        "--keep-texts",
+        type=int,
+        metavar="MB",
+        default=0,
+        help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
+        "that their next turn is quick after a restart, too (default: in main memory only)",
+    )
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
@@ -133,6 +141,8 @@ def parse_flags(
         parser.error(f"--max-tokens is {flags.max_tokens}; give at least 1")
     if flags.parallel is not None and not 1 <= flags.parallel <= MAX_SEQUENCES:
         parser.error(f"--parallel is {flags.parallel}; give 1 to {MAX_SEQUENCES}")
+    if flags.keep_texts < 0:
+        parser.error(f"--keep-texts is {flags.keep_texts}; give 0 or more")
     if flags.api_key and not all(flags.api_key):
         parser.error("--api-key is empty; give a key, or leave it out")
     if flags.timeout <= 0:
@@ -180,6 +190,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         mtp=not flags.no_mtp,
         parallel=flags.parallel,
         chat_template=flags.chat_template,
+        keep_texts=flags.keep_texts,
     )
     backend = RemoteBackend(trace_batches=flags.trace_batches, memory=flags.memory)
     # The page opens at once and shows the load's progress, or why it failed.

@@ -28,6 +28,8 @@ class OneAtATime:
         self.requests.end()
         self._finish("cancelled")
 
+    close = end
+
     def step(self) -> bool:
         """One step of the running generation, or a run of plain steps.
 

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
+from speculation.conversion import model_file
 from speculation.drafter import Requirements
 from speculation.engine import Engine
 from speculation.generation import GenerationRequest, Settings
 from speculation.one_at_a_time import OneAtATime
+from speculation.registry import default_model
 from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
+from speculation.text_files import TextFiles, identity_of, texts_folder, usual_flash_attn
 from speculation.worker import Worker
 
 if TYPE_CHECKING:
@@ -43,11 +46,15 @@ class ParallelEngine(Engine):
         params: ContextParams | None = None,
         *,
         parallel: int | None = None,
+        keep_texts: int = 0,
         measuring: Callable[[], None] | None = None,
         **settings: Any,
     ) -> ParallelEngine:
         """As ``Engine.load``. ``parallel`` is how many texts are written at a time; the sequences
-        of the context are divided among them. None = 4.
+        of the context are divided among them. None = 4. ``keep_texts`` is how many MB of texts that
+        nobody writes are kept on disk, in the cache folder; those of all models count. They are
+        there again when the model is loaded again with the same settings. Without effect if one
+        text is written at a time.
 
         Measures the cost of a decode if that is not known yet, and calls ``measuring`` meanwhile;
         an exception it raises ends loading. Raises InvalidParameter unless ``parallel`` is 1 to
@@ -58,8 +65,16 @@ class ParallelEngine(Engine):
             raise InvalidParameter(
                 f"{{parallel}} is {parallel}; give 1 to {MAX_SEQUENCES}", settings=("parallel",)
             )
-        worker = Worker()
+        if keep_texts < 0:
+            raise InvalidParameter(
+                f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
+            )
         params = params or ContextParams()
+        if keep_texts:
+            model = default_model() if model is None else model
+            flash_attn = usual_flash_attn(texts_folder(), model_file(model), params)
+            params = replace(params, flash_attn=flash_attn)
+        worker = Worker()
         n_seq_max = max(min(SEQUENCES * n_slots, MAX_SEQUENCES), params.n_seq_max)
         params = replace(params, n_seq_max=n_seq_max, n_slots=n_slots)
 
@@ -67,7 +82,7 @@ class ParallelEngine(Engine):
             engine = super(ParallelEngine, cls).load(model, params, **settings)
             assert isinstance(engine, ParallelEngine)
             try:
-                engine._share(n_slots, worker, measuring)
+                engine._share(n_slots, worker, keep_texts, measuring)
             except BaseException:
                 Engine.close(engine)
                 raise
@@ -79,8 +94,15 @@ class ParallelEngine(Engine):
             worker.close()
             raise
 
-    def _share(self, parallel: int, worker: Worker, measuring: Callable[[], None] | None) -> None:
+    def _share(
+        self, parallel: int, worker: Worker, keep_texts: int, measuring: Callable[[], None] | None
+    ) -> None:
         """Give the context to a scheduler."""
+        files = None
+        if keep_texts and parallel > 1:
+            kv_type, flash_attn = self.context.params.kv_type, self.context.flash_attn
+            identity = identity_of(self.model.path, kv_type, flash_attn=flash_attn)
+            files = TextFiles(texts_folder(), identity, keep_texts * 10**6)
         if measuring is not None:
             measuring()
         Engine.prepare(self, measuring)
@@ -89,7 +111,7 @@ class ParallelEngine(Engine):
         if parallel == 1:
             self._scheduler = OneAtATime(self, worker.wake)
         else:
-            self._scheduler = Scheduler(self, parallel, worker.wake)
+            self._scheduler = Scheduler(self, parallel, worker.wake, files)
         worker.step = self._scheduler.step
 
     def submit(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Submitted:
@@ -135,7 +157,7 @@ class ParallelEngine(Engine):
     def close(self) -> None:
         """End all generations, and free the context and the model. Idempotent."""
         if not self.model.is_closed:
-            self._worker.call(self._scheduler.end)
+            self._worker.call(self._scheduler.close)
             self._worker.call(super().close)
             self._worker.close()
 

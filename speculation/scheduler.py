@@ -30,6 +30,7 @@ from speculation.methods import Method
 from speculation.sampling import make_sampler
 from speculation.shelf import Shelf
 from speculation.submitted import Requests, Submitted
+from speculation.text_files import TextFiles
 
 log = logging.getLogger(__name__)
 
@@ -139,12 +140,18 @@ class ActiveText:
 class Scheduler:
     """Takes requests from any thread; a worker calls ``step``."""
 
-    def __init__(self, engine: Host, n_slots: int, wake: Callable[[], None]) -> None:
-        """``wake`` is called when there is something to do."""
+    def __init__(
+        self,
+        engine: Host,
+        n_slots: int,
+        wake: Callable[[], None],
+        files: TextFiles | None = None,
+    ) -> None:
+        """``wake`` is called when there is something to do; idle texts may go to ``files``."""
         self._engine = engine
         self._shared = Slots(engine.context, n_slots)
         self.places = [Place(slot) for slot in self._shared.slots]
-        self._shelf = Shelf()
+        self._shelf = Shelf(files=files)
         self.requests = Requests(engine, wake)
 
     @property
@@ -160,6 +167,14 @@ class Scheduler:
         self.requests.end()
         for text in self._active():
             self._end(text, "cancelled")
+
+    def close(self) -> None:
+        """End all generations, and put all texts on disk, if that is wanted."""
+        self.end()
+        if self._shelf.files is not None:
+            for place in sorted(self.places, key=lambda place: place.used):
+                self._drop(place)
+            self._shelf.close()
 
     def _active(self) -> list[ActiveText]:
         return [place.text for place in self.places if place.text is not None]
@@ -222,8 +237,8 @@ class Scheduler:
         # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
         best = max(self.places if self._can_rewind else [chosen], key=common.__getitem__)
         chosen.cache.reserve(1)
-        shelved, n_shelved = self._shelf.best(prompt)
-        if shelved is not None and n_shelved > common[best]:
+        shelved, n_shelved = self._shelf.best(prompt, common[best])
+        if shelved is not None:
             self._drop(chosen)
             self._make_room(max(n_cells, len(shelved.tokens)), free)
             if self._engine.context.copy_in(chosen.slot.first, shelved.state):

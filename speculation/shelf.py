@@ -3,7 +3,7 @@
 A text that nobody writes costs time in the cache: attention passes over its cells. SmolLM2-135M
 took 28% longer for a token beside 6,000 idle cells on two cores, and three times as long without
 flash attention. Copying 1,000 tokens out and in takes a few milliseconds, reading them again
-seconds.
+seconds. What does not fit goes to disk, if that is wanted (``text_files``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batching.cache import common_prefix, n_kept
+from speculation.text_files import SPEED, TextFile, TextFiles, begins
 
 MAX_BYTES = 2**29
 _LEAST = 32  # tokens; fewer are read as quickly
@@ -35,43 +36,67 @@ class Shelved:
 
 
 class Shelf:
-    """Keeps the texts used last, up to a number of bytes."""
+    """Keeps the texts used last, up to a number of bytes; older ones in ``files``, if given."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES, files: TextFiles | None = None) -> None:
+        self._max_bytes, self.files = max_bytes, files
         self._texts: list[Shelved] = []  # least recently used first
 
     def wants(self, tokens: Sequence[int]) -> bool:
         """Whether a text is worth a copy: not if it is short, or here already."""
         if len(tokens) < _LEAST:
             return False
-        return all(common_prefix(text.tokens, tokens) < len(tokens) for text in self._texts)
+        return not any(begins(tokens, text.tokens) for text in self._texts)
 
     def put(
         self, tokens: Sequence[int], state: Any, saved: list[tuple[int, Any]] | None = None
     ) -> None:
         """Keep a text; it replaces those that it continues. Arguments as in ``Shelved``."""
-        new = Shelved(tuple(tokens), state, saved)
-        self._texts = [
-            text
-            for text in self._texts
-            if common_prefix(text.tokens, new.tokens) < len(text.tokens)
-        ]
+        self._texts = [text for text in self._texts if not begins(text.tokens, tokens)]
+        self._append(Shelved(tuple(tokens), state, saved))
+
+    def _append(self, new: Shelved) -> None:
         self._texts.append(new)
         while sum([text.n_bytes for text in self._texts]) > self._max_bytes:
-            del self._texts[0]
+            self._write(self._texts.pop(0))
 
-    def best(self, prompt: Sequence[int]) -> tuple[Shelved | None, int]:
-        """The text of which the most can be the beginning of ``prompt``, and how many tokens."""
-        found, most = None, _LEAST - 1
+    def _write(self, text: Shelved) -> None:
+        if self.files is not None and text.saved is None:
+            self.files.put(text.tokens, text.state)
+
+    def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[Shelved | None, int]:
+        """The text that saves most of reading ``prompt``, and how many tokens they share.
+
+        None if it saves no more than ``more_than`` tokens, what restoring it costs deducted.
+        """
+        found: list[tuple[int, int, Shelved | TextFile]] = []
         for text in self._texts:
             n = n_kept(text.tokens, prompt, text.saved)
-            if n > most:
-                found, most = text, n
-        return found, most if found is not None else 0
+            found.append((n, n, text))
+        for file in self.files.texts if self.files is not None else ():
+            n = common_prefix(file.tokens, prompt)
+            found.append((n - len(file.tokens) // SPEED, n, file))
+        for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
+            if gain <= max(more_than, _LEAST - 1):
+                break
+            if isinstance(best, Shelved):
+                return best, n
+            assert self.files is not None
+            state = self.files.read(best)
+            if state is not None:
+                return Shelved(best.tokens, state), n
+        return None, 0
 
     def use(self, text: Shelved, *, whole: bool) -> None:
         """A text went back into the cache; if ``whole``, it goes on there."""
-        self._texts.remove(text)
+        if text in self._texts:
+            self._texts.remove(text)
         if not whole:
-            self._texts.append(text)
+            self._append(text)
+
+    def close(self) -> None:
+        """Write all texts to ``files``, if there are any, and wait for the last."""
+        for text in self._texts:
+            self._write(text)
+        if self.files is not None:
+            self.files.wait()

@@ -147,6 +147,7 @@ class ModelSlot:
                 trace_batches=self._trace_batches,
                 progress=progress,
                 parallel=spec.parallel,
+                keep_texts=spec.keep_texts,
                 chat_template=_template(spec.chat_template),
                 measuring=measuring,
             )

@@ -59,6 +59,7 @@ class ModelSpec:
     mtp: bool = True
     parallel: int | None = None
     chat_template: str | None = None
+    keep_texts: int = 0  # MB
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ FIELDS = {
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
     "parallel": "--parallel",
+    "keep_texts": "--keep-texts",
 }
 
 

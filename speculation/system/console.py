@@ -14,6 +14,7 @@ FLAGS = {
     "n_gpu_layers": "--gpu-layers",
     "kv_type": "--kv-type",
     "parallel": "--parallel",
+    "keep_texts": "--keep-texts",
 }
 
 

@@ -347,6 +347,7 @@ def test_flags_are_checked_before_anything_is_loaded(capsys: pytest.CaptureFixtu
         ("--threads 0", "n_threads is 0; give 1 to 512"),
         ("--threads 100000", "n_threads is 100000; give 1 to 512"),
         ("--gpu-layers -5", "--gpu-layers is -5; give 0 or more"),
+        ("--keep-texts -5", "--keep-texts is -5; give 0 or more"),
         ("--kv-type q8_0 --flash-attn off", "a q8_0 KV cache needs flash attention"),
     ):
         with pytest.raises(SystemExit):

@@ -300,6 +300,18 @@ def test_a_memory_file_is_for_the_first_model(tiny_model: Path, tmp_path: Path) 
     assert SuffixMemory.load(file, owner, n_vocab=10**6).index.n_tokens > 3
 
 
+def test_texts_are_kept_on_disk_if_wanted(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculation.parallel.texts_folder", lambda: tmp_path)
+    for megabytes, n_files in ((0, 0), (10, 1)):
+        backend = LocalBackend()
+        list(backend.load(dataclasses.replace(spec(tiny_model, parallel=2), keep_texts=megabytes)))
+        list(backend.reply(request("a cat " * 20, max_tokens=3)))
+        backend.close()
+        assert len([*tmp_path.glob("*.text")]) == n_files
+
+
 def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
     backend = LocalBackend()
     list(backend.load(spec(tmp_path / "none.gguf")))
