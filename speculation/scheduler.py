@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # A running text waits about this long for its next token while a prompt is read beside it, seconds.
 MAX_WAIT = 0.2
+MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
 _TREE_ROOM = 64  # cells for drafts beyond a text's last token
 _RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
 
@@ -421,11 +422,12 @@ class Scheduler:
         """How many prompt rows to decode in a step of ``n_texts``, of which some are written."""
         most = self._engine.context.n_batch - self._tree_rows(n_texts)
         cost = self._engine.resources.known_cost
-        if not n_writing or cost is None:
+        if cost is None:
             return most
         curve = cost.curve(0)
         row = curve.table[-1] / (len(curve.table) - 1)
-        return max(2, min(int((MAX_WAIT - curve.at(n_writing)) / row), most))
+        wait = MAX_WAIT if n_writing else MAX_READING
+        return max(2, min(int((wait - curve.at(n_writing)) / row), most))
 
     @contextmanager
     def _failing(self, text: ActiveText) -> Iterator[None]:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter, PromptTooLong
+from speculation.auto.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
+from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
 from tests.support.exact import EXACT, PROMPT
 
@@ -78,6 +80,20 @@ def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
     second = parallel.submit([*prompt, 6], method="ar", max_tokens=4).run()
     assert (first.stats.n_reused, second.stats.n_reused) == (0, 300)
     assert [token.id for token in tokens] == writing.token_ids[1:]
+
+
+def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
+    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = Cost(CostCurve.linear(0.05, 0.01))
+    monkeypatch.setattr(parallel.resources, "_cost", cost)
+    scheduler = parallel._scheduler
+    assert isinstance(scheduler, Scheduler)
+    row = cost.curve(0).at(64) / 64
+    # 0.2 s beside two written texts, whose rows take 0.06 s; 1 s if nobody waits for a token.
+    assert scheduler._chunk(3, 2) == int((0.2 - 0.06) / row) == 13
+    assert scheduler._chunk(3, 0) == int(1.0 / row) == 94
+    assert scheduler._chunk(60, 60) == 2
 
 
 def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:
