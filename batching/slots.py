@@ -45,11 +45,6 @@ class Slots:
         ends = np.cumsum([len(part) for part in parts])
         return np.split(target.encode(np.concatenate(parts)), ends[:-1])
 
-    def share(self, source: Slot, dest: Slot, n_tokens: int) -> None:
-        """Let ``dest``, which is empty, start with the first ``n_tokens`` tokens of ``source``."""
-        for seq_id in range(dest.n_used):
-            self.target.seq_cp(source.first, dest.first + seq_id, 0, n_tokens)
-
     def want_states(self) -> None:
         """Ask the target for what any of the slots wants."""
         self.target.want_hidden(any(slot.wants_hidden for slot in self.slots))
@@ -119,6 +114,11 @@ class Slot:
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
         self.n_used = max(self.n_used, dest + 1)
         self._target.seq_cp(self.first + source, self.first + dest, p0, p1)
+
+    def share(self, source: Slot, n_tokens: int) -> None:
+        """Start, while it is empty, with the first ``n_tokens`` tokens of ``source``."""
+        for seq_id in range(self.n_used):
+            self._target.seq_cp(source.first, self.first + seq_id, 0, n_tokens)
 
     def save(self, seq_id: int) -> object:
         return self._target.save(self.first + seq_id)

@@ -128,6 +128,11 @@ class Resources:
             return head
         return self.keep(("head of slot", kind, index), lambda: head.of_slot(index, n_slots))
 
+    def share_text(self, other: Resources, n_tokens: int) -> None:
+        """Let the draft model's slot start with what that of ``other`` has of ``n_tokens``."""
+        if self.draft is not None and self.draft.n_rewind == NO_LIMIT:
+            self.draft_context.share(other.draft_context, n_tokens)
+
     def forget_text(self) -> None:
         """Free the cells that a text has in the contexts of the draft model and the heads."""
         if self.draft is not None:

@@ -230,7 +230,7 @@ class Scheduler:
         n_cells, n_ctx = self._cells_for(generation), self._engine.context.n_ctx
         if not free or n_cells + self._n_reserved() > n_ctx:
             return None
-        prompt = generation.prompt[:-1]
+        prompt, resources = generation.prompt[:-1], self._engine.resources
         common = {place: place.cache.n_kept(prompt) for place in self.places}
         chosen = max(free, key=common.__getitem__)
         if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
@@ -248,11 +248,13 @@ class Scheduler:
                 self._shelf.use(shelved, whole=n_shelved == len(shelved.tokens))
         elif common[chosen] < common[best]:
             self._drop(chosen)
-            self._shared.share(best.slot, chosen.slot, common[best])
+            chosen.slot.share(best.slot, common[best])
+            n_slots = len(self.places)
+            theirs, own = (resources.of_slot(place.slot.index, n_slots) for place in (best, chosen))
+            own.share_text(theirs, common[best])
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
-        resources = self._engine.resources
         if resources.draft is None and not resources.heads:  # they would have to read a text again
             for place in others:
                 self._drop(place)

@@ -77,7 +77,7 @@ def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
     shared = Slots(target, 2)
     first, second = (SequenceCache(slot) for slot in shared.slots)
     first.prefill([1, 2, 3, 4])
-    shared.share(shared.slots[0], shared.slots[1], 3)
+    shared.slots[1].share(shared.slots[0], 3)
     second.tokens = [1, 2, 3]
     assert second.prefill([1, 2, 3, 9]) == 3
     assert [row.token for row in target.decoded[-1]] == [9]

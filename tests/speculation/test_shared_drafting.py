@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from batching.errors import CacheFull
+from batching.llama.context import Context
+from batching.rows import Rows
 from batching.slots import Slots
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.engine import Engine
@@ -102,6 +104,29 @@ def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
     assert sum(n > 0 for n in drafted) >= 12
     assert sum(n for (is_target, n_texts), n in together.items() if not is_target and n_texts > 1)
     assert together[True, 4]
+
+
+def test_a_draft_model_reads_a_prefix_of_several_texts_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [7 + i % 90 for i in range(200)]
+    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
+        n_read: list[int] = []
+        decode = Context.decode
+
+        def counted(self: Context, rows: Rows, watch: object = None) -> object:
+            if self is engine.draft:
+                n_read.append(rows.outputs.count(False))
+            return decode(self, rows, watch)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Context, "decode", counted)
+        first = engine.submit([*prompt, 5], method="draft", max_tokens=200)
+        next(iter(first))
+        assert sum(n_read) == 200
+        second = engine.submit([*prompt, 6], method="draft", max_tokens=9).run()
+        assert second.stats.n_reused == 200
+        assert sum(n_read) == 200
+        first.run()
 
 
 def test_an_error_in_shared_work_ends_only_those_who_do_not_expect_it() -> None:
