@@ -64,7 +64,7 @@ def main() -> None:
 def _beat(outbox: Outbox) -> None:
     while True:
         time.sleep(BEAT_SECONDS)
-        outbox.put(Beat(overdue()))
+        outbox.put(Beat(overdue(BEAT_SECONDS)))
 
 
 if __name__ == "__main__":
