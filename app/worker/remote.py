@@ -130,7 +130,12 @@ class Process:
             number = next(self._numbers)
             events = Events(lambda: self._outbox.put(Stop(number)))
             self._events[number] = events
-            self._outbox.put(Call(number, name, arguments))
+            try:
+                self._outbox.put(Call(number, name, arguments))
+            except Exception as error:  # from pickle
+                del self._events[number]
+                why = "it is nested too deep" if isinstance(error, RecursionError) else error
+                return _failed(f"the request cannot be sent to the engine: {why}", "invalid")
         return events
 
     def stop(self, request_id: str) -> None:
@@ -284,11 +289,7 @@ class RemoteBackend:
 
     def _gone(self) -> Events:
         """The events of a call that no process takes."""
-        message = self._status.error or "the engine is closed"
-        events = Events(lambda: None)
-        events.put(Failed(message, message, "no model"))
-        events.put(None)
-        return events
+        return _failed(self._status.error or "the engine is closed", "no model")
 
     def _started(self) -> Process:
         return Process(self._arguments, self._take_status, self._take_death)
@@ -309,6 +310,14 @@ class RemoteBackend:
             )
         self._asleep = self._status.model
         self._status = Status(self._asleep, error=message)
+
+
+def _failed(message: str, kind: str) -> Events:
+    """The events of a call that reaches no process."""
+    events = Events(lambda: None)
+    events.put(Failed(message, message, kind))
+    events.put(None)
+    return events
 
 
 def _reason(code: int, last_words: collections.deque[str]) -> str:

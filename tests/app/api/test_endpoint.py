@@ -207,6 +207,9 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
     ).json()
     assert (stopped["content"], stopped["stop_type"]) == (one[:2], "word")
     assert stopped["stopping_word"] == one[2:4]
+    unknown = http.post("/completion", json={"prompt": [*tokens, -1]})
+    assert unknown.status_code == 400
+    assert "the prompt has token -1; this model has 0 to" in unknown.json()["error"]["message"]
     mixed = http.post("/completion", json={"prompt": [*tokens, "a dog"], "n_predict": 1}).json()
     assert mixed["prompt"] == "<s>the cata dog"
 

@@ -118,6 +118,19 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
     ]
 
 
+def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
+    for sampling, reason in (
+        ({"grammar": lambda: None}, "the request cannot be sent to the engine: Can't pickle"),
+        ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
+    ):
+        (failed,) = backend.reply(request(sampling=sampling))
+        assert isinstance(failed, Failed)
+        assert failed.message.startswith(reason) and failed.kind == "invalid"
+    (failed,) = backend.load(None)  # type: ignore[arg-type]
+    assert isinstance(failed, Failed)
+    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+
+
 def test_an_engine_that_does_not_answer_is_ended(
     backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
