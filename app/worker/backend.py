@@ -237,6 +237,7 @@ class LocalBackend:
             progress=lambda done, total: job.emit(Prefill(done, total)),
             cancelled=job.cancelled.is_set,
             logprobs=request.logprobs,
+            post_sampling=request.post_sampling,
             prediction=request.prediction,
             opening=prompt.opening,
         )

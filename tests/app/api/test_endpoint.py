@@ -180,6 +180,23 @@ def test_logprobs_belong_to_the_tokens_of_the_reply(client: OpenAI) -> None:
         assert one.logprob == one.top_logprobs[0].logprob  # greedy
 
 
+def test_probabilities_after_sampling_are_those_of_the_tokens_that_are_left(
+    http: httpx.Client,
+) -> None:
+    def first_token(**sampling: Any) -> Any:
+        asked = {"prompt": "a cat", "n_predict": 1, "n_probs": 10, "post_sampling_probs": True}
+        return http.post("/completion", json=asked | sampling).json()["completion_probabilities"][0]
+
+    drawn = first_token(top_k=3, top_p=1, min_p=0, temperature=2)
+    assert len(drawn["top_probs"]) == 3
+    assert sum(one["prob"] for one in drawn["top_probs"]) == pytest.approx(1)
+    assert drawn["prob"] in [one["prob"] for one in drawn["top_probs"]]
+    for sampling in ({}, {"repeat_penalty": 1.5}):
+        greedy = first_token(temperature=0, **sampling)
+        assert [one["id"] for one in greedy["top_probs"]] == [greedy["id"]]
+        assert greedy["prob"] == greedy["top_probs"][0]["prob"] == 1
+
+
 def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Client) -> None:
     tokens = http.post("/tokenize", json={"content": "the cat", "add_special": True}).json()[
         "tokens"
