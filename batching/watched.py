@@ -5,12 +5,10 @@ Nothing here ends the work. A process whose engine must not block for ever reads
 
 from __future__ import annotations
 
-from time import monotonic
-
 STEP_SECONDS = 600.0  # of loading without progress, or of a decode; a large model may be slow
 GRAMMAR_SECONDS = 10.0
 
-_running: dict[Watched, float] = {}  # when each is overdue
+_running: set[Watched] = set()
 
 
 class Watched:
@@ -21,21 +19,29 @@ class Watched:
 
     def __init__(self, what: str, seconds: float) -> None:
         self.what = what
-        self._seconds = seconds
+        self.limit = seconds
+        self.waited = 0.0
 
     def __enter__(self) -> Watched:
         self.progress()
+        _running.add(self)
         return self
 
     def progress(self) -> None:
         """The work goes on."""
-        _running[self] = monotonic() + self._seconds
+        self.waited = 0.0
 
     def __exit__(self, *_: object) -> None:
-        _running.pop(self, None)
+        _running.discard(self)
 
 
-def overdue() -> str:
-    """What has taken longer than it should; empty if nothing has."""
-    now = monotonic()
-    return next((work.what for work, due in list(_running.items()) if now > due), "")
+def overdue(seconds: float) -> str:
+    """What has taken longer than it should, ``seconds`` after the last call; empty if nothing has.
+
+    So time in which this process was stopped does not count.
+    """
+    for work in list(_running):
+        work.waited += seconds
+        if work.waited > work.limit:
+            return work.what
+    return ""

@@ -59,6 +59,7 @@ class Settings(TypedDict, total=False):
     progress    called with the number of prompt tokens decoded so far, and their total
     cancelled   polled during the prefill and between steps; True ends the text
     logprobs    record each token's log probability and those of this many most likely tokens
+    post_sampling  of the distribution that the sampler draws from, instead of the model's
     prediction  text or token ids that the reply is expected to equal for the most part, such as
                 the file to edit: methods ``auto`` and ``prediction`` draft from it
     """
@@ -70,6 +71,7 @@ class Settings(TypedDict, total=False):
     progress: Callable[[int, int], None] | None
     cancelled: Callable[[], bool] | None
     logprobs: int | None
+    post_sampling: bool
     prediction: str | Sequence[int]
 
 
@@ -89,6 +91,7 @@ class GenerationRequest:
     progress: Callable[[int, int], None] | None = None
     cancelled: Callable[[], bool] | None = None
     logprobs: int | None = None
+    post_sampling: bool = False
     prediction: str | Sequence[int] = ()
     opening: str = ""
 
@@ -237,7 +240,9 @@ class Generation:
                     "logprobs are recorded as tokens are sampled, and with verify=rejection or "
                     "verify=typical not every token is; use verify=match"
                 )
-            sampler = RecordingSampler(sampler, self.request.logprobs, self.logprobs)
+            sampler = RecordingSampler(
+                sampler, self.request.logprobs, self.logprobs, after=self.request.post_sampling
+            )
         return Continuation(
             cache=cache,
             tokens=list(self.prompt),

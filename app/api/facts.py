@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 from typing import Any
 
 from app.api.replies import Gathered
@@ -50,23 +51,30 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-def token_logprobs(
-    chances: Sequence[tuple[Chance, tuple[Chance, ...]]], *, ids: bool = False
+def token_logprobs(chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> list[dict[str, Any]]:
+    """Tokens and their log probabilities, with the likeliest ones, as OpenAI has them."""
+    return [{**_chance(own), "top_logprobs": [_chance(one) for one in top]} for own, top in chances]
+
+
+def native_probs(
+    chances: Sequence[tuple[Chance, tuple[Chance, ...]]], post_sampling: bool
 ) -> list[dict[str, Any]]:
-    """Tokens and their log probabilities, with the likeliest ones; ``ids`` adds the tokens' ids."""
-    return [
-        {**_chance(own, ids), "top_logprobs": [_chance(one, ids) for one in top]}
-        for own, top in chances
-    ]
+    """The same as llama-server has it: with ids, and those after sampling as probabilities."""
+
+    def one(chance: Chance) -> dict[str, Any]:
+        found = {"id": chance.id, **_chance(chance)}
+        return {**found, "prob": exp(found.pop("logprob"))} if post_sampling else found
+
+    name = "top_probs" if post_sampling else "top_logprobs"
+    return [{**one(own), name: [one(other) for other in top]} for own, top in chances]
 
 
-def _chance(chance: Chance, ids: bool) -> dict[str, Any]:
-    found = {
+def _chance(chance: Chance) -> dict[str, Any]:
+    return {
         "token": chance.piece.decode("utf-8", "replace"),
         "logprob": min(0.0, chance.logprob),
         "bytes": list(chance.piece),
     }
-    return {"id": chance.id, **found} if ids else found
 
 
 def legacy_logprobs(chances: Sequence[tuple[Chance, tuple[Chance, ...]]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api.errors import ApiError, error_body
-from app.api.facts import timings, token_logprobs
+from app.api.facts import native_probs, timings
 from app.api.json_text import finite
 from app.api.replies import Gathered, Run, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
@@ -163,7 +163,9 @@ async def _chunks(
                     "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
                 }
                 if part.chances:
-                    chunk["completion_probabilities"] = token_logprobs(part.chances, ids=True)
+                    chunk["completion_probabilities"] = native_probs(
+                        part.chances, asked.post_sampling_probs
+                    )
                 yield chunk
         elif isinstance(event, Done):
             whole = await _whole(service, asked, run.requests[number], number, gathered)
@@ -205,7 +207,9 @@ async def _whole(
         "timings": timings(done),
     }
     if request.logprobs is not None:
-        found["completion_probabilities"] = token_logprobs(gathered.chances, ids=True)
+        found["completion_probabilities"] = native_probs(
+            gathered.chances, asked.post_sampling_probs
+        )
     if not asked.response_fields:
         return found
     selected = {path: _at(found, path) for path in asked.response_fields}

@@ -102,18 +102,18 @@ class Run:
             asyncio.create_task(self._pass_on(number, request, queue))
             for number, request in enumerate(self.requests)
         ]
+        too_late = ApiError(
+            f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
+            "tokens, or start the server with a higher --timeout",
+            504,
+        )
+        # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
+        left = max(0.0, self._ends - monotonic())
+        timer = asyncio.get_running_loop().call_later(left, queue.put_nowait, (0, too_late))
         n_left = len(tasks)
         try:
             while n_left:
-                left = self._ends - monotonic()
-                try:
-                    number, event = await asyncio.wait_for(queue.get(), max(0.0, left))
-                except asyncio.TimeoutError:
-                    raise ApiError(
-                        f"the reply took longer than {self._seconds:g} s and was stopped; ask for "
-                        "fewer tokens, or start the server with a higher --timeout",
-                        504,
-                    ) from None
+                number, event = await queue.get()
                 if isinstance(event, BaseException):
                     raise event
                 if isinstance(event, Failed):
@@ -122,6 +122,7 @@ class Run:
                 n_left -= isinstance(event, Done)
                 yield number, event
         finally:
+            timer.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

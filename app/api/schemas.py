@@ -14,6 +14,7 @@ from app.api.errors import ApiError
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
+MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
 
 
 def _listed(value: Any) -> Any:
@@ -343,8 +344,6 @@ class Completion(Sampling):
     def _is_possible(self) -> Completion:
         if self.suffix:
             raise ValueError("suffix is not supported: models are asked to continue a text")
-        if self.post_sampling_probs:
-            raise ValueError("post_sampling_probs is not supported; leave it out for logprobs")
         return self
 
     @property
@@ -353,14 +352,14 @@ class Completion(Sampling):
 
 
 class Tokenization(Model):
-    content: str
+    content: str = Field(max_length=MOST_TOKENS)
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
 class Detokenization(Model):
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=MOST_TOKENS)
 
 
 def as_arguments(text: str) -> dict[str, Any]:

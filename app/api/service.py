@@ -112,6 +112,7 @@ class Service:
                 prompt=prompt,
                 stop=tuple(asked.stop),
                 logprobs=n_probs if asked.logprobs is None else asked.logprobs,
+                post_sampling=asked.post_sampling_probs,
             )
             for prompt in prompts
         ]

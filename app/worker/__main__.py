@@ -17,6 +17,7 @@ from typing import Any
 from app.worker.backend import LocalBackend
 from app.worker.events import Events
 from app.worker.frames import Outbox, received
+from app.worker.jobs import failure
 from app.worker.remote import BEAT_SECONDS, Beat, Call, Closed, StatusChanged, Stop
 from batching.watched import overdue
 
@@ -43,7 +44,12 @@ def main() -> None:
 
     for item in received(sys.stdin.buffer):
         if isinstance(item, Call):
-            events: Events = getattr(backend, item.name)(*item.arguments)
+            try:
+                events: Events = getattr(backend, item.name)(*item.arguments)
+            except Exception as error:  # arguments of other types
+                pass_on(item.number, failure(error))
+                pass_on(item.number, None)
+                continue
             open_events[item.number] = events
             events.forward(partial(pass_on, item.number))
         elif isinstance(item, Stop):
@@ -64,7 +70,7 @@ def main() -> None:
 def _beat(outbox: Outbox) -> None:
     while True:
         time.sleep(BEAT_SECONDS)
-        outbox.put(Beat(overdue()))
+        outbox.put(Beat(overdue(BEAT_SECONDS)))
 
 
 if __name__ == "__main__":

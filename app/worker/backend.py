@@ -237,6 +237,7 @@ class LocalBackend:
             progress=lambda done, total: job.emit(Prefill(done, total)),
             cancelled=job.cancelled.is_set,
             logprobs=request.logprobs,
+            post_sampling=request.post_sampling,
             prediction=request.prediction,
             opening=prompt.opening,
         )
@@ -285,13 +286,19 @@ def _tool_grammar(model: Model, request: ChatRequest, opening: str) -> dict[str,
 
 
 def _prompt_tokens(model: Model, prompt: Sequence[str | int]) -> list[int]:
-    """The tokens of texts and token ids in turn; a text at the start gets the model's BOS."""
+    """The tokens of texts and token ids in turn; a text at the start gets the model's BOS.
+
+    Raises InvalidParameter for a token that the model does not have.
+    """
     tokens: list[int] = []
+    last = model.n_vocab - 1
     for i, part in enumerate(prompt):
         if isinstance(part, str):
             tokens += model.tokenize(part, add_special=i == 0)
-        else:
+        elif 0 <= part <= last:
             tokens.append(part)
+        else:
+            raise InvalidParameter(f"the prompt has token {part}; this model has 0 to {last}")
     return tokens
 
 

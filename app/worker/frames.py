@@ -1,4 +1,4 @@
-"""Messages between this process and the engine's: lists of pickled items, one after another.
+"""Messages between this process and the engine's: pickled items, one after another.
 
 The engine's process is a child that runs this program, so its pickles are trusted.
 """
@@ -17,14 +17,15 @@ class Outbox:
 
     def __init__(self, pipe: IO[bytes], on_failure: Callable[[], object]) -> None:
         """``on_failure`` is called if nobody reads them any more."""
-        self._items: SimpleQueue[Any] = SimpleQueue()
+        self._items: SimpleQueue[bytes | None] = SimpleQueue()
         self._pipe = pipe
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._send, name="outbox", daemon=True)
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        self._items.put(item)
+        """Send an item. Raises whatever ``pickle`` raises for it."""
+        self._items.put(pickle.dumps(item))
 
     def close(self, seconds: float) -> None:
         """Send what is left, within ``seconds``."""
@@ -40,10 +41,9 @@ class Outbox:
                         items.append(self._items.get_nowait())
                 except Empty:
                     pass
-                is_last = None in items
-                pickle.dump([item for item in items if item is not None], self._pipe)
+                self._pipe.write(b"".join(item for item in items if item is not None))
                 self._pipe.flush()
-                if is_last:
+                if None in items:
                     return
         except (OSError, ValueError):  # closed at either end
             self._on_failure()
@@ -53,7 +53,7 @@ def received(pipe: IO[bytes]) -> Iterator[Any]:
     """The items that arrive, until the other side ends."""
     while True:
         try:
-            items = pickle.load(pipe)
+            item = pickle.load(pipe)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             return
-        yield from items
+        yield item

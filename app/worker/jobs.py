@@ -202,7 +202,14 @@ class JobQueue:
 
 
 def failure(error: Exception) -> Failed:
-    """An error in words for the user. Only errors of our own are shown as they are."""
+    """An error in words for the user. Errors of our own and of the system are shown as they are."""
+    if isinstance(error, OSError) and error.strerror:  # such as a file that may not be read
+        name = f": {error.filename!s:.200}" if error.filename else ""
+        return Failed(error.strerror + name, error.strerror + name)
+    if isinstance(error, UnicodeEncodeError):
+        half = error.object[error.start]
+        message = f"a text has {half!r}, which is half a character; give valid UTF-8 text"
+        return Failed(message, message, "invalid")
     if not isinstance(error, SpeculationError):
         log.error("unexpected", exc_info=error)
         message = f"unexpected {type(error).__name__}: {error}"

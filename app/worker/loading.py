@@ -249,8 +249,10 @@ def _template(path: str | None) -> str | None:
     if path is None:
         return None
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a device may have no end
+            raise OSError(0, "it is not a file")
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidParameter(f"cannot read the chat template {path}: {reason}") from None
 

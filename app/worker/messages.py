@@ -136,6 +136,7 @@ class ChatRequest:
     leave_out   whether to leave out the oldest turns if not all fit
     left_out    what the previous request left out
     logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
+    post_sampling  give the probabilities that tokens are drawn with, instead of the model's
     tools       functions that the model may call, as in OpenAI's API
     tool_choice  ``auto``, ``none``, ``required`` or a function, as in OpenAI's API
     parallel_tool_calls  whether it may call several
@@ -155,6 +156,7 @@ class ChatRequest:
     prompt: tuple[str | int, ...] = ()
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    post_sampling: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
 _GOES_ON = "The next request starts a new one."
+COMMAND = [sys.executable, "-m", "app.worker"]
+# A stopped or blocked process does not see that its parent has gone.
+_GUARDIAN = 'read -r line || kill -9 "$0"'
 MOST_DEATHS = 2  # a model that has ended the process so often in a row is not loaded by itself
 
 
@@ -97,17 +100,18 @@ class Process:
         self._lock = threading.Lock()
         self._is_closing = False
         self._has_ended = False
-        self._heard = time.monotonic()
+        self._n_heard = 0
         self._killed_for = ""
         self._last_words: collections.deque[str] = collections.deque(maxlen=20)
         self.is_dead = False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "app.worker", *arguments],
+            [*COMMAND, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
         self._outbox = Outbox(stdin, lambda: None)
@@ -126,7 +130,12 @@ class Process:
             number = next(self._numbers)
             events = Events(lambda: self._outbox.put(Stop(number)))
             self._events[number] = events
-            self._outbox.put(Call(number, name, arguments))
+            try:
+                self._outbox.put(Call(number, name, arguments))
+            except Exception as error:  # from pickle
+                del self._events[number]
+                why = "it is nested too deep" if isinstance(error, RecursionError) else error
+                return _failed(f"the request cannot be sent to the engine: {why}", "invalid")
         return events
 
     def stop(self, request_id: str) -> None:
@@ -148,7 +157,7 @@ class Process:
 
     def _read(self, pipe: IO[bytes]) -> None:
         for item in received(pipe):
-            self._heard = time.monotonic()
+            self._n_heard += 1
             if isinstance(item, StatusChanged):
                 self._on_status(item.status)
             elif isinstance(item, Beat):
@@ -167,6 +176,8 @@ class Process:
 
     def _died(self) -> None:
         code = self._process.wait()
+        if self._guardian is not None:
+            self._guardian.communicate(b"\n")
         self._hearing.join(1.0)
         why = self._killed_for or _reason(code, self._last_words)
         message = f"The engine's process ended: {why}. {_GOES_ON}"
@@ -194,10 +205,28 @@ class Process:
             sys.stderr.flush()
 
     def _watch(self) -> None:
+        seconds = 0.0  # by beats: a clock goes on while both processes are stopped
         while not self.is_dead:
+            n_heard = self._n_heard
             time.sleep(BEAT_SECONDS)
-            if time.monotonic() - self._heard > SILENT_SECONDS and self._process.poll() is None:
+            seconds = seconds + BEAT_SECONDS if self._n_heard == n_heard else 0.0
+            if seconds >= SILENT_SECONDS and self._process.poll() is None:
                 self.kill(f"it did not answer for {SILENT_SECONDS:g} s")
+
+
+def _guardian_of(pid: int) -> subprocess.Popen[bytes] | None:
+    """A process that kills process ``pid`` when this one has gone, but ends at a line from it."""
+    if sys.platform == "win32":
+        return None
+    with contextlib.suppress(OSError):  # a container may have no shell
+        return subprocess.Popen(
+            ["sh", "-c", _GUARDIAN, str(pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C must not end it
+        )
+    return None
 
 
 class RemoteBackend:
@@ -260,11 +289,7 @@ class RemoteBackend:
 
     def _gone(self) -> Events:
         """The events of a call that no process takes."""
-        message = self._status.error or "the engine is closed"
-        events = Events(lambda: None)
-        events.put(Failed(message, message, "no model"))
-        events.put(None)
-        return events
+        return _failed(self._status.error or "the engine is closed", "no model")
 
     def _started(self) -> Process:
         return Process(self._arguments, self._take_status, self._take_death)
@@ -285,6 +310,14 @@ class RemoteBackend:
             )
         self._asleep = self._status.model
         self._status = Status(self._asleep, error=message)
+
+
+def _failed(message: str, kind: str) -> Events:
+    """The events of a call that reaches no process."""
+    events = Events(lambda: None)
+    events.put(Failed(message, message, kind))
+    events.put(None)
+    return events
 
 
 def _reason(code: int, last_words: collections.deque[str]) -> str:

@@ -28,6 +28,8 @@ MAX_DEPTH = 500  # nested brackets; llama.cpp's parser is recursive
 
 _LAZY_ROOT = "lazy-root"
 _LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+# The converter writes repetitions out, which for 10**9 of them takes all memory.
+_MANY = re.compile(r'"(?:(?:min|max)(?:Length|Items)"\s*:\s*|pattern"\s*:\s*"[^"]*\{\d*,?)\d{5,}')
 _REPETITION = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
 
 
@@ -146,8 +148,11 @@ def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
     """
     from llama_cpp.llama_grammar import json_schema_to_gbnf as convert
 
-    text = schema if isinstance(schema, str) else json.dumps(schema)
+    text = schema if isinstance(schema, str) else ""
     try:
+        text = text or json.dumps(schema)
+        if _MANY.search(text):
+            raise ValueError("it repeats something 10,000 times or more")
         if not isinstance(json.loads(text), dict):
             raise ValueError("it is not a JSON object")
         with Watched("a JSON schema", GRAMMAR_SECONDS):

@@ -12,6 +12,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
+import numpy.typing as npt
 
 from batching.errors import GrammarError, InvalidParameter
 from batching.llama.grammar import LazyGrammar, grammar_allows, load_grammar
@@ -35,6 +36,12 @@ class GreedySampler:
         probs[logits.argmax()] = 1.0
         return probs
 
+    def remaining(self, logits: Floats) -> Floats:
+        """As ``SamplerChain.remaining``."""
+        found: Floats = np.full(len(logits), -np.inf, np.float32)
+        found[logits.argmax()] = 0.0
+        return found
+
     def accept(self, token: int) -> None:
         pass
 
@@ -54,6 +61,7 @@ class SamplerChain:
         self._chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         self._last: Any = None  # the link that chooses: a draw, mirostat or greedy
         self._draws = False  # the last link is a draw
+        self._is_greedy = False
         self._random_links = False  # earlier links are random too
         self.has_memory = False  # the result depends on accepted tokens
         self._grammar: Any = None
@@ -135,6 +143,7 @@ class SamplerChain:
 
     def greedy(self) -> SamplerChain:
         """Take the most likely of the remaining tokens. The last link."""
+        self._is_greedy = True
         return self._end(C.llama_sampler_init_greedy())
 
     def grammar(self, gbnf: str, root: str = "root", triggers: Sequence[str] = ()) -> SamplerChain:
@@ -208,16 +217,30 @@ class SamplerChain:
                 "grammars and JSON schemas do not provide; use verify=match with them"
             )
         self._fill(logits)
+        C.llama_sampler_apply(self._chain, ctypes.byref(self._array))
+        left = self._left()
+        weights = np.exp(left["logit"] - left["logit"].max())
+        probs: Floats = np.zeros(len(self._candidates), np.float32)
+        probs[left["id"]] = weights / weights.sum()
+        return probs
+
+    def remaining(self, logits: Floats) -> Floats:
+        """The logits of the tokens that the last token was drawn from, ``(n_vocab,)``; -inf for all
+        others, which is all but one without a draw. ``logits`` are those given to ``sample``."""
+        found: Floats = np.full(len(logits), -np.inf, np.float32)
+        left = self._left()
+        if self._is_greedy:
+            left = left[self._array.selected : self._array.selected + 1]
+        found[left["id"]] = left["logit"]
+        return found
+
+    def _left(self) -> npt.NDArray[Any]:
+        """The candidates that the chain has left."""
         array = self._array
-        C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        remaining = np.ctypeslib.as_array(
+        return np.ctypeslib.as_array(
             ctypes.cast(array.data, ctypes.POINTER(ctypes.c_byte)),
             (array.size * _CANDIDATE.itemsize,),
         ).view(_CANDIDATE)
-        weights = np.exp(remaining["logit"] - remaining["logit"].max())
-        probs: Floats = np.zeros(len(self._candidates), np.float32)
-        probs[remaining["id"]] = weights / weights.sum()
-        return probs
 
     def copy_state(self) -> SamplerChain:
         """A copy of the chain with its state, without the grammar."""

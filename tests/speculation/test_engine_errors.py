@@ -184,7 +184,12 @@ def test_an_invalid_grammar_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     ("schema", "reason"),
-    [("{nonsense", "Expecting property name"), ("[]", "it is not a JSON object")],
+    [
+        ("{nonsense", "Expecting property name"),
+        ("[]", "it is not a JSON object"),
+        ('{"type": "string", "minLength": 1000000000}', "it repeats something 10,000 times"),
+        ('{"type": "string", "pattern": "^a{1000000000}$"}', "it repeats something 10,000 times"),
+    ],
 )
 def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=f"cannot be read: {reason}"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
-from openai import APIStatusError, BadRequestError, OpenAI
+from openai import APIError, APIStatusError, BadRequestError, InternalServerError, OpenAI
 from pydantic import BaseModel
 
 from tests.app.browser.chat import free_port, started
@@ -37,6 +38,7 @@ WEATHER = {
     },
 }
 HELLO: list[Any] = [{"role": "user", "content": "a cat saw the dog"}]
+SLOW = {"grammar": f"root ::= {'a* ' * 60} a root\na ::= [a-z]"}  # ambiguous
 ENDLESS = {"grammar": "root ::= [a-z] root", "max_tokens": 20_000}
 
 
@@ -47,12 +49,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = ["--no-page", "--model", str(model), "--ctx", "32768", "--threads", "1"]
     flags += ["--parallel", "4", "--port", free_port(), "--alias", "tiny"]
     with started("app", *flags) as (url, _):
-        with httpx.Client(base_url=url[: -len("/v1")], timeout=60) as http:
-            for _ in range(200):
-                if http.get("/health").status_code == 200:
-                    break
-                time.sleep(0.1)
+        wait_for_model(url)
         yield url
+
+
+def wait_for_model(url: str) -> None:
+    with httpx.Client(base_url=url[: -len("/v1")], timeout=60) as http:
+        for _ in range(200):
+            if http.get("/health").status_code == 200:
+                return
+            time.sleep(0.1)
+    raise AssertionError("the model is not loaded")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +180,23 @@ def test_logprobs_belong_to_the_tokens_of_the_reply(client: OpenAI) -> None:
         assert one.logprob == one.top_logprobs[0].logprob  # greedy
 
 
+def test_probabilities_after_sampling_are_those_of_the_tokens_that_are_left(
+    http: httpx.Client,
+) -> None:
+    def first_token(**sampling: Any) -> Any:
+        asked = {"prompt": "a cat", "n_predict": 1, "n_probs": 10, "post_sampling_probs": True}
+        return http.post("/completion", json=asked | sampling).json()["completion_probabilities"][0]
+
+    drawn = first_token(top_k=3, top_p=1, min_p=0, temperature=2)
+    assert len(drawn["top_probs"]) == 3
+    assert sum(one["prob"] for one in drawn["top_probs"]) == pytest.approx(1)
+    assert drawn["prob"] in [one["prob"] for one in drawn["top_probs"]]
+    for sampling in ({}, {"repeat_penalty": 1.5}):
+        greedy = first_token(temperature=0, **sampling)
+        assert [one["id"] for one in greedy["top_probs"]] == [greedy["id"]]
+        assert greedy["prob"] == greedy["top_probs"][0]["prob"] == 1
+
+
 def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Client) -> None:
     tokens = http.post("/tokenize", json={"content": "the cat", "add_special": True}).json()[
         "tokens"
@@ -185,6 +209,14 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
     several = client.completions.create(prompt=["the cat", "the cat"], **asked).choices
     given = client.completions.create(prompt=tokens, **asked).choices[0].text
     assert [choice.text for choice in several] == [one, one] == [given, given]
+    chunks = list(client.completions.create(prompt="the cat", stream=True, logprobs=1, **asked))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == one
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [
+        *[None] * (len(chunks) - 1),
+        "length",
+    ]
+    named = [chunk.choices[0].logprobs for chunk in chunks[:-1]]
+    assert "".join(token for found in named if found for token in found.tokens or ()) == one
     echoed = client.completions.create(prompt="the cat", echo=True, **asked).choices[0].text
     assert echoed == "the cat" + one
     stopped = http.post(
@@ -192,6 +224,9 @@ def test_completions_take_texts_tokens_and_lists(client: OpenAI, http: httpx.Cli
     ).json()
     assert (stopped["content"], stopped["stop_type"]) == (one[:2], "word")
     assert stopped["stopping_word"] == one[2:4]
+    unknown = http.post("/completion", json={"prompt": [*tokens, -1]})
+    assert unknown.status_code == 400
+    assert "the prompt has token -1; this model has 0 to" in unknown.json()["error"]["message"]
     mixed = http.post("/completion", json={"prompt": [*tokens, "a dog"], "n_predict": 1}).json()
     assert mixed["prompt"] == "<s>the cata dog"
 
@@ -300,3 +335,45 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "vllm:num_requests_waiting",
     } <= named
+
+
+def test_keys_origins_and_times_are_limited_by_flags(tiny_model: Path) -> None:
+    flags = ["--no-page", "--model", str(tiny_model), "--threads", "1", "--port", free_port()]
+    flags += ["--api-key", "first", "--api-key", "second", "--allow-host", "editor.example"]
+    with started("app", *flags, "--timeout", "1", "--parallel", "1") as (url, _):
+        wait_for_model(url)
+        with httpx.Client(base_url=url[: -len("/v1")], timeout=60) as http:
+            body = {"messages": HELLO, "max_tokens": 1, "prompt": "a", "content": "a"}
+            key = {"Authorization": "Bearer second"}
+            editor, evil = {"Origin": "https://editor.example"}, {"Origin": "https://evil.example"}
+            for method, path in (
+                ("GET", "/v1/models"),
+                ("GET", "/metrics"),
+                ("POST", "/v1/chat/completions"),
+                ("POST", "/completion"),
+                ("POST", "/tokenize"),
+            ):
+                found = http.request(method, path, json=body)
+                error = found.json()["error"]
+                assert (found.status_code, error["type"]) == (401, "authentication_error")
+                found = http.request(method, path, json=body, headers={**key, **editor})
+                assert found.status_code == 200
+                assert found.headers["access-control-allow-origin"] == "https://editor.example"
+                found = http.request(method, path, json=body, headers={**key, **evil})
+                error = found.json()["error"]
+                assert (found.status_code, error["type"]) == (403, "permission_error")
+            asked = {**editor, "Access-Control-Request-Headers": "Authorization"}
+            found = http.options("/v1/chat/completions", headers=asked)
+            assert found.status_code == 200
+            assert found.headers["access-control-allow-headers"] == "Authorization"
+
+        with OpenAI(base_url=url, api_key="first", max_retries=0) as client:
+            endless: dict[str, Any] = {"model": "any", "messages": HELLO, "extra_body": SLOW}
+            with pytest.raises(InternalServerError, match="took longer than 1 s") as late:
+                client.chat.completions.create(**endless)
+            assert late.value.status_code == 504
+            stream = client.chat.completions.create(**endless, stream=True)
+            with pytest.raises(APIError, match="took longer than 1 s"):
+                list(stream)
+            endless["max_tokens"] = 1
+            assert client.chat.completions.create(**endless).choices[0].finish_reason == "length"

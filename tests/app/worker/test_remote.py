@@ -33,6 +33,33 @@ ENDLESS = {"grammar": "root ::= [a-z] root"}
 # Each rule doubles the ways to read nothing.
 LEVELS = "".join(f"r{i} ::= r{i + 1}? r{i + 1}?\n" for i in range(30))
 HANGING = {"grammar": f"root ::= r0\n{LEVELS}r30 ::= [a-z]"}
+# An engine that soon finds that something takes too long.
+IMPATIENT = """
+import time
+from batching import watched
+watched.STEP_SECONDS, watched.GRAMMAR_SECONDS = 1.0, 0.5
+from app.worker import __main__
+from speculation.parallel import ParallelEngine
+from speculation.scheduler import Scheduler
+__main__.BEAT_SECONDS = 0.1
+hang = lambda *_, **__: time.sleep(60)
+{}
+__main__.main()
+"""
+APP = """
+import sys, time
+from app.worker import remote
+starting = remote.COMMAND
+stopped = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
+blocked = [sys.executable, "-c", "import ctypes; ctypes.PyDLL(None).sleep(60)"]
+pids = []
+for remote.COMMAND in (stopped, blocked, starting):
+    process = remote.RemoteBackend()._process
+    pids += [process._process.pid, process._guardian.pid]
+time.sleep(0.5)
+print(*pids, flush=True)
+time.sleep(60)
+"""
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 
 
@@ -91,11 +118,57 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
     ]
 
 
-def test_work_that_blocks_the_engine_ends_it(backend: RemoteBackend) -> None:
-    failed = list(backend.reply(request(sampling=HANGING, max_tokens=5)))[-1]
+def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
+    for sampling, reason in (
+        ({"grammar": lambda: None}, "the request cannot be sent to the engine: Can't pickle"),
+        ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
+    ):
+        (failed,) = backend.reply(request(sampling=sampling))
+        assert isinstance(failed, Failed)
+        assert failed.message.startswith(reason) and failed.kind == "invalid"
+    (failed,) = backend.load(None)  # type: ignore[arg-type]
     assert isinstance(failed, Failed)
-    assert "it took too long over a grammar" in failed.message
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+
+
+def test_an_engine_that_does_not_answer_is_ended(
+    backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = backend.reply(request(sampling=ENDLESS))
+    while not isinstance(next(running), Text):
+        pass
+    monkeypatch.setattr(remote, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
+    os.kill(backend._process._process.pid, signal.SIGSTOP)
+    failed = list(running)[-1]
+    assert isinstance(failed, Failed)
+    assert failed.message.startswith("The engine's process ended: it did not answer for 1 s.")
+    monkeypatch.undo()
+    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+
+
+@pytest.mark.parametrize(
+    ("hanging", "what", "sampling"),
+    [
+        ("", "a grammar", HANGING),
+        ("Scheduler._decode = hang", "a step", {}),
+        ("ParallelEngine.load = hang", "loading", {}),
+    ],
+)
+def test_work_that_takes_too_long_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str, sampling: dict[str, str]
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", IMPATIENT.format(hanging)])
+    backend = RemoteBackend()
+    events = list(backend.load(spec(model)))
+    if what != "loading":
+        assert isinstance(events[-1], Loaded)
+        events = list(backend.reply(request(sampling=sampling, max_tokens=5)))
+    assert isinstance(events[-1], Failed)
+    assert f"ended: it took too long over {what}" in events[-1].message
+    monkeypatch.undo()
+    assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    assert backend.close()
 
 
 def test_a_model_that_ends_the_engine_twice_is_not_loaded_a_third_time_by_itself(
@@ -117,23 +190,27 @@ def test_a_model_that_ends_the_engine_twice_is_not_loaded_a_third_time_by_itself
     assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
 
 
-def test_no_process_is_left_when_the_app_is_killed(model: Path) -> None:
-    program = (
-        "import time; from app.worker.remote import RemoteBackend; b = RemoteBackend(); "
-        "print(b._process._process.pid, flush=True); time.sleep(60)"
-    )
+def test_no_process_is_left_when_the_app_is_killed() -> None:
+    """Whether the engine's process is starting, stopped, or holds Python's lock for long."""
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        time.sleep(1.0)  # it may be importing
-        process.kill()
+        [sys.executable, "-c", APP], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as app:
+        assert app.stdout is not None
+        left = {int(pid) for pid in app.stdout.readline().split()}
+        assert len(left) == 6  # three engines and a guardian for each
+        app.kill()
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
+    while left and time.monotonic() < deadline:
+        left = {pid for pid in left if is_running(pid)}
         time.sleep(0.05)
-    raise AssertionError(f"process {pid} is still there")
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
