@@ -300,6 +300,12 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
     def n_running() -> int:
         return sum(slot["is_processing"] for slot in http.get("/slots").json())
 
+    def wait_until_running(n: int) -> None:
+        deadline = time.monotonic() + 5
+        while n_running() != n and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert n_running() == n
+
     asked = {"messages": HELLO, **ENDLESS}
     for path, stream in (("/v1/chat/completions", True), ("/completion", False)):
         body = {**asked, "prompt": "a", "stream": stream}
@@ -307,14 +313,11 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
             if stream:
                 with other.stream("POST", path, json=body) as answer:
                     next(answer.iter_lines())
-                    assert n_running() == 1
+                    wait_until_running(1)
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     other.post(path, json=body)
-        deadline = time.monotonic() + 5
-        while n_running() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert n_running() == 0
+        wait_until_running(0)
 
 
 def test_the_server_describes_itself(http: httpx.Client) -> None:
