@@ -308,7 +308,7 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
 
     asked = {"messages": HELLO, **ENDLESS}
     for path, stream in (("/v1/chat/completions", True), ("/completion", False)):
-        body = {**asked, "prompt": "a", "stream": stream}
+        body = {**asked, "prompt": "a", "stream": stream, "speculation": {"method": "ar"}}
         with httpx.Client(base_url=http.base_url, timeout=0.5) as other:
             if stream:
                 with other.stream("POST", path, json=body) as answer:
