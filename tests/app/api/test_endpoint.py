@@ -302,9 +302,9 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
 
     def wait_until_running(n: int) -> None:
         deadline = time.monotonic() + 5
-        while n_running() != n and time.monotonic() < deadline:
+        while (found := n_running()) != n and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert n_running() == n
+        assert found == n
 
     asked = {"messages": HELLO, **ENDLESS}
     for path, stream in (("/v1/chat/completions", True), ("/completion", False)):
