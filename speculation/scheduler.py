@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from batching.cache import Reading, SequenceCache
+from batching.cache import Reading, SequenceCache, common_prefix
 from batching.errors import InvalidParameter
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 # A running text waits about this long for its next token while a prompt is read beside it, seconds.
 MAX_WAIT = 0.2
 MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
+_WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
 _TREE_ROOM = 64  # cells for drafts beyond a text's last token
 _RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
 
@@ -209,9 +210,13 @@ class Scheduler:
         self.requests.end_cancelled()
 
     def _admit(self) -> None:
-        """Give waiting requests free places, in order, while the context has room for them."""
-        while self.requests.waiting:
-            generation = self.requests.waiting[0]
+        """Give waiting requests free places, in order, while the context has room for them.
+
+        One whose beginning is just being read for another text waits for that.
+        """
+        for generation in list(self.requests.waiting):
+            if self._is_being_read(generation.prompt[:-1]):
+                continue
             try:
                 place = self._place_for(generation)
                 if place is None:
@@ -219,7 +224,16 @@ class Scheduler:
                 place.text = ActiveText(self._engine, generation, place, len(self.places))
             except Exception as error:
                 generation.fail(error)
-            self.requests.waiting.popleft()
+            self.requests.waiting.remove(generation)
+
+    def _is_being_read(self, prompt: Sequence[int]) -> bool:
+        """Whether another text is reading much that ``prompt`` begins with."""
+        reading = [text for text in self._active() if text.writing is None]
+        if not reading or not self._can_rewind:
+            return False
+        known = max([place.cache.n_kept(prompt) for place in self.places])
+        coming = max([common_prefix(text.generation.prompt[:-1], prompt) for text in reading])
+        return coming - known >= _WORTH_WAITING
 
     def _place_for(self, generation: Submitted) -> Place | None:
         """A free place with room for a text, and as much of its prompt as is kept anywhere.

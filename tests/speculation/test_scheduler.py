@@ -82,6 +82,18 @@ def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
     assert [token.id for token in tokens] == writing.token_ids[1:]
 
 
+def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
+    parallel: ParallelEngine,
+) -> None:
+    prompt = [9 + i % 70 for i in range(300)]
+    every = parallel.generate_batch([[*prompt, last] for last in range(5, 13)], max_tokens=20)
+    reused = sorted(one.stats.n_reused for one in every)
+    assert reused[0] < 32 and reused[1:] == [300] * 7
+    # The end of a prompt is read with the first draft, so a wait for it would not end.
+    again = parallel.generate_batch([[*prompt, 5], [*prompt, 5]], method="ar", max_tokens=3)
+    assert again[0].token_ids == again[1].token_ids == every[0].token_ids[:3]
+
+
 def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
