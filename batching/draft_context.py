@@ -42,11 +42,10 @@ class DraftContext:
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
         """Commit ``prompt`` without its last token, reusing the cached prefix.
 
-        Raises TreeTooWide if the context has fewer than ``n_leaves`` sequences.
+        ``n_leaves`` is limited to the sequences that the context has.
         """
         self._drop_tree(0)
-        self._cache.reserve(n_leaves)
-        self.n_leaves = n_leaves
+        self._use_leaves(n_leaves)
         reading = Reading(self._cache, prompt[:-1])
         try:
             while (rows := reading.next_rows()) is not None:
@@ -62,6 +61,10 @@ class DraftContext:
             self.target.share(other.target, n_tokens)
             self._cache.tokens = other._cache.tokens[:n_tokens]
 
+    def _use_leaves(self, n_leaves: int) -> None:
+        self.n_leaves = min(n_leaves, self.target.n_seq_max)
+        self._cache.reserve(self.n_leaves)
+
     @property
     def n_past(self) -> int:
         """Number of committed tokens."""
@@ -70,8 +73,7 @@ class DraftContext:
     def keep(self, n_tokens: int, n_leaves: int) -> None:
         """Keep the first ``n_tokens`` committed tokens; later trees have ``n_leaves``."""
         self._drop_tree(0)
-        self._cache.reserve(n_leaves)
-        self.n_leaves = n_leaves
+        self._use_leaves(n_leaves)
         self._cache.truncate(n_tokens)
 
     def root(self, tokens: Sequence[int]) -> Coroutine[Output]:

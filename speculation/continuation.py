@@ -16,6 +16,7 @@ from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
 from batching.together import Coroutine, own_time
 from batching.tree import NO_LIMIT, TokenTree
+from speculation.auto.selection import keep_leaves
 from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, Step
 from speculation.stats import Stats
 from speculation.verify import Match, Verifier
@@ -167,8 +168,19 @@ class Continuation:
             budget = self.chooser.budget
         elif budget.chain_only:
             tree.keep(tree.likeliest_path()[: budget.max_depth])
+        elif len(tree) - 1 > budget.max_leaves and len(tree.branches) == 1:
+            self._keep_leaves(budget.max_leaves)
         self.budget = budget
         self.draft_seconds = own_time.now() - start
+
+    def _keep_leaves(self, max_leaves: int) -> None:
+        """Drop the least likely drafts until the text has a sequence for each branch."""
+        tree = self.tree
+        nodes = list(range(1, len(tree)))
+        if not tree.draft_probs:  # samples must not be chosen by their values
+            nodes.sort(key=tree.path_probs().__getitem__, reverse=True)
+        keep_leaves(tree, nodes, max_leaves)
+        tree.keep(sorted(nodes))
 
     def rows(self) -> Rows:
         """The rows of the tree, preceded by the end of the prompt if that is not decoded yet; the

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PARALLEL = 4
-SEQUENCES = 40  # of a text: recycling's default tree needs them, lookahead's window 31
+SEQUENCES = 40  # of a text: recycling uses as many, lookahead 31
 
 
 class ParallelEngine(Engine):

@@ -73,8 +73,7 @@ class ActiveText:
         needed = Requirements.of_all(drafter.requires for drafter in self._drafters)
         if self._drafters:
             check_rewind(engine.context, generation.method, needed)
-        is_chosen = any(drafter.cost is not None for drafter in self._drafters)  # as fits the slot
-        if not is_chosen and place.slot.n_rewind == NO_LIMIT:
+        if needed.rows > 1 and place.slot.n_rewind == NO_LIMIT:
             _check_branches(generation.method, needed.branches, place.slot)
         self._sampler = make_sampler(generation.sampling, engine.model, engine.context.n_ctx)
         self.reading = Reading(
@@ -470,7 +469,8 @@ class Scheduler:
 
 
 def _check_branches(method: Method, n_branches: int, slot: Slot) -> None:
-    """Raise InvalidParameter if a method needs more sequences than a text has."""
+    """Raise InvalidParameter if a method with rows of a fixed form needs more sequences than a text
+    has. A tree is cut instead."""
     if n_branches >= slot.n_seq_max:
         raise InvalidParameter(
             f"method {method.name} needs {n_branches + 1} sequences, a text has "

@@ -58,11 +58,16 @@ def select(
             counts[t] += 1
         chosen = [order[:count] for (order, _), count in zip(ranked, counts, strict=True)]
     for tree, budget, nodes in zip(trees, budgets, chosen, strict=True):
-        if len(nodes) > budget.max_leaves:
-            while len(set(nodes) - {tree.parents[node] for node in nodes}) > budget.max_leaves:
-                nodes.pop()
+        keep_leaves(tree, nodes, budget.max_leaves)
         nodes.sort()
     return chosen
+
+
+def keep_leaves(tree: TokenTree, nodes: list[int], max_leaves: int) -> None:
+    """Drop the last of ``nodes``, whose parents come first, until they have few enough leaves."""
+    if len(nodes) > max_leaves:
+        while len(set(nodes) - {tree.parents[node] for node in nodes}) > max_leaves:
+            nodes.pop()
 
 
 def _ranked(tree: TokenTree, budget: DraftBudget) -> tuple[list[int], list[float]]:

@@ -138,7 +138,7 @@ class DraftModel(Drafter):
                 output,
                 context.root_row,
                 depth=min(params.draft_max, budget.max_depth),
-                width=params.width,
+                width=context.n_leaves,
             )
         except CacheFull:  # other texts have its cells
             return

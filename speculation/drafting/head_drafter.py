@@ -227,8 +227,8 @@ class HeadDrafter(TreeDrafter):
         assert isinstance(params, GrownParams), "subclasses with other parameters override this"
         children = self._children(context.top, params.width, budget, params.p_min)
         depth = min(self._depth, budget.max_depth)
-        level = context.level
-        nodes = yield from grow(children, level, output, row, depth=depth, width=params.width)
+        width = min(params.width, context.head.context.n_seq_max)
+        nodes = yield from grow(children, context.level, output, row, depth=depth, width=width)
         return nodes, best_nodes(nodes, min(params.nodes, budget.room(tree)))
 
 

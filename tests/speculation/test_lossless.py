@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 
+from batching import together
 from batching.cache import Reading, SequenceCache
 from batching.rows import Rows, branch_ends
 from batching.slots import Slot, Slots
@@ -278,10 +279,11 @@ def test_texts_in_one_batch_of_a_recurrent_target_equal_plain_decoding(n_rewind:
                     text=text,
                     stats=Stats(),
                 )
-                one.begin()
+                together.run(one.begin())
                 writing[slot] = seed, one, text
             for _, one, _ in writing.values():
-                one.propose()
+                if (proposing := one.propose()) is not None:
+                    together.run(proposing)
             continuations = [one for _, one, _ in writing.values()]
             choose(continuations)
             level(continuations, curve)

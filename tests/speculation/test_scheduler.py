@@ -94,6 +94,20 @@ def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
     assert again[0].token_ids == again[1].token_ids == every[0].token_ids[:3]
 
 
+def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: Path) -> None:
+    methods = ("recycling", "draft:width=4,nodes=20,p_min=0.01", "prompt-lookup:branches=6")
+    sampled = "draft:width=4,nodes=20,p_min=0.01,verify=rejection"
+    hot = SamplingParams(temperature=0.9, seed=5)
+    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=64) as narrow:
+        assert narrow.context.n_seq_max == 256  # four for each text
+        found = [narrow.submit(PROMPT, method=method, max_tokens=40) for method in methods]
+        texts = [one.run().token_ids for one in found]
+        drawn = narrow.submit(PROMPT, method=sampled, sampling=hot, max_tokens=40).run()
+    plain = engine.generate(PROMPT, method="ar", max_tokens=40).run().token_ids
+    assert texts == [plain] * 3
+    assert all(one.stats.n_drafted > 0 for one in (*found, drawn))
+
+
 def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

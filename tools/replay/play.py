@@ -315,6 +315,7 @@ class RecordedDraft:
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
+        self.n_leaves = n_leaves
         self._clock.now += self._seconds[0] * len(prompt) / PROMPT_ROWS
         return done(None)
 
