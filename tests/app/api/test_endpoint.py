@@ -300,12 +300,6 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
     def n_running() -> int:
         return sum(slot["is_processing"] for slot in http.get("/slots").json())
 
-    def wait_until_running(n: int) -> None:
-        deadline = time.monotonic() + 5
-        while (found := n_running()) != n and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert found == n
-
     asked = {"messages": HELLO, **ENDLESS}
     for path, stream in (("/v1/chat/completions", True), ("/completion", False)):
         body = {**asked, "prompt": "a", "stream": stream, "speculation": {"method": "ar"}}
@@ -313,11 +307,13 @@ def test_a_client_that_goes_away_frees_its_place(http: httpx.Client) -> None:
             if stream:
                 with other.stream("POST", path, json=body) as answer:
                     next(answer.iter_lines())
-                    wait_until_running(1)
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     other.post(path, json=body)
-        wait_until_running(0)
+        deadline = time.monotonic() + 5
+        while (found := n_running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found == 0
 
 
 def test_the_server_describes_itself(http: httpx.Client) -> None:
