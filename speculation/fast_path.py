@@ -14,7 +14,7 @@ from speculation.choice import follow
 from speculation.continuation import Continuation, Emitted
 from speculation.drafter import PlainSteps
 
-RUN_SECONDS = 0.016  # about one display frame, so that text appears smoothly
+FRAME_SECONDS = 0.016  # about that of a display, so that text appears smoothly
 
 
 def plain_steps(
@@ -63,8 +63,8 @@ def _decode_rows(
 ) -> None:
     """Decode at most ``n_steps`` plain steps; add their tokens to ``steps`` and to the text.
 
-    Stops early when a drafter would draft, after a token that may end the text, after RUN_SECONDS,
-    and when ``cancelled`` returns True.
+    Stops early when a drafter would draft, after a token that may end the text, after
+    FRAME_SECONDS, and when ``cancelled`` returns True.
     """
     target, committed, seq_ids = text.cache.target, text.cache.tokens, range(text.cache.n_seq)
     sample, tokens, (found, seconds), ends = text.sample, text.tokens, steps, text.text.ends
@@ -82,7 +82,7 @@ def _decode_rows(
         tokens.append(token)
         if (
             token in ends
-            or decoded - start > RUN_SECONDS
+            or decoded - start > FRAME_SECONDS
             or (cancelled is not None and cancelled())
         ):
             break

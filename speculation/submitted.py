@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
+from math import inf
 from time import perf_counter
 
 from batching.cache import check_fits
 from speculation.channel import Channel
 from speculation.chat.detokenizer import Token
 from speculation.continuation import Emitted
+from speculation.fast_path import FRAME_SECONDS
 from speculation.generation import Generation, GenerationRequest, Host
 from speculation.sampling import SamplingParams
 
@@ -18,9 +20,11 @@ class Submitted(Generation):
     """A generation started with ``Engine.submit``: iterate over it, also with ``async for``.
 
     It runs whether or not anybody iterates. An error ends it and is raised where it is iterated.
+    Tokens that come faster than a display shows them go together: passing on each by itself can
+    cost more than its decode.
 
     submitted     time of the request
-    channel       its tokens, in groups as they came
+    channel       its tokens, in groups
     is_cancelled  whether it was closed, or its request's ``cancelled`` says so
     """
 
@@ -30,6 +34,8 @@ class Submitted(Generation):
         self._is_closed = False
         self._wake = wake
         self.submitted = perf_counter()
+        self._frame: list[Token] = []  # tokens not passed on yet
+        self._passed_on = -inf  # when others were, last
         super().__init__(engine, request)
 
     @property
@@ -49,15 +55,25 @@ class Submitted(Generation):
     end = close
 
     def deliver(self, emitted: Emitted) -> None:
-        """Hand out the tokens of a step. Called by the scheduler, as are the next two."""
-        self.channel.put(list(self._text.release(len(emitted.tokens), emitted.n_drafted)))
+        """Hand out the tokens of a step. Called by the scheduler, as are the next three."""
+        self._frame += self._text.release(len(emitted.tokens), emitted.n_drafted)
+        if perf_counter() - self._passed_on >= FRAME_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on what waits for more: the next step may take long."""
+        if self._frame:
+            self.channel.put(self._frame)
+            self._frame, self._passed_on = [], perf_counter()
 
     def finish(self, reason: str) -> None:
         self.finish_reason = reason
-        self.channel.put(list(self._text.rest()))
+        self._frame += self._text.rest()
+        self.flush()
         self.channel.put(None)
 
     def fail(self, error: Exception) -> None:
+        self.flush()
         self.channel.put(error)
 
     def _run(self) -> Generator[Token, None, None]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from fastapi import Request
 
 from app.api.errors import ApiError
 from app.worker.backend import AsyncBackend
+from app.worker.events import Events
 from app.worker.messages import (
     Answer,
     Chance,
@@ -97,11 +99,8 @@ class Run:
 
         Leaving the loop stops the requests. Raises ApiError if one fails.
         """
-        queue: asyncio.Queue[tuple[int, Event | BaseException]] = asyncio.Queue()
-        tasks = [
-            asyncio.create_task(self._pass_on(number, request, queue))
-            for number, request in enumerate(self.requests)
-        ]
+        queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+        started: list[Events] = []
         too_late = ApiError(
             f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
             "tokens, or start the server with a higher --timeout",
@@ -110,12 +109,18 @@ class Run:
         # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
         left = max(0.0, self._ends - monotonic())
         timer = asyncio.get_running_loop().call_later(left, queue.put_nowait, (0, too_late))
-        n_left = len(tasks)
+        n_left = len(self.requests)
         try:
+            for number, request in enumerate(self.requests):
+                events = self._backend.reply(request)
+                started.append(events)
+                events.hand_over(partial(_numbered, queue, number))
             while n_left:
                 number, event = await queue.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, Exception):
                     raise event
+                if event is None:  # after its last event
+                    continue
                 if isinstance(event, Failed):
                     raise ApiError.of(event)
                 self.choices[number].take(event)
@@ -123,16 +128,8 @@ class Run:
                 yield number, event
         finally:
             timer.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pass_on(self, number: int, request: ChatRequest, queue: asyncio.Queue[Any]) -> None:
-        try:
-            async for event in self._backend.reply(request):
-                queue.put_nowait((number, event))
-        except Exception as error:
-            queue.put_nowait((number, error))
+            for events in started:
+                events.close()
 
     async def started(self) -> AsyncGenerator[tuple[int, Event], None]:
         """``events``, once the first request has started: what is wrong with it is raised here."""
@@ -153,6 +150,10 @@ class Run:
         async for _ in self.events():
             pass
         return self.choices
+
+
+def _numbered(queue: asyncio.Queue[Any], number: int, event: Event | Exception | None) -> None:
+    queue.put_nowait((number, event))
 
 
 async def _chained(

@@ -31,7 +31,7 @@ from tests.support.fake_target import FakeSampler, FakeTarget, FakeText, plain_t
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How far a run gets must not depend on how fast the machine is."""
-    monkeypatch.setattr(speculation.fast_path, "RUN_SECONDS", 1e9)
+    monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", 1e9)
 
 
 def emitted(
@@ -103,7 +103,7 @@ def test_a_cancelled_run_ends_with_the_current_step() -> None:
 
 
 def test_a_run_that_exceeds_its_time_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation.fast_path, "RUN_SECONDS", -1.0)
+    monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", -1.0)
     assert [len(step.tokens) for step in emitted(prompt_of(26), [], 5)] == [1, 1, 1, 1, 1]
 
 

@@ -206,6 +206,19 @@ def test_tokens_arrive_in_an_event_loop(parallel: ParallelEngine) -> None:
     assert found == [one.text for one in parallel.generate_batch((PROMPT, "a dog"), max_tokens=20)]
 
 
+def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
+    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculation.submitted.FRAME_SECONDS", 1e9)
+    alone = list(parallel.submit(PROMPT, method="ar", max_tokens=30).channel)
+    assert [len(tokens) for tokens in alone] == [1, 29]
+    groups = iter(parallel.submit(PROMPT, method="ar", max_tokens=150).channel)
+    n = len(next(groups))
+    parallel.submit([7 + i % 60 for i in range(300)], max_tokens=2).run()
+    rest = [len(tokens) for tokens in groups]
+    assert len(rest) > 1 and n + sum(rest) == 150
+
+
 def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
     for parallel in (0, 257):
         with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):

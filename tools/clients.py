@@ -1,0 +1,255 @@
+"""Measures several clients at a time, of our server and of llama-server on the same GGUF.
+
+    python -m tools.clients MODEL --llama-server DIR/llama-server --clients 1 4 16 --rounds 8
+
+For each number of clients, all contenders' servers run, with as many slots. In a round each of them
+in turn gets the same chats, one from each client, greedy and streamed; the next round begins with
+another contender and has other chats, so that neither drift nor a cache favours any. Time counts
+from the first request to the last token, so prompts are included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from speculation.bench.prompt_file import read_prompts
+
+OURS = "ours "  # before the names of our methods
+_START_SECONDS = 120.0
+_WARM_UP = "Say hello."  # no prompt of a round begins with it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one contender did with one number of clients in one round.
+
+    first    seconds to the first token, by request
+    seconds  of all requests together
+    cpu      processor seconds of its processes, by name
+    """
+
+    contender: str
+    clients: int
+    round: int
+    tokens: int
+    seconds: float
+    first: tuple[float, ...]
+    cpu: dict[str, float]
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of all clients together."""
+        return self.tokens / self.seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    flags = _parse(arguments)
+    contenders = [name for name in flags.theirs if flags.llama_server is not None]
+    contenders += [OURS + method for method in flags.methods]
+    prompts = [prompt.turns[0] for file in flags.prompts for prompt in read_prompts(file)]
+    random.Random(1).shuffle(prompts)
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory() as cache:
+        for clients in flags.clients:
+            with ExitStack() as stack:
+                servers = {
+                    name: stack.enter_context(_server(flags, name, clients, cache))
+                    for name in contenders
+                }
+                for number in range(min(flags.rounds, len(prompts) // clients)):
+                    asked = prompts[number * clients : (number + 1) * clients]
+                    turn = number % len(contenders)
+                    cells += [
+                        _measure(flags, name, servers[name], number, asked)
+                        for name in contenders[turn:] + contenders[:turn]
+                    ]
+            print(report([cell for cell in cells if cell.clients == clients]), flush=True)
+    if flags.json is not None:
+        flags.json.write_text(json.dumps([asdict(cell) for cell in cells]), encoding="utf-8")
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.clients", description=__doc__)
+    add = parser.add_argument
+    add("model", help="a GGUF file")
+    add("--llama-server", type=Path, help="llama.cpp's program; without it, only ours is measured")
+    add("--draft-model", help="for draft-simple there, and draft and auto here")
+    add(
+        "--theirs",
+        nargs="*",
+        default=["none", "ngram-simple", "ngram-mod"],
+        help="llama-server's --spec-type (%(default)s)",
+    )
+    add("--methods", nargs="*", default=["ar", "auto"], help="ours (%(default)s)")
+    add("--clients", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="how many at a time")
+    add("--rounds", type=int, default=8, help="at most, as there are prompts (%(default)s)")
+    add("--n-predict", type=int, default=64)
+    add("--ctx", type=int, default=1024, help="context of each slot")
+    add("--threads", type=int, default=2)
+    add("--prompts", nargs="+", default=["builtin", "novel"], help="prompt files or built-in ones")
+    add("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def _measure(
+    flags: argparse.Namespace,
+    contender: str,
+    server: tuple[int, subprocess.Popen[bytes]],
+    number: int,
+    prompts: Sequence[str],
+) -> Cell:
+    port, process = server
+    body = {"temperature": 0, "max_tokens": flags.n_predict}
+    if contender.startswith(OURS):
+        body["speculation"] = {"method": contender.removeprefix(OURS)}
+    if not number:
+        _ask(port, _WARM_UP, body)
+    before = _cpu(process)
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        start = time.perf_counter()
+        done = list(clients.map(lambda prompt: _ask(port, prompt, body), prompts))
+        seconds = time.perf_counter() - start
+    after = _cpu(process)
+    cpu = {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
+    n_tokens = sum([n for n, _ in done])
+    first = tuple(seconds for _, seconds in done)
+    return Cell(contender, len(prompts), number, n_tokens, seconds, first, cpu)
+
+
+@contextmanager
+def _server(
+    flags: argparse.Namespace, contender: str, slots: int, cache: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A server of ``contender`` that is ready, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ctx = str(slots * flags.ctx)
+    is_ours = contender.startswith(OURS)
+    if is_ours:
+        command = [sys.executable, "-m", "app", "--no-page", "--no-browser", "--model"]
+        command += [flags.model, "--ctx", ctx]
+        if flags.draft_model is not None:
+            command += ["--draft-model", flags.draft_model]
+    else:
+        command = [str(flags.llama_server), "-m", flags.model, "-c", ctx, "--no-webui"]
+        command += ["--spec-type", contender]
+        if contender.startswith("draft"):
+            command += ["-md", flags.draft_model]
+    command += ["--port", str(port), "--parallel", str(slots), "--threads", str(flags.threads)]
+    environment = {**os.environ, "XDG_CACHE_HOME": cache}
+    if not is_ours:
+        environment["LD_LIBRARY_PATH"] = str(flags.llama_server.parent)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            _wait(port, process)
+            yield port, process
+        except Exception:
+            output.seek(0)
+            sys.stderr.buffer.write(output.read()[-2000:])
+            raise
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"{process.args!r} is not ready")
+
+
+def _ask(port: int, prompt: str, body: dict[str, object]) -> tuple[int, float]:
+    """The number of tokens of a streamed chat, and the seconds to the first."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    asked = {
+        **body,
+        "messages": [{"role": "user", "content": prompt}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    start = time.perf_counter()
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"{response.status}: {response.read()[:500]!r}")
+    first, lines = 0.0, []
+    for line in response:  # read now, parsed later: a client must not take the server's time
+        if not first and b'"content":"' in line.replace(b": ", b":") and b'""' not in line:
+            first = time.perf_counter() - start
+        lines.append(line)
+    connection.close()
+    for line in reversed(lines):
+        if line.startswith(b"data: {"):
+            usage = json.loads(line[len(b"data: ") :]).get("usage")
+            if usage is not None:
+                return usage["completion_tokens"], first or time.perf_counter() - start
+    raise RuntimeError(f"no usage in {lines[-3:]}")
+
+
+def _cpu(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Processor seconds so far of a process and its children; empty where /proc is not there."""
+    used: dict[str, float] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = file.read_text()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        pid, parent = int(file.parent.name), int(fields[1])
+        if process.pid in (pid, parent):
+            name = "server" if pid == process.pid else f"child {pid}"
+            used[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def report(cells: Sequence[Cell]) -> str:
+    """For one number of clients: medians over the rounds, and of the ratios within a round."""
+    contenders = list(dict.fromkeys(cell.contender for cell in cells))
+    speeds = {name: [cell.speed for cell in cells if cell.contender == name] for name in contenders}
+    theirs = [name for name in contenders if not name.startswith(OURS)]
+    best = max(theirs, key=lambda name: median(speeds[name]), default=None)
+    lines = [f"{cells[0].clients} clients, {len(speeds[contenders[0]])} rounds"]
+    for name in contenders:
+        own = [cell for cell in cells if cell.contender == name]
+        first = sorted([seconds for cell in own for seconds in cell.first])
+        total = sum([cell.tokens for cell in own]) / sum([cell.seconds for cell in own])
+        line = f"  {name}: {median(speeds[name]):.1f} tokens/s, {total:.1f} over all; first token "
+        line += f"{median(first):.2f} s, p99 {first[int(0.99 * len(first))]:.2f}"
+        for other in (best, OURS + "ar"):
+            if name.startswith(OURS) and other in speeds and other != name:
+                ratios = [a / b for a, b in zip(speeds[name], speeds[other], strict=True)]
+                line += f"; / {other} {median(ratios):.3f}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
