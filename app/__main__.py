@@ -65,11 +65,22 @@ def parse_flags(
     add(
         "--parallel",
         type=int,
-        help="texts to write at a time; they share the context (default: 4, or 1 with drafting "
-        "heads)",
+        help="texts to write at a time; they share the context (default: 4)",
     )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
     add("--gpu-layers", type=int, help="layers on the GPU (default: all, if there is a GPU)")
+    add(
+        "--device",
+        metavar="NAME,…",
+        help="devices for these layers, as `speculation devices` lists them, or none (default: all "
+        "GPUs)",
+    )
+    add(
+        "--rpc",
+        metavar="HOST:PORT,…",
+        default="",
+        help="RPC workers that compute layers of the model on other machines (docs/machines.md)",
+    )
     add(
         "--threads",
         type=int,
@@ -182,6 +193,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         model=flags.model,
         n_ctx=flags.ctx,
         n_gpu_layers=flags.gpu_layers,
+        device=flags.device,
+        rpc=flags.rpc,
         n_threads=flags.threads,
         kv_type=flags.kv_type,
         flash_attn=flags.flash_attn,

@@ -1,4 +1,4 @@
-"""The command ``speculation``: chat, serve, bench, train and models."""
+"""The command ``speculation`` and its subcommands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Sequence
 USAGE = """\
 usage: speculation COMMAND [flags]
 
-  chat     chat in the browser, with an endpoint for other programs
-  serve    the endpoint alone
-  bench    measure how fast the methods are on this machine
-  train    train drafting heads for a model
-  models   list the known models, or download some
+  chat        chat in the browser, with an endpoint for other programs
+  serve       the endpoint alone
+  bench       measure how fast the methods are on this machine
+  train       train drafting heads for a model
+  models      list the known models, or download some
+  devices     list the devices that can compute a model
+  rpc-worker  compute layers of a model for another machine
 
 speculation COMMAND --help shows a command's flags.
 """
@@ -44,11 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from app.models import main as models
 
         return models(flags)
+    if name == "devices":
+        from app.machines import list_devices
+
+        return list_devices(flags)
+    if name == "rpc-worker":
+        from app.machines import work
+
+        return work(flags)
     if name in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     print(
-        f"speculation: unknown command {name!r}; use chat, serve, bench, train or models",
+        f"speculation: unknown command {name!r}; `speculation --help` lists them",
         file=sys.stderr,
     )
     return 2

@@ -8,7 +8,8 @@
     │   ├── UnsupportedModel    llama.cpp cannot load it, or it does not generate text
     │   ├── CannotRewind        recurrent or hybrid: parts of a sequence cannot be removed
     │   ├── VocabularyMismatch  the draft model's tokens differ from the target's
-    │   └── HeadsError          not drafting heads, or heads for another model
+    │   ├── HeadsError          not drafting heads, or heads for another model
+    │   └── WorkerError         an RPC worker is not there, or cannot be used
     ├── ContextError            the context cannot serve the request
     │   ├── OutOfMemory         not enough memory for the model or the context
     │   ├── PromptTooLong       the prompt exceeds the context
@@ -102,6 +103,10 @@ class VocabularyMismatch(ModelError):
 
 class HeadsError(ModelError):
     """The file contains no drafting heads, or heads for another model."""
+
+
+class WorkerError(ModelError):
+    """An RPC worker, which was to compute a part of the model, is not there or cannot be used."""
 
 
 class ContextError(SpeculationError):

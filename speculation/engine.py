@@ -17,6 +17,7 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.devices import Placement
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
@@ -109,6 +110,8 @@ class Engine:
         heads: str | Path | Sequence[str | Path] = (),
         mtp: bool = True,
         n_gpu_layers: int | None = None,
+        device: str | Sequence[str] | None = None,
+        rpc: str | Sequence[str] = (),
         memory: str | Path | None = None,
         chat_template: str | None = None,
         trace_batches: str | Path | None = None,
@@ -121,7 +124,11 @@ class Engine:
         heads          files of heads trained for this model, one per method (docs/heads.md), or
                        ``"paired"``
         mtp            whether to load the model's own layers for multi-token prediction, if any
-        n_gpu_layers   layers to offload to the GPU, if there is one; None = all
+        n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
+        device         names of the devices for these layers, as ``speculation devices`` lists them;
+                       ``none`` = the CPU alone, None = all GPUs
+        rpc            addresses of RPC workers, HOST:PORT, that compute layers of the model; the
+                       draft model stays on this machine
         memory         a file that keeps what this model read and wrote, for the methods suffix and
                        auto: loaded if it exists, saved on ``close``
         chat_template  a Jinja template to use instead of the GGUF's
@@ -134,9 +141,10 @@ class Engine:
         if memory is not None:
             require_writable(memory)
         loading = model_file(model)
+        placement = Placement.of(n_gpu_layers, device, rpc)
         opened: list[Model | Context | HeadInContext] = []
         try:
-            loaded = Model(loading, n_gpu_layers=n_gpu_layers, mtp=mtp, progress=progress)
+            loaded = Model(loading, placement=placement, mtp=mtp, progress=progress)
             opened.append(loaded)
             loaded.own_template = chat_template
             context = Context(loaded, params, trace=trace_batches)
@@ -149,7 +157,7 @@ class Engine:
                 return cls(loaded, context, heads=found, memory=memory)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
             loading = resolve(name)
-            small = Model(loading, n_gpu_layers=n_gpu_layers, progress=progress)
+            small = Model(loading, placement=placement.local, progress=progress)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))

@@ -34,7 +34,8 @@ from batching.cache import common_prefix
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
 from batching.llama.context_params import ContextParams
-from batching.llama.hardware import build_info, devices
+from batching.llama.devices import devices
+from batching.llama.hardware import build_info
 from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def begins(tokens: Sequence[int], other: Sequence[int]) -> bool:
 
 def identity_of(model: Path, kv_type: str, *, flash_attn: bool) -> str:
     """What a state depends on, as 16 hex digits: the model's file, its KV cache, and llama.cpp."""
-    build = build_info(), [device.name for device in devices()]
+    build = build_info(), [device.description for device in devices()]
     facts = (_VERSION, fingerprint(model), kv_type, flash_attn, build)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

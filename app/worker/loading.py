@@ -143,6 +143,8 @@ class ModelSlot:
                 heads=spec.heads,
                 mtp=spec.mtp,
                 n_gpu_layers=spec.n_gpu_layers,
+                device=spec.device,
+                rpc=spec.rpc,
                 memory=self._memory if remembers else None,
                 trace_batches=self._trace_batches,
                 progress=progress,

@@ -51,6 +51,8 @@ class ModelSpec:
     model: str = field(default_factory=default_model)
     n_ctx: int = 0
     n_gpu_layers: int | None = None
+    device: str | None = None
+    rpc: str = ""
     n_threads: int | None = None
     kv_type: str = "f16"
     flash_attn: str = "auto"

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
+_FATAL = re.compile(r"\.(cpp|c|cu|h):\d+: |error", re.IGNORECASE)  # llama.cpp's last words
+_FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
 _GOES_ON = "The next request starts a new one."
 COMMAND = [sys.executable, "-m", "app.worker"]
 # A stopped or blocked process does not see that its parent has gone.
@@ -109,7 +112,11 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                "GGML_NO_BACKTRACE": "1",  # else the reason for an abort is lost in a debugger's
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
         )
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
@@ -146,7 +153,10 @@ class Process:
         self._is_closing = True
         self._outbox.put(Closed())
         self._reading.join(2 * CLOSE_SECONDS)
-        has_ended = self._has_ended and not self._reading.is_alive()
+        # It may also die, for example because an RPC worker has gone.
+        has_ended = not self._reading.is_alive() and (
+            self._has_ended or self._process.returncode < 0
+        )
         self.kill("")
         return has_ended
 
@@ -322,8 +332,8 @@ def _failed(message: str, kind: str) -> Events:
 
 def _reason(code: int, last_words: collections.deque[str]) -> str:
     """Why a process ended, by its exit code and what it printed."""
-    words = [line for line in last_words if "GGML_ASSERT" in line or "error" in line.lower()]
-    said = f" ({words[-1][:200]})" if words else ""
+    words = [line for line in last_words if _FATAL.search(line)]
+    said = f" ({re.sub(_FOLDERS, '', words[-1])[:200]})" if words else ""
     if code < 0:
         try:
             return f"{signal.Signals(-code).name}{said}"

@@ -11,6 +11,7 @@ FIELDS = {
     "heads": "“Drafting heads” under Model",
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
+    "device": "--device",
     "kv_type": "--kv-type",
     "parallel": "--parallel",
     "keep_texts": "--keep-texts",

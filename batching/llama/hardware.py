@@ -1,4 +1,4 @@
-"""Hardware detection: physical cores, available memory, and llama.cpp's devices."""
+"""Hardware detection: physical cores and available memory."""
 
 from __future__ import annotations
 
@@ -6,50 +6,9 @@ import ctypes
 import os
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import llama_cpp.llama_cpp as C
-
-from batching.llama.library import exported
-
-_KINDS = ("cpu", "gpu", "integrated gpu", "accelerator")  # ggml_backend_dev_type
-
-
-@dataclass(frozen=True)
-class Device:
-    """A compute device; ``kind`` is cpu, gpu, integrated gpu, accelerator or other."""
-
-    kind: str
-    name: str
-
-
-def devices() -> list[Device]:
-    """The devices llama.cpp can use; empty if this build does not list them.
-
-    Calls ggml functions that llama-cpp-python does not bind.
-    """
-    count, get = exported("ggml_backend_dev_count"), exported("ggml_backend_dev_get")
-    describe = exported("ggml_backend_dev_description")
-    kind = exported("ggml_backend_dev_type")
-    if None in (count, get, describe, kind):  # not exported by this build
-        return []
-    count.restype = ctypes.c_size_t
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    kind.argtypes = [ctypes.c_void_p]
-    result = []
-    for i in range(count()):
-        device = get(i)
-        number = kind(device)
-        name = describe(device).decode("utf-8", "replace")
-        result.append(Device(_KINDS[number] if number < len(_KINDS) else "other", name))
-    return result
-
-
-def supports_gpu() -> bool:
-    """Whether llama.cpp has a GPU backend and finds a GPU."""
-    return bool(C.llama_supports_gpu_offload())
 
 
 def build_info() -> str:

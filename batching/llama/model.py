@@ -24,7 +24,7 @@ from batching.errors import (
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama.charset import Charset, limited_charset
-from batching.llama.hardware import supports_gpu
+from batching.llama.devices import ANYWHERE, Placement
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, recent_log
 from batching.llama.private_api import (
@@ -54,14 +54,14 @@ class Model:
         self,
         path: str | Path,
         *,
-        n_gpu_layers: int | None = None,
+        placement: Placement = ANYWHERE,
         mtp: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load ``path``. ``n_gpu_layers`` None offloads every layer if there is a GPU.
+        """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any.
 
-        ``mtp`` also loads the model's multi-token-prediction layers, if any. ``progress`` is
-        called with the share of the weights loaded, 0 to 1; an exception from it stops the load.
+        ``progress`` is called with the share of the weights loaded, 0 to 1; an exception from it
+        stops the load.
         """
         self.path = Path(path)
         check_file(self.path)
@@ -69,7 +69,12 @@ class Model:
         initialise()
         clear_log()
         params = C.llama_model_default_params()
+        n_gpu_layers = placement.n_gpu_layers
         params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
+        self.placement = placement
+        self.devices = placement.chosen()
+        native_devices = placement.native(self.devices)  # must outlive the call below
+        params.devices = ctypes.cast(native_devices, ctypes.c_void_p)
         params.load_mtp = mtp
 
         stopped: list[BaseException] = []
@@ -166,9 +171,9 @@ class Model:
 
     @property
     def n_host_layers(self) -> int:
-        """Layers on the CPU, with their KV cache in main memory; the others are on a GPU."""
+        """Layers on the CPU, with their KV cache in main memory; the others are on devices."""
         n_gpu = self.n_gpu_layers  # the output matrix is offloaded first and counts as a layer
-        if not supports_gpu():
+        if not self.devices:
             return self.n_layer
         return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
 

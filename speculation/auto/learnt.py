@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batching.llama.context import Context
-from batching.llama.hardware import build_info, devices
+from batching.llama.hardware import build_info
 from speculation.auto.calibration import measure
 from speculation.auto.cost import Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
@@ -94,7 +94,7 @@ def file_for(context: Context) -> Path:
         model.n_bytes,
         model.description,
         build_info(),
-        [device.name for device in devices()],
+        [(device.name, device.description) for device in model.devices],
         context.n_threads,
         context.params.kv_type,
         context.flash_attn,

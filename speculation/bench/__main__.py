@@ -94,6 +94,8 @@ def _bench(options: Options, command: str) -> int:
         heads=options.heads,
         mtp=not options.no_mtp,
         n_gpu_layers=options.gpu_layers,
+        device=options.device,
+        rpc=options.rpc,
         memory=options.memory,
         trace_batches=options.trace_batches,
     ) as engine:
@@ -246,6 +248,7 @@ def _settings(
         "n_seq_max": context.n_seq_max,
         "threads": context.n_threads,
         "gpu_layers": options.gpu_layers,
+        "placed_on": [device.description for device in engine.model.devices],
         "kv_type": context.params.kv_type,
         "flash_attn": _on(context.flash_attn),
     }

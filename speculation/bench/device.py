@@ -6,7 +6,8 @@ import platform
 from typing import Any
 
 from batching.gguf.reader import fingerprint
-from batching.llama.hardware import build_info, devices, physical_cores
+from batching.llama.devices import devices
+from batching.llama.hardware import build_info, physical_cores
 from batching.llama.model import Model
 from speculation.engine import Engine
 
@@ -14,7 +15,7 @@ from speculation.engine import Engine
 def describe_device(engine: Engine) -> dict[str, Any]:
     """Machine and library, for the JSON."""
     return {
-        "devices": [f"{device.kind}: {device.name}" for device in devices()],
+        "devices": [f"{device.kind}: {device.description}" for device in devices()],
         "cores": physical_cores(),
         "threads": engine.context.n_threads,
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -128,6 +128,8 @@ class Options:
     ctx: int
     threads: int | None
     gpu_layers: int | None
+    device: str | None
+    rpc: str
     kv_type: str
     flash_attn: str
     temperature: float
@@ -370,6 +372,17 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--gpu-layers", type=_count, metavar="N", help="layers to offload to the GPU, if any (all)"
+    )
+    group.add_argument(
+        "--device",
+        metavar="NAME,…",
+        help="devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
+    )
+    group.add_argument(
+        "--rpc",
+        default="",
+        metavar="HOST:PORT,…",
+        help="RPC workers that compute layers of the model (docs/machines.md)",
     )
     group.add_argument(
         "--kv-type",

@@ -34,7 +34,7 @@ def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
     Raises HeadsError for another model's assistant, VocabularyMismatch, and the errors of
     ``Model``.
     """
-    model = Model(gguf.path, n_gpu_layers=target.n_gpu_layers)
+    model = Model(gguf.path, placement=target.placement)
     try:
         architecture = target.metadata("general.architecture")
         if (architecture, target.n_embd) != (TARGET, model.n_embd_out):

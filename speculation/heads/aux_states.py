@@ -31,7 +31,7 @@ class AuxStatesHead(HeadInContext):
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
         """Raises VocabularyMismatch or HeadsError if the head's tokens differ from the target's."""
-        super().__init__(Model(path, n_gpu_layers=target.n_gpu_layers))
+        super().__init__(Model(path, placement=target.placement))
         self.layers = layers
         self._target = target
         self._shared: Context | None = None

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
+from batching.llama.devices import ANYWHERE, Placement
 from batching.llama.model import Model
 from batching.target import Output
 from batching.tree import Floats
@@ -78,7 +79,7 @@ class EagleHead(HeadInContext):
         *,
         tokens: npt.NDArray[np.int32] | None = None,
         folder: TemporaryDirectory[str] | None = None,
-        n_gpu_layers: int | None = None,
+        placement: Placement = ANYWHERE,
     ) -> None:
         """Load the layer's model.
 
@@ -88,7 +89,7 @@ class EagleHead(HeadInContext):
         tokens        the draft vocabulary, (n_drafted,); None = the whole vocabulary
         folder        deleted when the head is closed
         """
-        super().__init__(Model(layer, n_gpu_layers=n_gpu_layers))
+        super().__init__(Model(layer, placement=placement))
         n_embd = len(bias)
         self._token_matrix = np.ascontiguousarray(weight[:, :n_embd].T)  # (n_embd, n_embd)
         self._state_matrix = np.ascontiguousarray(weight[:, n_embd:].T)

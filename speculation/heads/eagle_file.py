@@ -43,7 +43,7 @@ def load_eagle(file: HeadsFile, model: Model) -> EagleHead:
             layer,
             tokens=tokens,
             folder=folder,
-            n_gpu_layers=model.n_gpu_layers,
+            placement=model.placement,
         )
     except BaseException:
         folder.cleanup()

@@ -34,7 +34,7 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
     Raises HeadsError for the layers of another model, VocabularyMismatch, UnsupportedModel if
     llama.cpp cannot run them, and the errors of ``Model``.
     """
-    model = Model(gguf.path, n_gpu_layers=target.n_gpu_layers, mtp=True)
+    model = Model(gguf.path, placement=target.placement, mtp=True)
     try:
         if not model.n_mtp:
             raise UnsupportedModel(

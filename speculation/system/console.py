@@ -12,6 +12,7 @@ FLAGS = {
     "heads": "--heads",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
+    "device": "--device",
     "kv_type": "--kv-type",
     "parallel": "--parallel",
     "keep_texts": "--keep-texts",

@@ -174,7 +174,7 @@ def test_an_unusable_python_and_an_unknown_command_each_give_one_line(machine: M
         "tools/run: PYTHON=python2 is not a Python from 3.10 to 3.14\n",
     )
     assert machine.run("dance")[2] == (
-        "tools/run: give one of: chat, serve, bench, train, models, test\n"
+        "tools/run: give one of: chat, serve, bench, train, models, devices, rpc-worker, test\n"
     )
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from batching.llama import hardware, library
 from batching.llama.context import Context
-from batching.llama.hardware import devices, physical_cores
+from batching.llama.devices import Device, Placement, devices
+from batching.llama.hardware import physical_cores
 from batching.llama.library import exported, library_folder
 from batching.llama.model import Model
 from batching.llama.private_api import internal
@@ -83,11 +84,11 @@ def test_physical_cores_are_counted_from_windows_records_of_different_lengths() 
     ("n_gpu_layers", "n_host"), [(None, 0), (-1, 0), (0, 2), (1, 2), (2, 1), (3, 0)]
 )
 def test_the_output_matrix_goes_to_the_gpu_before_any_layer(
-    n_gpu_layers: int | None, n_host: int, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    n_gpu_layers: int | None, n_host: int, tiny_model: Path
 ) -> None:
-    with Model(tiny_model, n_gpu_layers=n_gpu_layers) as model:
+    with Model(tiny_model, placement=Placement(n_gpu_layers)) as model:
         assert (model.n_layer, model.n_host_layers) == (2, 2)
-        monkeypatch.setattr("batching.llama.model.supports_gpu", lambda: True)
+        model.devices = [Device("gpu", "CUDA0", "a GPU", 0)]
         assert model.n_host_layers == n_host
 
 
