@@ -348,10 +348,10 @@ class Scheduler:
         """A step: read some prompt, draft for the texts that are written, decode all of it."""
         start = perf_counter()
         self._know_place(texts)
-        chunks = self._read(texts)
-        if chunks:
+        if any(text.writing is None for text in texts):  # a prompt takes longer than a frame
             for text in texts:
                 text.generation.flush()
+        chunks = self._read(texts)
         written = self._draft(texts, start)
         continuations = list(written.values())
         n_prompt = sum([len(rows) for rows in chunks.values()])
