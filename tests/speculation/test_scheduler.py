@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -212,13 +213,18 @@ def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
     monkeypatch.setattr("speculation.submitted.FRAME_SECONDS", 1e9)
     alone = list(parallel.submit(PROMPT, method="ar", max_tokens=30).channel)
     assert [len(tokens) for tokens in alone] == [1, 29]
-    endless = SamplingParams(logit_bias=dict.fromkeys(parallel.model.ends, float("-inf")))
-    running = parallel.submit(PROMPT, method="ar", sampling=endless, max_tokens=150)
-    groups = iter(running.channel)
-    n = len(next(groups))
-    parallel.submit([7 + i % 60 for i in range(300)], max_tokens=2).run()
-    rest = [len(tokens) for tokens in groups]
-    assert len(rest) > 1 and n + sum(rest) >= 150
+    others: list[Submitted] = []
+    polls = itertools.count()
+
+    def ask_in_between() -> bool:
+        if next(polls) == 20:
+            others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
+        return False
+
+    running = parallel.submit(PROMPT, method="ar", max_tokens=30, cancelled=ask_in_between)
+    groups = [len(tokens) for tokens in running.channel]
+    assert len(groups) == 3 and sum(groups) == 30
+    assert len(others[0].run().token_ids) == 2
 
 
 def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
