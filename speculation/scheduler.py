@@ -339,10 +339,13 @@ class Scheduler:
         def is_wanted() -> bool:
             return bool(self.requests.waiting) or text.generation.is_cancelled
 
+        slot = text.place.slot
+        n_before = slot.n_ctx
         with self._failing(text):
             self._extend(text, _RUN_ROOM)
             for emitted in plain_steps(writing, is_wanted):
                 self._take(text, emitted)
+        slot.n_ctx = max(n_before, len(text.place.cache.tokens) + 1)  # others may need the rest
 
     def _decode(self, texts: Sequence[ActiveText]) -> None:
         """A step: read some prompt, draft for the texts that are written, decode all of it."""
