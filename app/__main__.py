@@ -75,6 +75,7 @@ def parse_flags(
         help="devices for these layers, as `speculation devices` lists them, or none (default: all "
         "GPUs)",
     )
+    add("--draft-device", metavar="NAME,…", help="those of the draft model (default: the same)")
     add(
         "--rpc",
         metavar="HOST:PORT,…",
@@ -194,6 +195,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         n_ctx=flags.ctx,
         n_gpu_layers=flags.gpu_layers,
         device=flags.device,
+        draft_device=flags.draft_device,
         rpc=flags.rpc,
         n_threads=flags.threads,
         kv_type=flags.kv_type,

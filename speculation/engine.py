@@ -111,6 +111,7 @@ class Engine:
         mtp: bool = True,
         n_gpu_layers: int | None = None,
         device: str | Sequence[str] | None = None,
+        draft_device: str | Sequence[str] | None = None,
         rpc: str | Sequence[str] = (),
         memory: str | Path | None = None,
         chat_template: str | None = None,
@@ -127,6 +128,7 @@ class Engine:
         n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
         device         names of the devices for these layers, as ``speculation devices`` lists them;
                        ``none`` = the CPU alone, None = all GPUs
+        draft_device   those for all layers of the draft model; None = as for the model
         rpc            addresses of RPC workers, HOST:PORT, that compute layers of the model; the
                        draft model stays on this machine
         memory         a file that keeps what this model read and wrote, for the methods suffix and
@@ -141,7 +143,9 @@ class Engine:
         if memory is not None:
             require_writable(memory)
         loading = model_file(model)
-        placement = Placement.of(n_gpu_layers, device, rpc)
+        placement = draft_placement = Placement.of(n_gpu_layers, device, rpc)
+        if draft_device is not None:
+            draft_placement = Placement.of(None, draft_device, ())
         opened: list[Model | Context | HeadInContext] = []
         try:
             loaded = Model(loading, placement=placement, mtp=mtp, progress=progress)
@@ -157,7 +161,7 @@ class Engine:
                 return cls(loaded, context, heads=found, memory=memory)
             name = paired_draft(model) if draft_model == PAIRED else draft_model
             loading = resolve(name)
-            small = Model(loading, placement=placement.local, progress=progress)
+            small = Model(loading, placement=draft_placement.local, progress=progress)
             opened.append(small)
             check_same_vocabulary(loaded, small)
             draft = Context(small, _draft_params(context))

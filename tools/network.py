@@ -145,12 +145,16 @@ def _bench(flags: argparse.Namespace, addresses: Sequence[str]) -> dict[str, Any
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        found["output"] = done.stdout
         return found
 
 
 def _row(found: dict[str, Any]) -> str:
-    return str(found["output"])
+    rows = [row for row in found["summary"] if row["category"] == "all"]
+    return "; ".join(
+        f"{row['method']} {row['tokens_per_second']:.1f} tokens/s, {row['speed_up_overall']:.2f}x, "
+        f"{row['tokens_per_step']:.2f} a step, {row['n_different']} of {row['n_runs']} differ"
+        for row in rows
+    )
 
 
 if __name__ == "__main__":

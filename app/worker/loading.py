@@ -144,6 +144,7 @@ class ModelSlot:
                 mtp=spec.mtp,
                 n_gpu_layers=spec.n_gpu_layers,
                 device=spec.device,
+                draft_device=spec.draft_device,
                 rpc=spec.rpc,
                 memory=self._memory if remembers else None,
                 trace_batches=self._trace_batches,

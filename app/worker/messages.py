@@ -52,6 +52,7 @@ class ModelSpec:
     n_ctx: int = 0
     n_gpu_layers: int | None = None
     device: str | None = None
+    draft_device: str | None = None
     rpc: str = ""
     n_threads: int | None = None
     kv_type: str = "f16"

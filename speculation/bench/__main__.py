@@ -95,6 +95,7 @@ def _bench(options: Options, command: str) -> int:
         mtp=not options.no_mtp,
         n_gpu_layers=options.gpu_layers,
         device=options.device,
+        draft_device=options.draft_device,
         rpc=options.rpc,
         memory=options.memory,
         trace_batches=options.trace_batches,

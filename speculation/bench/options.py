@@ -129,6 +129,7 @@ class Options:
     threads: int | None
     gpu_layers: int | None
     device: str | None
+    draft_device: str | None
     rpc: str
     kv_type: str
     flash_attn: str
@@ -377,6 +378,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--device",
         metavar="NAME,…",
         help="devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
+    )
+    group.add_argument(
+        "--draft-device", metavar="NAME,…", help="those of the draft model (the same)"
     )
     group.add_argument(
         "--rpc",
