@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 
-from batching.tree import TokenTree
+from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost import CostCurve
 from speculation.auto.selection import select
 from speculation.continuation import Continuation
 
 
-def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
-    """Keep of the texts' trees the drafts that are worth decoding together.
+def choose(texts: Sequence[Continuation], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
+    """Keep of the texts' trees the drafts that are worth decoding together, up to ``max_rows``.
 
     A method with parameters of its own decodes all that it drafted: those rows are given, as are
     ``prompt_rows``.
@@ -34,7 +34,7 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0) -> None:
     chosen = select(
         [text.tree for text in open_texts],
         [text.budget for text in open_texts],
-        table,
+        table[: max_rows + 1],
         other_texts=len(texts) - len(open_texts),
         other_rows=n_rows - n_open,
         last_rows=cost.last_rows,

@@ -38,6 +38,9 @@ MAX_WAIT = 0.2
 MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
 _WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
 _TREE_ROOM = 64  # cells for drafts beyond a text's last token
+# From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
+# A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
+_TILE = 64
 _RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
 
 
@@ -358,7 +361,8 @@ class Scheduler:
         written = self._draft(texts, start)
         continuations = list(written.values())
         n_prompt = sum([len(rows) for rows in chunks.values()])
-        choose(continuations, n_prompt + sum([c.cache.n_deferred for c in continuations]))
+        n_prompt += sum([c.cache.n_deferred for c in continuations])
+        choose(continuations, n_prompt, self._max_rows if len(written) > 1 else NO_LIMIT)
         cost = self._engine.resources.known_cost
         if not self._can_rewind and cost is not None and len(written) + len(chunks) > 1:
             level(continuations, cost.curve(0))
@@ -458,9 +462,19 @@ class Scheduler:
         others."""
         return min(_TREE_ROOM * n_texts, self._engine.context.n_batch // 2)
 
+    @property
+    def _max_rows(self) -> int:
+        """Rows of a batch with several texts, beyond which each costs more."""
+        context = self._engine.context
+        on_cpu = context.flash_attn and context.model.n_host_layers
+        return _TILE - 1 if on_cpu else NO_LIMIT
+
     def _chunk(self, n_texts: int, n_writing: int) -> int:
         """How many prompt rows to decode in a step of ``n_texts``, of which some are written."""
         most = self._engine.context.n_batch - self._tree_rows(n_texts)
+        room = self._max_rows - n_texts  # one that has read its prompt has a row, too
+        if n_writing and room >= _TILE // 4:  # else prompts would take too many steps
+            most = min(most, room)
         cost = self._engine.resources.known_cost
         if cost is None:
             return most

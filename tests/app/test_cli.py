@@ -45,7 +45,7 @@ def test_no_command_shows_the_usage_and_an_unknown_one_lists_the_commands(
     assert "usage: speculation COMMAND" in capsys.readouterr().out
     assert cli.main(["talk"]) == 2
     assert capsys.readouterr().err == (
-        "speculation: unknown command 'talk'; use chat, serve, bench, train or models\n"
+        "speculation: unknown command 'talk'; `speculation --help` lists them\n"
     )
 
 

@@ -121,6 +121,10 @@ def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
     assert scheduler._chunk(3, 2) == int((0.2 - 0.06) / row) == 13
     assert scheduler._chunk(3, 0) == int(1.0 / row) == 94
     assert scheduler._chunk(60, 60) == 2
+    monkeypatch.setattr(parallel.resources, "_cost", Cost(CostCurve.linear(0.001, 0.0001)))
+    monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
+    assert scheduler._chunk(3, 2) == 60
+    assert (scheduler._chunk(60, 50), scheduler._chunk(3, 0)) == (256, 320)
 
 
 def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:
