@@ -41,6 +41,23 @@ import sys
 from speculation.engine import Engine
 Engine.load(sys.argv[1], rpc=sys.argv[2]).close()
 """
+HEADS = """
+import sys, tempfile
+from pathlib import Path
+from speculation.engine import Engine
+from tests.speculation.test_shared_drafting import attached, blocks, hybrid, mtp, states
+from tests.support.exact import EXACT
+for written in (states, blocks, mtp, hybrid, attached):
+    with tempfile.TemporaryDirectory() as folder:
+        model, heads, methods = written(Path(folder))
+        with Engine.load(model, EXACT, heads=heads, draft_model=model, rpc=sys.argv[1]) as engine:
+            prompt = [5 + i % 20 for i in range(30)]
+            plain = engine.generate(prompt, method="ar", max_tokens=30).run().token_ids
+            for method in methods:
+                found = engine.generate(prompt, method=method, max_tokens=30).run()
+                assert found.token_ids == plain, method
+                print(method)
+"""
 METHODS = ("ar", "auto", "prompt-lookup", "suffix", "recycling", "lookahead", "jacobi", "draft")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="not tried on Windows")
 
@@ -63,6 +80,14 @@ def test_a_model_computed_by_workers_writes_what_it_writes_alone(
     assert together == alone
     assert devices == [[f"RPC{i}", address] for i, address in enumerate(workers)]
     assert draft_devices == []
+
+
+def test_heads_draft_for_a_model_computed_by_workers() -> None:
+    with worker() as one, worker() as two:
+        done = run("-c", HEADS, f"127.0.0.1:{one},127.0.0.1:{two}")
+    assert done.returncode == 0, done.stderr
+    methods = {line.partition(":")[0] for line in done.stdout.splitlines()}
+    assert {"eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter", "dflash", "mtp"} < methods
 
 
 def test_weights_are_sent_to_a_worker_with_a_cache_only_once(
