@@ -68,7 +68,7 @@ def parse_flags(
         help="texts to write at a time; they share the context (default: 4)",
     )
     add("--ctx", type=int, default=0, help="context in tokens; 0 = the model's own, up to 8192")
-    add("--gpu-layers", type=int, help="layers on the GPU (default: all, if there is a GPU)")
+    add("--gpu-layers", type=int, help="layers on the GPU, if there is one (default: all that fit)")
     add(
         "--device",
         metavar="NAME,…",

@@ -17,6 +17,7 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
@@ -126,6 +127,7 @@ class Engine:
                        ``"paired"``
         mtp            whether to load the model's own layers for multi-token prediction, if any
         n_gpu_layers   layers to offload to the GPU, if there is one, or to workers; None = all
+                       that fit
         device         names of the devices for these layers, as ``speculation devices`` lists them;
                        ``none`` = the CPU alone, None = all GPUs
         draft_device   those for all layers of the draft model; None = as for the model
@@ -148,7 +150,9 @@ class Engine:
             draft_placement = Placement.of(None, draft_device, ())
         opened: list[Model | Context | HeadInContext] = []
         try:
-            loaded = Model(loading, placement=placement, mtp=mtp, progress=progress)
+            params = params or ContextParams()
+            cache = CacheSize(params.n_ctx, params.kv_type)
+            loaded = Model(loading, placement=placement, cache=cache, mtp=mtp, progress=progress)
             opened.append(loaded)
             loaded.own_template = chat_template
             context = Context(loaded, params, trace=trace_batches)

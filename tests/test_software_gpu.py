@@ -10,7 +10,7 @@ import pytest
 
 from batching.errors import InvalidParameter, OutOfMemory
 from batching.llama.context import ContextParams
-from batching.llama.devices import devices, gpus
+from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
 from speculation.parallel import ParallelEngine
 from tests.speculation.test_shared_drafting import hybrid, mtp, states
@@ -119,5 +119,16 @@ def test_devices_can_be_chosen(tiny_model: Path) -> None:
 def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out() -> None:
     free, total = next(device for device in devices() if device.is_gpu).memory
     assert 0 < free <= total
-    with pytest.raises(OutOfMemory, match="lower n_ctx"):
-        Engine.load(BUNDLED, replace(EXACT, n_ctx=4_000_000, flash_attn="off"))
+    with pytest.raises(OutOfMemory, match=r"GiB on Vulkan0 .*lower n_ctx"):
+        Engine.load(BUNDLED, replace(EXACT, n_ctx=4_000_000, flash_attn="off"), n_gpu_layers=99)
+
+
+def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "memory", property(lambda _: (6_000_000, 8_000_000)))
+    with Engine.load(BUNDLED, EXACT, device="Vulkan0") as engine:
+        assert engine.model.n_gpu_layers == 4
+        on_both = engine.generate(PROMPT, method="recycling", max_tokens=20).run().text
+    with Engine.load(BUNDLED, EXACT, device="none") as engine:
+        assert engine.generate(PROMPT, method="ar", max_tokens=20).run().text == on_both
+    with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 4"):
+        Engine.load(BUNDLED, EXACT, device="Vulkan0", n_gpu_layers=8)

@@ -68,7 +68,7 @@ class GGUFFile:
         for name, tensor in self.tensors.items():
             if tensor.type not in TYPES:
                 continue
-            if tensor.offset + self._n_bytes(name) > len(self._bytes):
+            if tensor.offset + self.n_bytes(name) > len(self._bytes):
                 raise self._truncated(f"before the end of {name}")
 
     def number(self, key: str, default: int = 0) -> int:
@@ -113,7 +113,7 @@ class GGUFFile:
         if name not in self._raw:
             tensor = self.tensors[name]
             self.check_type(name)
-            n_bytes = self._n_bytes(name)
+            n_bytes = self.n_bytes(name)
             n_rows = math.prod(tensor.shape[:-1])
             view = np.frombuffer(self._bytes, np.uint8, n_bytes, tensor.offset)
             self._raw[name] = view.reshape(n_rows, n_bytes // max(1, n_rows))
@@ -232,7 +232,7 @@ class GGUFFile:
             raise self._damaged(f"{key!r} has a value of unknown type {kind}")
         return _NUMBERS[kind]
 
-    def _n_bytes(self, name: str) -> int:
+    def n_bytes(self, name: str) -> int:
         """Encoded size of a tensor whose type is known."""
         tensor = self.tensors[name]
         kind, width = TYPES[tensor.type], tensor.shape[-1] if tensor.shape else 1

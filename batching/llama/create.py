@@ -11,13 +11,13 @@ import llama_cpp.llama_cpp as C
 from batching.errors import ContextError, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
+from batching.llama.device_memory import CacheSize, free_memory
 from batching.llama.hardware import available_memory, physical_cores
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import recent_log
 from batching.llama.model import Model
 
 PADDING = 256  # cells; llama.cpp rounds the context up to a multiple
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}  # per value; q8_0 has a scale per 32 values
 
 
 def create_context(
@@ -41,7 +41,7 @@ def create_context(
     native = _native_params(model, params, flash_attn, mtp=mtp)
     if other is not None:
         native.ctx_other = other
-    _check_memory(model, 1 if mtp else model.n_host_layers, native.n_ctx, params.kv_type)
+    _check_memory(model, CacheSize(native.n_ctx, params.kv_type), mtp=mtp)
     handle = None
     try:
         with deferred_interrupts():
@@ -103,18 +103,24 @@ def _creation_error(model: Model, n_ctx: int, kv_type: str) -> ContextError:
     return ContextError(message)
 
 
-def _check_memory(model: Model, n_layer: int, n_ctx: int, kv_type: str) -> None:
-    """Reject a cache larger than main memory: llama.cpp would abort."""
-    needed = n_ctx * (n_layer * model.kv_values_per_layer * KV_BYTES[kv_type] + 64)
-    available = available_memory()
-    if available is not None and needed > available:
-        raise out_of_memory(
-            f"a context of {n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB for its {kv_type} KV "
-            f"cache, but only {available / 2**30:,.1f} GiB are free",
-            model,
-            requested=math.ceil(needed),
-            available=available,
-        )
+def _check_memory(model: Model, cache: CacheSize, *, mtp: bool) -> None:
+    """Reject a cache larger than the memory it goes to: llama.cpp would abort."""
+    per_layer = cache.bytes_per_layer(model.kv_values_per_layer)
+    n_host = model.n_host_layers
+    places = [("", 1 if mtp else n_host, available_memory())]
+    if model.devices and not mtp:
+        names = " and ".join(device.name for device in model.devices)
+        places.append((f" on {names}", model.n_layer - n_host, free_memory(model.devices)))
+    for where, n_layer, available in places:
+        needed = n_layer * per_layer + (0 if where else cache.n_ctx * 64)
+        if available is not None and needed > available:
+            raise out_of_memory(
+                f"a context of {cache.n_ctx:,} tokens needs {needed / 2**30:,.1f} GiB{where} for "
+                f"its {cache.kv_type} KV cache, but only {available / 2**30:,.1f} GiB are free",
+                model,
+                requested=math.ceil(needed),
+                available=available,
+            )
 
 
 def out_of_memory(

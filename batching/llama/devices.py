@@ -93,7 +93,7 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 class Placement:
     """Where a model is computed.
 
-    n_gpu_layers  how many of its layers are on the devices, from the last; None = all
+    n_gpu_layers  how many of its layers are on the devices, from the last; None = all that fit
     devices       names of the devices, in order; None = all GPUs; empty = the CPU alone
     workers       addresses of RPC workers, HOST:PORT, whose devices come before this machine's
     """

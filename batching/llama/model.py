@@ -24,6 +24,7 @@ from batching.errors import (
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama.charset import Charset, limited_charset
+from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import ANYWHERE, Placement
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, recent_log
@@ -55,10 +56,14 @@ class Model:
         path: str | Path,
         *,
         placement: Placement = ANYWHERE,
+        cache: CacheSize | None = None,
         mtp: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any.
+
+        If ``placement`` does not say how many layers go to the devices, as many do as fit together
+        with their part of ``cache``.
 
         ``progress`` is called with the share of the weights loaded, 0 to 1; an exception from it
         stops the load.
@@ -69,10 +74,10 @@ class Model:
         initialise()
         clear_log()
         params = C.llama_model_default_params()
-        n_gpu_layers = placement.n_gpu_layers
-        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
         self.placement = placement
         self.devices = placement.chosen()
+        n_gpu_layers = choose_layers(files, self.devices, placement.n_gpu_layers, cache)
+        params.n_gpu_layers = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
         native_devices = placement.native(self.devices)  # must outlive the call below
         params.devices = ctypes.cast(native_devices, ctypes.c_void_p)
         params.load_mtp = mtp

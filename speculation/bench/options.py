@@ -372,7 +372,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--threads", type=_positive, metavar="N", help="CPU threads (one per physical core)"
     )
     group.add_argument(
-        "--gpu-layers", type=_count, metavar="N", help="layers to offload to the GPU, if any (all)"
+        "--gpu-layers", type=_count, metavar="N", help="layers on the GPU, if any (all that fit)"
     )
     group.add_argument(
         "--device",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import HeadsError, OutOfMemory
-from batching.gguf.reader import fingerprint
+from batching.gguf.reader import GGUFFile, fingerprint
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.hardware import available_memory
 from batching.llama.model import Model
@@ -216,6 +216,15 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
     return encoded_tensor(
         values, TensorType.Q8_0 if kind == "q8_0" and fits_blocks else TensorType.F16
     )
+
+
+def copied_tokenizer(target: Path) -> dict[str, Value]:
+    """The metadata of the tokenizer of the GGUF ``target``, without its chat templates."""
+    return {
+        key: value
+        for key, value in GGUFFile(target).encoded_metadata().items()
+        if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template")
+    }
 
 
 def model_name(model: Model) -> str:

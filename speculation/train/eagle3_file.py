@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import FILE_TYPES, QUANTIZATION_VERSION, Value, write_gguf
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3 import ARCHITECTURE
-from speculation.heads.file import HeadsInfo, new_tensor
+from speculation.heads.file import HeadsInfo, copied_tokenizer, new_tensor
 
 
 def write_eagle3(
@@ -57,11 +56,7 @@ def write_eagle3(
         "eagle3.norm_before_residual": False,  # variants that this project does not train
         "eagle3.norm_before_fc": False,
     }
-    metadata |= {
-        key: value
-        for key, value in GGUFFile(target).encoded_metadata().items()
-        if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template")
-    }
+    metadata |= copied_tokenizer(target)
     arrays: dict[str, npt.NDArray[Any]] = dict(tensors)
     if output is not None:
         arrays["output.weight"] = output

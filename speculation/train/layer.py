@@ -1,4 +1,5 @@
-"""The decoder layer of EAGLE heads in PyTorch, and their multi-pass training. Needs PyTorch.
+"""The decoder layer of EAGLE heads and of draft models in PyTorch, and the heads' multi-pass
+training. Needs PyTorch.
 
 The layer computes what llama.cpp computes for one ``llama`` layer: RMSNorm, rotary embeddings on
 interleaved pairs, grouped-query attention, SwiGLU.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -178,6 +181,54 @@ class Eagle3Module(nn.Module):
 
     def read(self, states: Tensor) -> Tensor:
         return self.output_norm(states)  # type: ignore[no-any-return]
+
+
+class DraftModule(nn.Module):
+    """A draft model of plain Llama layers: tokens (rows, time) -> states (rows, time, width)."""
+
+    def __init__(
+        self,
+        shape: EagleShape,
+        n_layers: int,
+        embeddings: Tensor,
+        tokens: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """``embeddings``, (n_vocab, width), are those to begin with; ``tokens`` are the rows of the
+        output matrix that are trained, None = all."""
+        super().__init__()
+        n = shape.n_embd
+        self._tokens = None if tokens is None else torch.from_numpy(tokens.astype(np.int64))
+        self.token_embd = nn.Embedding(len(embeddings), n)
+        self.attn_norms = nn.ModuleList(nn.RMSNorm(n, shape.norm_eps) for _ in range(n_layers))
+        self.layers = nn.ModuleList(Layer(shape, n) for _ in range(n_layers))
+        self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
+        own = embeddings if self._tokens is None else embeddings[self._tokens]
+        self.output = nn.Linear(n, len(own), bias=False)
+        with torch.no_grad():
+            self.token_embd.weight.copy_(embeddings)
+            self.output.weight.copy_(own)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token_embd(tokens)
+        for norm, layer in zip(self.attn_norms, self.layers, strict=True):
+            x = layer(norm(x), x, [])
+        return self.output_norm(x)  # type: ignore[no-any-return]
+
+    def tensors(self, n_vocab: int) -> dict[str, Tensor]:
+        """The parameters by llama.cpp's names; rows of ``output`` that were not trained are 0."""
+        found = {name: of.detach().cpu().float() for name, of in self.named_parameters()}
+        output = found.pop("output.weight")
+        if self._tokens is not None:
+            output = torch.zeros(n_vocab, output.shape[1]).index_copy(0, self._tokens, output)
+        return {_llama_name(name): of for name, of in found.items()} | {"output.weight": output}
+
+
+def _llama_name(name: str) -> str:
+    """llama.cpp's name of a parameter of ``DraftModule``."""
+    kind, _, rest = name.partition(".")
+    if kind == "layers":
+        return f"blk.{rest}"
+    return f"blk.{rest.replace('.', '.attn_norm.')}" if kind == "attn_norms" else name
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

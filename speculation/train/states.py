@@ -61,10 +61,11 @@ class States:
         return len(self.tokens)
 
 
-def begin(folder: Path, run: Mapping[str, Any]) -> None:
+def begin(folder: Path, run: Mapping[str, Any]) -> tuple[int, ...]:
     """Create the folder of a collection, or check that it belongs to an earlier run of this one.
 
-    A folder without a single token is started over. Raises TrainError if an option differs, naming
+    Returns the layers whose inputs it has: one with layers serves a run without, too. A folder
+    without a single token is started over. Raises TrainError if an option differs, naming
     it, or if the folder has unrelated files; it touches none of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,14 +88,15 @@ def begin(folder: Path, run: Mapping[str, Any]) -> None:
     if not file.exists() or not _has_tokens(folder):
         (folder / "samples.jsonl").unlink(missing_ok=True)
         _write_whole(file, json.dumps(run, indent=1).encode())
-        return
-    for key in (*run, *earlier):
+        return tuple(run.get("layers", ()))
+    for key in (*run, *earlier.keys() - {"layers"}):
         if run.get(key) != earlier.get(key):
             raise TrainError(
                 f"{folder} has states collected with other settings: {key} was "
                 f"{earlier.get(key)!r} and is now {run.get(key)!r}; give another --work, or remove "
                 f"that folder"
             )
+    return tuple(earlier.get("layers", ()))
 
 
 def _has_tokens(folder: Path) -> bool:
@@ -115,6 +117,11 @@ def n_samples(folder: Path) -> int:
     return complete.count(b"\n")
 
 
+def all_written(folder: Path) -> bool:
+    """Whether ``write_samples`` has finished."""
+    return (folder / "ends.npy").exists()
+
+
 def write_samples(
     folder: Path,
     samples: Iterable[Sample],
@@ -125,7 +132,7 @@ def write_samples(
 
     ``progress(n_tokens, max_tokens)`` is called after each. Raises TrainError if there is no token.
     """
-    if (folder / "ends.npy").exists():
+    if all_written(folder):
         return
     n_before = n_samples(folder)
     file = folder / "samples.jsonl"

@@ -14,16 +14,20 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from batching.llama.model import Model
 from speculation.chat.template import ROLES, Message, chat_prompt
-from speculation.engine import Engine
+from speculation.parallel import ParallelEngine
 from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
+_METHOD = "ar"  # many texts at once fill a batch without drafts
 _PREFIX_TOKENS = 32  # how much of a plain text the target is given to continue
 
 
@@ -75,34 +79,32 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
 
 
 def generate_replies(
-    engine: Engine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
+    engine: ParallelEngine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
 ) -> Iterator[Sample]:
     """Prompts with the target's own greedy continuations of at most ``n_tokens`` tokens.
 
     In a chat, the target replies to every user turn; the replies in the data are dropped. For plain
     text and tokens it continues the first ``_PREFIX_TOKENS`` tokens. The first ``skip`` records are
-    skipped: an earlier run continued them.
+    skipped: an earlier run continued them. As many records are continued at once as ``engine`` has
+    room for; they are returned in their order.
 
     Raises TrainError at the end if no prompt fitted into ``length``.
     """
     any_fits = skip > 0
     too_long: list[int] = []  # lengths of the prompts that did not fit
-    for number, record in enumerate(_records(files)):
-        if number < skip:
-            continue
-        if isinstance(record, str):
-            prompt = engine.model.tokenize(record)[:_PREFIX_TOKENS]
-            sample = _continue_text(engine, prompt, length, n_tokens, too_long)
-        elif isinstance(record, Sample):
-            prompt = record.ids[:_PREFIX_TOKENS]
-            sample = _continue_text(engine, prompt, length, n_tokens, too_long)
-        else:
-            chat = (
-                [{"role": "user", "content": turn} for turn in record]
-                if isinstance(record, tuple)
-                else record
-            )
-            sample = _reply_to_chat(engine, chat, length, n_tokens, too_long)
+
+    def reply(record: Record) -> Sample:
+        if isinstance(record, str | Sample):
+            ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
+            return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
+        chat: Sequence[Message] = (
+            [{"role": "user", "content": turn} for turn in record]
+            if isinstance(record, tuple)
+            else record
+        )
+        return _reply_to_chat(engine, chat, length, n_tokens, too_long)
+
+    for sample in _in_order(reply, islice(_records(files), skip, None), engine.parallel):
         any_fits = any_fits or bool(sample.ids)
         yield sample
     if too_long and not any_fits:
@@ -113,8 +115,28 @@ def generate_replies(
         )
 
 
+def _in_order(
+    function: Callable[[Record], Sample], records: Iterator[Record], at_once: int
+) -> Iterator[Sample]:
+    """``function`` of each record in its order, ``at_once`` of them in threads at a time.
+
+    Twice as many are begun, so that one long text does not keep the others waiting.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    begun: deque[Future[Sample]] = deque()
+    try:
+        for record in records:
+            begun.append(pool.submit(function, record))
+            if len(begun) == 2 * at_once:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def _reply_to_chat(
-    engine: Engine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
+    engine: ParallelEngine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
 ) -> Sample:
     """A chat's user turns with the target's replies, as many as fit into ``length``.
 
@@ -135,7 +157,7 @@ def _reply_to_chat(
                 if not ids:
                     too_long.append(len(prompt))
                 break
-            text = engine.generate(prompt, max_tokens=n_tokens).run()
+            text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
             spans = [span for span in spans if ids[: span[1]] == prompt[: span[1]]]
             ids = [*prompt, *text.token_ids]
             spans.append((len(prompt), len(ids)))
@@ -144,14 +166,15 @@ def _reply_to_chat(
 
 
 def _continue_text(
-    engine: Engine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
+    engine: ParallelEngine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
 ) -> Sample:
     max_tokens = min(n_tokens, length - len(prompt))
     if max_tokens < 1:
         too_long.append(len(prompt))
     if not prompt or max_tokens < 1:
         return Sample([], [])
-    ids = [*prompt, *engine.generate(prompt, max_tokens=max_tokens).run().token_ids]
+    text = engine.submit(prompt, max_tokens=max_tokens, method=_METHOD).run()
+    ids = [*prompt, *text.token_ids]
     return Sample(ids, [(len(prompt), len(ids))])
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from speculation.train.commands import eagle, medusa, redrafter, tree
+from speculation.train.commands import draft, eagle, medusa, redrafter, tree
 
-COMMANDS = (medusa.command, redrafter.command, eagle.command, tree.command)
+COMMANDS = (medusa.command, redrafter.command, eagle.command, draft.command, tree.command)

@@ -18,12 +18,14 @@ from batching.llama.context import ContextParams
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.methods import parameter_docs
+from speculation.parallel import ParallelEngine
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.files import digest, require_distinct, require_writable
 from speculation.train import require_packages, states
 from speculation.train.texts import generate_replies, read_texts
 
 T = TypeVar("T")
+_REPLIES_AT_ONCE = 16
 
 
 class Command(NamedTuple):
@@ -51,7 +53,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=1_000_000, help="tokens to read in all (1000000)")
     add("--ctx", type=int, default=512, help="tokens per sequence (512)")
     add("--threads", type=int, help="CPU threads (default: one per physical core)")
-    add("--gpu-layers", type=int, help="layers to offload to the GPU, if any (default: all)")
+    add("--gpu-layers", type=int, help="layers on the GPU, if any (default: all that fit)")
     add("--device", help="PyTorch device, such as cpu or cuda (default: cuda if available)")
 
 
@@ -130,19 +132,32 @@ def collect_states(
     }
     if layers:
         run["layers"] = list(layers)
-    states.begin(folder, run)
-    n_before = states.n_samples(folder)
+    layers = states.begin(folder, run)
     length = engine.context.n_ctx
     if args.generate:
-        samples = generate_replies(engine, args.data, length, args.generate, n_before)
+        _write_replies(args, path, folder, length)
     else:
-        samples = read_texts(engine.model, args.data, length, n_before)
-    with Progress("text" if not args.generate else "writing") as progress:
-        states.write_samples(folder, samples, args.max_tokens, progress.tokens)
-    engine.stop_running()
-    engine.cache.truncate(0)
+        samples = read_texts(engine.model, args.data, length, states.n_samples(folder))
+        with Progress("text") as progress:
+            states.write_samples(folder, samples, args.max_tokens, progress.tokens)
     with Progress("reading") as progress:
         return states.collect(folder, engine.context, progress.tokens, layers)
+
+
+def _write_replies(args: argparse.Namespace, path: Path, folder: Path, length: int) -> None:
+    """Have the target reply to the data, several texts at once, in a context of its own."""
+    if states.all_written(folder):
+        return
+    params = ContextParams(n_ctx=length * _REPLIES_AT_ONCE, n_threads=args.threads)
+    with (
+        ParallelEngine.load(
+            path, params, parallel=_REPLIES_AT_ONCE, mtp=False, n_gpu_layers=args.gpu_layers
+        ) as engine,
+        Progress("writing") as progress,
+    ):
+        n_before = states.n_samples(folder)
+        samples = generate_replies(engine, args.data, length, args.generate, n_before)
+        states.write_samples(folder, samples, args.max_tokens, progress.tokens)
 
 
 def show_accuracy(accuracy: Floats, name: str = "head") -> None:

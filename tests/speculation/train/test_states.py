@@ -97,6 +97,15 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
         states.begin(tmp_path, {"target": "x", "ctx": 64})
 
 
+def test_states_with_layers_serve_a_head_without(tmp_path: Path) -> None:
+    run = {"target": "x"}
+    assert states.begin(tmp_path, {**run, "layers": [1, 2, 3]}) == (1, 2, 3)
+    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
+    assert states.begin(tmp_path, run) == (1, 2, 3)
+    with pytest.raises(TrainError, match=r"layers was \[1, 2, 3\] and is now \[4, 5, 6\]"):
+        states.begin(tmp_path, {**run, "layers": [4, 5, 6]})
+
+
 @pytest.mark.parametrize("samples", [[], [Sample([], [])]], ids=["none", "without tokens"])
 def test_a_folder_in_which_nothing_was_collected_is_reused(
     tmp_path: Path, samples: list[Sample]

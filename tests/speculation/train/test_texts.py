@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
+from speculation.parallel import ParallelEngine
 from speculation.train import TrainError
 from speculation.train.texts import Sample, generate_replies, read_texts
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -21,6 +23,12 @@ EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[Engine]:
     with Engine.load(tiny_model, EXACT) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def writer(tiny_model: Path) -> Iterator[ParallelEngine]:
+    with ParallelEngine.load(tiny_model, replace(EXACT, n_ctx=256), parallel=2) as engine:
         yield engine
 
 
@@ -97,19 +105,19 @@ def test_the_error_for_prompts_without_replies_suggests_generate(
 
 
 def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
-    engine: Engine, tmp_path: Path
+    engine: Engine, writer: ParallelEngine, tmp_path: Path
 ) -> None:
     file = lines(
         tmp_path / "p.jsonl", {"prompt": "the cat"}, {"text": "a dog and"}, {"turns": ["a", "b"]}
     )
-    samples = list(generate_replies(engine, [file], 128, 10))
+    samples = list(generate_replies(writer, [file], 128, 10))
     assert len(samples) == 3
     for sample in samples:
         assert sample.spans is not None
         start, end = sample.spans[-1]
         plain = engine.generate(sample.ids[:start], method="ar", max_tokens=10).run()
         assert sample.ids[start:end] == plain.token_ids
-    assert list(generate_replies(engine, [file], 128, 10, skip=2)) == samples[2:]
+    assert list(generate_replies(writer, [file], 128, 10, skip=2)) == samples[2:]
 
 
 def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_p
     )
     path = write_tiny_gguf(tmp_path / "m.gguf", chat_template=template)
     file = lines(tmp_path / "p.jsonl", {"turns": ["the cat", "a dog"]}, {"prompt": "the cat"})
-    with Engine.load(path, EXACT) as engine:
+    with ParallelEngine.load(path, replace(EXACT, n_ctx=256), parallel=2) as engine:
         two, one = generate_replies(engine, [file], 128, 6)
     assert len(one.spans or []) == 1
     assert two.spans == [(len(two.ids) - 6, len(two.ids))]
@@ -130,13 +138,13 @@ def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_p
     "message", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": "user"}]
 )
 def test_a_message_without_role_or_content_is_named(
-    engine: Engine, tmp_path: Path, message: dict[str, str]
+    writer: ParallelEngine, tmp_path: Path, message: dict[str, str]
 ) -> None:
     user = {"role": "user", "content": "a"}
     file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
     readers: tuple[Callable[[], object], ...] = (
-        lambda: list(read_texts(engine.model, [file], 64)),
-        lambda: list(generate_replies(engine, [file], 64, 2)),
+        lambda: list(read_texts(writer.model, [file], 64)),
+        lambda: list(generate_replies(writer, [file], 64, 2)),
     )
     for read in readers:
         with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*needs a role"):
@@ -160,18 +168,20 @@ def test_a_file_that_is_not_text_is_named(engine: Engine, tmp_path: Path, name: 
         list(read_texts(engine.model, [file], 64))
 
 
-def test_prompts_without_room_for_a_reply_are_counted(engine: Engine, tmp_path: Path) -> None:
+def test_prompts_without_room_for_a_reply_are_counted(
+    writer: ParallelEngine, tmp_path: Path
+) -> None:
     prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
     file = lines(tmp_path / "p.jsonl", *prompts)
     with pytest.raises(TrainError) as caught:
-        list(generate_replies(engine, [file], 64, 64))
-    shortest = min(len(sample.ids) - 1 for sample in generate_replies(engine, [file], 64, 1))
+        list(generate_replies(writer, [file], 64, 64))
+    shortest = min(len(sample.ids) - 1 for sample in generate_replies(writer, [file], 64, 1))
     assert str(caught.value) == (
         f"none of the 2 prompts leaves room for --generate 64 in a context of 64: the shortest has "
         f"{shortest} tokens; raise --ctx to at least {shortest + 64} or lower --generate"
     )
     room = shortest + 4
-    assert [bool(sample.ids) for sample in generate_replies(engine, [file], room, 4)] == [
+    assert [bool(sample.ids) for sample in generate_replies(writer, [file], room, 4)] == [
         False,
         True,
     ]
