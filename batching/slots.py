@@ -50,6 +50,7 @@ class Slots:
         self.target.want_hidden(any(slot.wants_hidden for slot in self.slots))
         layers = {layer for slot in self.slots for layer in slot.wants_layers}
         self.target.want_layers(tuple(sorted(layers)))
+        self.target.want_logits(any(slot.wants_logits for slot in self.slots))
 
 
 class Slot:
@@ -70,7 +71,7 @@ class Slot:
         self.n_seq_max = n_seq_max
         self.n_used = 1
         self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
-        self.wants_hidden = False
+        self.wants_hidden = self.wants_logits = False
         self.wants_layers: tuple[int, ...] = ()
 
     @property
@@ -100,6 +101,10 @@ class Slot:
 
     def want_layers(self, layers: Sequence[int]) -> None:
         self.wants_layers = tuple(layers)
+        self._shared.want_states()
+
+    def want_logits(self, wanted: bool) -> None:
+        self.wants_logits = wanted
         self._shared.want_states()
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
@@ -160,6 +165,10 @@ class PartOutput:
     def __init__(self, output: Output, start: int) -> None:
         """``start``: the row of ``output`` that is row 0 here."""
         self._output, self._start = output, start
+
+    @property
+    def n_vocab(self) -> int:
+        return self._output.n_vocab
 
     def logits(self, row: int) -> Floats:
         return self._output.logits(self._start + row)

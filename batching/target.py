@@ -27,12 +27,20 @@ class Output(Protocol):
     Rows count from the tree's root, even if other rows precede it in the batch.
     """
 
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens of the target's vocabulary."""
+        ...
+
     def logits(self, row: int) -> Floats:
-        """Logits of a row with output, ``(n_vocab,)``."""
+        """Logits of a row with output, ``(n_vocab,)``.
+
+        Raises RuntimeError after ``Target.want_logits(False)``.
+        """
         ...
 
     def argmax(self, row: int) -> int:
-        """The most likely token of a row with output; the lowest id on ties."""
+        """The most likely token of a row with output; the lowest id on ties, on a CPU."""
         ...
 
     def argmaxes(self, first: int, n: int) -> list[int]:
@@ -111,6 +119,13 @@ class Target(Protocol):
         """
         ...
 
+    def want_logits(self, wanted: bool) -> None:
+        """Whether the following decodes need more than ``Output.argmax``; at first they do.
+
+        A device then need not copy the logits of every row to main memory.
+        """
+        ...
+
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
         """Drop positions ``[p0, p1)``. ``seq_id`` -1: all sequences; ``p1`` -1: to the end.
 
@@ -133,7 +148,12 @@ class Target(Protocol):
 
 
 class Sampler(Protocol):
-    """Chooses the next token; the verifier calls it once per token of the text."""
+    """Chooses the next token; the verifier calls it once per token of the text.
+
+    reads_logits  whether it reads more of an output than ``argmax``
+    """
+
+    reads_logits: bool
 
     def sample(self, output: Output, row: int) -> int:
         """Choose the token after ``row``; it becomes part of the text."""

@@ -25,6 +25,8 @@ class TokenLogprobs(NamedTuple):
 class RecordingSampler:
     """A sampler that also records ``TokenLogprobs``, one for each token it chooses."""
 
+    reads_logits = True
+
     def __init__(
         self, sampler: Sampler, n_top: int, found: list[TokenLogprobs], *, after: bool = False
     ) -> None:

@@ -30,6 +30,7 @@ from batching.llama.abort import DecodeWatch
 from batching.llama.batch import BatchMemory, write_trace
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.create import create_context, out_of_memory
+from batching.llama.device_sampling import DeviceSampling
 from batching.llama.log import capture_log, recent_log
 from batching.llama.model import Model
 from batching.llama.output import DecodeOutput
@@ -110,7 +111,8 @@ class Context:
         self._memory = C.llama_get_memory(self._handle)
         dual_input = mtp or model.dual_input
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
-        self._output = DecodeOutput(self._handle, model, is_head=self._is_head)
+        self._sampling = DeviceSampling(self._handle, model, self.n_seq_max)
+        self._output = DecodeOutput(self._handle, model, self._sampling, is_head=self._is_head)
         self._features: BatchMemory | None = None  # for ``encode``, allocated on first use
         self._row_ids: range | None = None  # of the last ``decode_row``; None after another decode
         self.trace_path = trace
@@ -133,6 +135,8 @@ class Context:
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
             raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
+        if self._sampling.wanted != self._sampling.is_on and any(rows.outputs):
+            self._sampling.switch()
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
@@ -223,6 +227,12 @@ class Context:
                 switch = internal("llama_set_embeddings_layer_inp")
                 switch(self._handle, layer, layer in layers)
         self._output.layers = tuple(layers)
+
+    def want_logits(self, wanted: bool) -> None:
+        """See ``Target``."""
+        if self._sampling.is_possible and self._sampling.wanted == wanted:
+            self._sampling.wanted = not wanted
+            self._row_ids = None
 
     def encode(self, features: Floats) -> Floats:
         """Run a head's encoder on features of its target, (n, width) -> (n, n_embd).
@@ -355,6 +365,7 @@ class Context:
         if self._handle is not None:
             if not self.model.is_closed:  # cannot be freed after its model
                 C.llama_free(self._handle)
+                self._sampling.close()
             self._handle = None
             atexit.unregister(self.close)
         if self._trace is not None:

@@ -76,6 +76,7 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     if not can_rewind:  # llama.cpp aborts if the state copies and their row fill the batch
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
     native.n_ubatch = native.n_batch
+    native.n_outputs_max_per_seq = native.n_batch  # rows of a text whose choices a device makes
     native.n_seq_max = n_seq_max
     native.n_rs_seq = 0 if can_rewind else params.n_rewind
     native.kv_unified = True  # a row may belong to several sequences

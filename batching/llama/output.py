@@ -9,6 +9,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 
+from batching.llama.device_sampling import DeviceSampling
 from batching.llama.model import Model
 from batching.llama.private_api import internal
 from batching.tree import Floats
@@ -25,11 +26,14 @@ class DecodeOutput:
     layers      layers whose inputs are available, for every row
     """
 
-    def __init__(self, handle: Any, model: Model, *, is_head: bool) -> None:
+    def __init__(
+        self, handle: Any, model: Model, sampling: DeviceSampling, *, is_head: bool
+    ) -> None:
         """``is_head``: hidden states are the next row's input, not the output matrix's."""
         self._handle = handle
         self._model = model
-        self._n_vocab = model.n_vocab
+        self.n_vocab = model.n_vocab
+        self._sampling = sampling
         self._is_head = is_head
         self.has_hidden = False
         self.layers: tuple[int, ...] = ()
@@ -50,19 +54,25 @@ class DecodeOutput:
         if self.has_hidden:
             outputs = [True] * len(outputs)
         n_outputs = sum(outputs)
-        address = _logits_address(self._handle)  # also waits for the decode to finish
-        if n_outputs and (address != self._address or n_outputs > len(self._logits)):
-            self._address = address
-            buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
-            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self._n_vocab)
-            self._views = list(self._logits)
         self._outputs = outputs
         self._n_before = n_before
         self._all = n_outputs == len(outputs) and not n_before
+        address = _logits_address(self._handle)  # also waits for the decode to finish
+        if (
+            n_outputs
+            and not self._sampling.is_on
+            and (address != self._address or n_outputs > len(self._logits))
+        ):
+            self._address = address
+            buffer = (ctypes.c_float * (n_outputs * self.n_vocab)).from_address(address)
+            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self.n_vocab)
+            self._views = list(self._logits)
 
     def renew_row(self) -> None:
         """Faster ``renew`` for a single row after another."""
         address = _logits_address(self._handle)  # also waits for the decode to finish
+        if self._sampling.is_on:
+            return
         if address != self._address or self._hidden is not None or self._inputs:
             self.renew(self._outputs)
 
@@ -75,14 +85,20 @@ class DecodeOutput:
         raise IndexError(f"row {row} of this batch has no output: its logits were not requested")
 
     def logits(self, row: int) -> Floats:
+        if self._sampling.is_on:
+            raise RuntimeError("logits were not requested before this decode")
         return self._views[self._row(row)]
 
     def argmax(self, row: int) -> int:
+        if self._sampling.is_on:
+            return self._sampling.choice(self._n_before + row)
         return int(self._views[row if self._all else self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         if not n:
             return []
+        if self._sampling.is_on:
+            return [self._sampling.choice(self._n_before + row) for row in range(first, first + n)]
         start, end = self._row(first), self._row(first + n - 1) + 1
         if end - start != n:
             raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")

@@ -28,6 +28,8 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 class GreedySampler:
     """Chooses the most likely token, without a chain."""
 
+    reads_logits = False
+
     def sample(self, output: Output, row: int) -> int:
         return output.argmax(row)
 
@@ -54,6 +56,8 @@ class SamplerChain:
     the constrained distribution either way. A lazy grammar accepts every token until its trigger
     appears, but not one that completes the trigger and goes on against the grammar.
     """
+
+    reads_logits = True
 
     def __init__(self, model: Model) -> None:
         initialise()

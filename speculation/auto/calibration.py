@@ -93,6 +93,8 @@ def measure_cost(
     if context.n_rewind < NO_LIMIT:
         n_past = 0
 
+    context.want_logits(False)  # as greedy texts, the most common
+
     def decode(n: int) -> float:
         begin = perf_counter()
         context.decode(_rows(context, n_past, n, outputs=True)).argmax(0)

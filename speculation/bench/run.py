@@ -147,6 +147,7 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     cache.truncate(0)
     cache.reserve(1)
     cache.prefill(prompt[:-1], defer=True)
+    cache.target.want_logits(True)
     for token in [prompt[-1], *text]:
         rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
         output = cache.target.decode(cache.with_deferred(rows))

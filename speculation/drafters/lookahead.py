@@ -172,7 +172,7 @@ class Lookahead(Drafter):
     def observe(self, step: Step) -> None:
         self._learn(step)
         if not self._levels:
-            self._start_window(len(step.output.logits(0)))
+            self._start_window(step.output.n_vocab)
             return
         if not self._last_level:
             return

@@ -59,7 +59,7 @@ class Recycling(Drafter):
     ) -> None:
         """``table`` and ``estimates`` may be shared with earlier texts."""
         self.params = params
-        self.requires = Requirements(branches=min(params.nodes, 60))
+        self.requires = Requirements(logits=True, branches=min(params.nodes, 60))
         self._table = table
         self._estimates = estimates or Estimates(PRIORS)
 

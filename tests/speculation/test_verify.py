@@ -35,6 +35,8 @@ def distribution(logits: Floats, temperature: float, top_k: int, top_p: float) -
 
 
 class Sampler:
+    reads_logits = True
+
     def __init__(self, temperature: float, top_k: int, top_p: float) -> None:
         self.settings = temperature, top_k, top_p
         self.known: dict[bytes, Floats] = {}

@@ -100,6 +100,8 @@ class FakeEagleHead:
 
 
 class FakeOutput:
+    n_vocab = N_VOCAB
+
     def __init__(
         self,
         prefixes: list[tuple[int, ...]],
@@ -109,6 +111,7 @@ class FakeOutput:
         n_before: int = 0,
     ) -> None:
         self._logits = logits
+        self._has_logits = True
         self._n_before = n_before
         self._has_hidden = has_hidden
         self._prefixes = prefixes
@@ -116,13 +119,17 @@ class FakeOutput:
         self.stale = False
 
     def logits(self, row: int) -> Floats:
+        assert self._has_logits, "logits were not requested"
+        return self._all_logits(row)
+
+    def _all_logits(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
         row += self._n_before
         assert self._outputs[row], f"row {row} has no output"
         return self._logits(self._prefixes[row])
 
     def argmax(self, row: int) -> int:
-        return int(self.logits(row).argmax())
+        return int(self._all_logits(row).argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         return [self.argmax(row) for row in range(first, first + n)]
@@ -156,7 +163,7 @@ class FakeTarget:
         self.decoded: list[Rows] = []
         self.copies = 0
         self._tokens: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
-        self._has_hidden = False
+        self._has_hidden, self._has_logits = False, True
         self._output = FakeOutput([], [], logits)
 
     def decode(self, rows: Rows, watch: Watch | None = None) -> FakeOutput:
@@ -181,6 +188,7 @@ class FakeTarget:
             self._n_back = rows_back(rows, self.n_rewind)
         outputs = [output or self._has_hidden for output in rows.outputs]
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
+        self._output._has_logits = self._has_logits
         return self._output
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> FakeOutput:
@@ -188,6 +196,9 @@ class FakeTarget:
 
     def want_hidden(self, wanted: bool) -> None:
         self._has_hidden = wanted
+
+    def want_logits(self, wanted: bool) -> None:
+        self._has_logits = wanted
 
     def want_layers(self, layers: Sequence[int]) -> None:
         self._layers = tuple(layers)
@@ -236,6 +247,8 @@ class FakeTarget:
 
 class FakeSampler:
     """Greedy, or seeded with one draw per token. The repetition penalty needs every token."""
+
+    reads_logits = True
 
     def __init__(self, temperature: float, seed: int, penalty: float = 0.0) -> None:
         self.temperature = temperature

@@ -15,10 +15,10 @@ class ScriptedOutput:
 
     def __init__(self, tokens: Sequence[int] | Mapping[int, int] = (), n_vocab: int = 512) -> None:
         self._tokens = tokens
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
 
     def logits(self, row: int) -> Floats:
-        return np.zeros(self._n_vocab, np.float32)
+        return np.zeros(self.n_vocab, np.float32)
 
     def argmax(self, row: int) -> int:
         return self._tokens[row]
@@ -35,6 +35,8 @@ class ScriptedOutput:
 
 class ScriptedSampler:
     """Chooses the given tokens in order, and keeps the rows it was asked for."""
+
+    reads_logits = True
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens

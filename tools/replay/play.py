@@ -171,6 +171,8 @@ def _play(
 
 
 class Greedy:
+    reads_logits = False
+
     def sample(self, output: Output, row: int) -> int:
         return output.argmax(row)
 

@@ -35,6 +35,10 @@ class Playback:
         self._positions = positions
         self._before = n_before
 
+    @property
+    def n_vocab(self) -> int:
+        return self._target.n_vocab
+
     def _position(self, row: int) -> int:
         return self._positions[self._before + row]
 
@@ -76,6 +80,7 @@ class PlaybackTarget:
         self._text: list[int] = []
         self._n_prompt = 0
         self._successors: Sequence[Sequence[tuple[int, float]]] = ()
+        self.n_vocab = n_vocab
         self._logits = np.full(n_vocab, -100.0, np.float32)
         self._shown: list[int] = []  # tokens with a logit in _logits
         self._last_rows = 0
@@ -133,6 +138,8 @@ class PlaybackTarget:
     def want_hidden(self, wanted: bool) -> None: ...
 
     def want_layers(self, layers: Sequence[int]) -> None: ...
+
+    def want_logits(self, wanted: bool) -> None: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None: ...
 

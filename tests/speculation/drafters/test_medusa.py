@@ -261,6 +261,8 @@ def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
 class Temperature:
     """A sampler at temperature 1 that chooses the most likely token."""
 
+    reads_logits = True
+
     def __init__(self) -> None:
         self.seen: list[int] = []
 
