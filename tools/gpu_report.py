@@ -4,7 +4,8 @@
 
 For each model and each share of its layers on the GPU: all methods of the benchmark that can run,
 with their speed-up, whether each text equals plain decoding's, the largest logit gap where one does
-not, and the bytes of logits that a step copies from the device. Then several clients at a time.
+not, and the bytes that a step copies from the device: a choice for every row, or all its logits for
+a method that reads them. Then several clients at a time.
 Without a model of the wanted size, ``--enlarge WIDTHxLAYERS`` makes one of the bundled model's
 texts and a larger one's cost. What fails is in the report with its reason, and the rest goes on.
 """
@@ -29,8 +30,9 @@ NEEDS = {
     "draft": "draft_model",
     **dict.fromkeys(("eagle-1", "eagle-2", "medusa", "redrafter", "eagle-3", "mtp", "dflash"), ""),
 }
+READS_LOGITS = ("recycling",)
 _HEADER = (
-    "| method | tokens/s | speed-up | tokens/step | rows/step | logits, KB/step | differ "
+    "| method | tokens/s | speed-up | tokens/step | rows/step | copied, KB/step | differ "
     "| largest gap |\n|---|---|---|---|---|---|---|---|"
 )
 
@@ -121,7 +123,8 @@ def _methods(
         yield _HEADER
         for row in found["summary"]:
             if row["category"] == "all":
-                yield _line(row, found["runs"], n_vocab)
+                reads_logits = row["method"].partition(":")[0] in READS_LOGITS
+                yield _line(row, found["runs"], 4 * (n_vocab if reads_logits else 1))
     if failed:
         yield f"\n```\n{output[-2000:]}\n```"
 
@@ -136,14 +139,15 @@ def _possible(draft: Path | None, heads: Sequence[Path]) -> list[str]:
     return names
 
 
-def _line(row: dict[str, Any], runs: Sequence[dict[str, Any]], n_vocab: int) -> str:
+def _line(row: dict[str, Any], runs: Sequence[dict[str, Any]], n_bytes: int) -> str:
+    """``n_bytes``: what the device copies for a row."""
     own = [run for run in runs if run["method"] == row["method"]]
     n_rows = sum(run["n_rows"] for run in own) / sum(run["n_steps"] for run in own)
     differences = [run["first_difference"] for run in own if run["first_difference"] is not None]
     gaps = [one["logit_gap"] for one in differences if one.get("logit_gap") is not None]
     return (
         f"| `{row['method']}` | {row['tokens_per_second']:.1f} | {row['speed_up_overall']:.2f} "
-        f"| {row['tokens_per_step']:.2f} | {n_rows:.1f} | {n_rows * n_vocab * 4 / 1000:,.0f} "
+        f"| {row['tokens_per_step']:.2f} | {n_rows:.1f} | {n_rows * n_bytes / 1000:,.2f} "
         f"| {row['n_different']} of {row['n_runs']} | {f'{max(gaps):.4f}' if gaps else ''} |"
     )
 

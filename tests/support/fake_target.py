@@ -248,15 +248,17 @@ class FakeTarget:
 class FakeSampler:
     """Greedy, or seeded with one draw per token. The repetition penalty needs every token."""
 
-    reads_logits = True
-
     def __init__(self, temperature: float, seed: int, penalty: float = 0.0) -> None:
         self.temperature = temperature
         self.penalty = penalty
+        self.reads_logits = bool(temperature or penalty)
         self.seen: list[int] = []
         self._random = random.Random(seed)
 
     def sample(self, output: Output, row: int) -> int:
+        if not self.reads_logits:
+            self.accept(token := output.argmax(row))
+            return token
         logits = output.logits(row).astype(np.float64)
         for token in self.seen[-8:]:
             logits[token] -= self.penalty

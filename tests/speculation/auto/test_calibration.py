@@ -137,6 +137,8 @@ class Clocked:
 
     n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
 
+    def want_logits(self, wanted: bool) -> None: ...
+
     def __init__(
         self,
         n_ctx: int = 2048,
