@@ -111,7 +111,7 @@ class Context:
         self._memory = C.llama_get_memory(self._handle)
         dual_input = mtp or model.dual_input
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
-        self._sampling = DeviceSampling(self._handle, model, self.n_seq_max)
+        self._sampling = DeviceSampling(self._handle, model)
         self._output = DecodeOutput(self._handle, model, self._sampling, is_head=self._is_head)
         self._features: BatchMemory | None = None  # for ``encode``, allocated on first use
         self._row_ids: range | None = None  # of the last ``decode_row``; None after another decode
@@ -135,8 +135,8 @@ class Context:
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
             raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
-        if self._sampling.wanted != self._sampling.is_on and any(rows.outputs):
-            self._sampling.switch()
+        if self._sampling.is_possible:
+            self._sampling.prepare(rows)
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:

@@ -1,8 +1,8 @@
 """Greedy choices made where the output matrix is: a token comes back instead of its logits.
 
-llama.cpp runs a sampler as part of a decode's graph if each sequence has one. Every change of them
-makes it plan its graphs anew, so a context changes only when a decode needs the other kind.
-Part of the ctypes edge.
+llama.cpp runs a sampler as part of a decode's graph if each sequence of a row has one. It plans its
+graphs anew after each change of them, and each makes a graph larger, so only sequences that are
+used get one, when a decode needs it. Part of the ctypes edge.
 """
 
 from __future__ import annotations
@@ -13,35 +13,42 @@ import llama_cpp.llama_cpp as C
 
 from batching.llama.library import exported
 from batching.llama.model import Model
+from batching.rows import Rows
 
 
 class DeviceSampling:
     """Greedy samplers for all sequences of a context.
 
-    wanted  whether decodes from now on may give choices without logits …
-    is_on   … and whether the samplers are set
+    wanted  whether decodes from now on may give choices without logits
+    is_on   whether the last decode did
     """
 
-    def __init__(self, handle: Any, model: Model, n_seq_max: int) -> None:
+    def __init__(self, handle: Any, model: Model) -> None:
         self._handle = handle
-        self._n_seq_max = n_seq_max
-        self._chains: list[Any] = []
+        self._chains: dict[int, Any] = {}  # by sequence
         # On a CPU the logits are in main memory anyway.
-        self.is_possible = (
-            exported("llama_set_sampler") is not None and model.n_host_layers < model.n_layer
-        )
+        on_device = model.n_host_layers < model.n_layer
+        self.is_possible = on_device and exported("llama_set_sampler") is not None
         self.wanted = self.is_on = False
 
-    def switch(self) -> None:
-        """Set or remove the samplers, as ``wanted``."""
-        chains = [_greedy_chain() if self.wanted else None for _ in range(self._n_seq_max)]
-        done = [C.llama_set_sampler(self._handle, i, chain) for i, chain in enumerate(chains)]
-        self.close()
-        self._chains = [chain for chain in chains if chain is not None]
+    def prepare(self, rows: Rows) -> None:
+        """Set or remove samplers for a decode of ``rows``, as ``wanted``."""
+        if not any(rows.outputs):
+            return
         self.is_on = self.wanted
-        if self.is_on and not all(done):  # this device cannot do it
-            self.is_possible = self.wanted = False
-            self.switch()
+        if not self.wanted:
+            for seq_id in self._chains:
+                C.llama_set_sampler(self._handle, seq_id, None)
+            self.close()
+            return
+        # Most rows share one range.
+        several = {id(ids): ids for ids in rows.seq_ids}.values()
+        for seq_id in {seq_id for ids in several for seq_id in ids} - self._chains.keys():
+            self._chains[seq_id] = chain = _greedy_chain()
+            if not C.llama_set_sampler(self._handle, seq_id, chain):  # this device cannot do it
+                self.is_possible = self.wanted = False
+                self.prepare(rows)
+                return
 
     def choice(self, row: int) -> int:
         """The choice after a row of the last batch."""
@@ -50,9 +57,9 @@ class DeviceSampling:
 
     def close(self) -> None:
         """Free the samplers; the context must not refer to them any more."""
-        for chain in self._chains:
+        for chain in self._chains.values():
             C.llama_sampler_free(chain)
-        self._chains = []
+        self._chains = {}
 
 
 def _greedy_chain() -> Any:
