@@ -20,7 +20,7 @@ from batching.errors import WorkerError
 from batching.llama import rpc
 from speculation.engine import Engine
 from tests.support.paths import ROOT
-from tools.network import free_port, worker
+from tools.network import worker
 
 # In a process of its own, which a lost worker would end.
 COMPARE = """
@@ -103,9 +103,12 @@ def test_weights_are_sent_to_a_worker_with_a_cache_only_once(
 def test_a_worker_that_cannot_be_used_is_an_error_that_says_why(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
-    with pytest.raises(WorkerError, match=rf"127.0.0.1:{port} cannot be used: Failed to connect"):
-        Engine.load(tiny_model, rpc=f"127.0.0.1:{port}")
+    with socket.socket() as silent:  # nobody else can take its port, and nobody listens there
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        reason = rf"127.0.0.1:{port} cannot be used: Failed to connect"
+        with pytest.raises(WorkerError, match=reason):
+            Engine.load(tiny_model, rpc=f"127.0.0.1:{port}")
     with pytest.raises(WorkerError, match="'127.0.0.1' is no address of a worker; give HOST:PORT"):
         Engine.load(tiny_model, rpc="127.0.0.1")
     with old_worker() as port, pytest.raises(WorkerError, match="RPC handshake failed"):
