@@ -124,11 +124,12 @@ def test_a_context_that_the_device_cannot_hold_is_refused_with_the_way_out() -> 
 
 
 def test_as_many_layers_as_fit_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Device, "memory", property(lambda _: (6_000_000, 8_000_000)))
+    monkeypatch.setattr(Device, "memory", property(lambda _: (19_000_000, 2**30)))
     with Engine.load(BUNDLED, EXACT, device="Vulkan0") as engine:
-        assert engine.model.n_gpu_layers == 4
+        assert engine.model.placed == "3 of 16 layers on Vulkan0"
         on_both = engine.generate(PROMPT, method="recycling", max_tokens=20).run().text
     with Engine.load(BUNDLED, EXACT, device="none") as engine:
         assert engine.generate(PROMPT, method="ar", max_tokens=20).run().text == on_both
-    with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 4"):
+    monkeypatch.setattr(Device, "memory", property(lambda _: (6_000_000, 2**30)))
+    with pytest.raises(OutOfMemory, match="but Vulkan0 has 0.0 GiB free; lower n_gpu_layers to 5"):
         Engine.load(BUNDLED, EXACT, device="Vulkan0", n_gpu_layers=8)

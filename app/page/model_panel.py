@@ -222,6 +222,8 @@ def loading_notice(event: Loading) -> str:
 
 def _details(model: LoadedModel) -> str:
     parts = [model.description, f"context {model.n_ctx}"]
+    if model.placed:
+        parts.append(model.placed)
     if model.spec.draft_model is not None:
         draft = model.spec.draft_model
         parts.append("with its draft model" if draft == PAIRED else f"draft {Path(draft).name}")

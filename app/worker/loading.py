@@ -167,6 +167,7 @@ class ModelSlot:
             self._n_loads,
             engine.has_thinking_switch,
             engine.model.n_mtp > 0,
+            engine.model.placed,
         )
 
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:

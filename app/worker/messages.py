@@ -72,6 +72,7 @@ class LoadedModel:
     load                  counts loads: speeds of different loads are not comparable
     has_thinking_switch   whether a request's ``thinking`` has an effect
     has_mtp               whether the model has multi-token prediction layers
+    placed                which layers are on which devices, in words; empty = all on the CPU
     """
 
     spec: ModelSpec
@@ -81,6 +82,7 @@ class LoadedModel:
     load: int
     has_thinking_switch: bool = False
     has_mtp: bool = False
+    placed: str = ""
 
 
 @dataclass(frozen=True)

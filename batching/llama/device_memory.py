@@ -57,7 +57,7 @@ def choose_layers(
     room = free - min(_MARGIN, free // 8)
     if n_gpu_layers is None:
         per_layer = 0.0 if cache is None else _cache_bytes(files[0], cache)
-        n = _n_fitting([size + per_layer for size in sizes], room)
+        n = _n_fitting([*(size + per_layer for size in sizes[:-1]), sizes[-1]], room)
         return None if n == len(sizes) else n
     needed = sum(sizes[len(sizes) - n_gpu_layers :] if n_gpu_layers < len(sizes) else sizes)
     if n_gpu_layers and needed > free:

@@ -183,6 +183,15 @@ class Model:
         return min(self.n_layer, max(0, self.n_layer + 1 - n_gpu)) if n_gpu >= 0 else 0
 
     @property
+    def placed(self) -> str:
+        """Which layers are on which devices, in words; empty if all are on the CPU."""
+        n = self.n_layer - self.n_host_layers
+        names = " and ".join(device.name for device in self.devices)
+        if n == self.n_layer:
+            return f"on {names}"
+        return f"{n} of {self.n_layer} layers on {names}" if n else ""
+
+    @property
     def kv_values_per_layer(self) -> int:
         """Values per token and layer in the KV cache, keys and values together."""
         architecture = self.metadata("general.architecture")

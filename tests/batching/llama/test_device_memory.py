@@ -43,8 +43,8 @@ def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache(tmp_path: Path
     assert chosen(files, with_room(last + 4 * layer)) is None
     # 32 wide, so keys and values of a token take 64 values of 4 bytes in each layer.
     cache = CacheSize(1000, "f32")
-    assert chosen(files, with_room(last + 3 * layer + 3 * 256_000), cache=cache) == 3
-    assert chosen(files, with_room(last + 3 * layer + 4 * 256_000), cache=cache) == 4
+    assert chosen(files, with_room(last + 3 * layer + 2 * 256_000), cache=cache) == 3
+    assert chosen(files, with_room(last + 3 * layer + 3 * 256_000), cache=cache) == 4
     # Nothing is known of this machine's, and without devices there is nothing to choose.
     assert chosen(files, Fake(0, 0)) is None
     assert chosen(files) is None
