@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from batching.logits import Highest
 from batching.rows import Rows
 from batching.tree import Floats
 
@@ -35,8 +36,13 @@ class Output(Protocol):
     def logits(self, row: int) -> Floats:
         """Logits of a row with output, ``(n_vocab,)``.
 
-        Raises RuntimeError after ``Target.want_logits(False)``.
+        Raises RuntimeError if ``Target.want_logits`` asked for fewer.
         """
+        ...
+
+    def highest(self, row: int, n: int) -> Highest:
+        """As ``logits.highest``, of a row with output. At most as many as ``Target.want_logits``
+        asked for; some may be ``FAR`` below the highest."""
         ...
 
     def argmax(self, row: int) -> int:
@@ -119,10 +125,11 @@ class Target(Protocol):
         """
         ...
 
-    def want_logits(self, wanted: bool) -> None:
-        """Whether the following decodes need more than ``Output.argmax``; at first they do.
+    def want_logits(self, n: int) -> None:
+        """How many of each row's highest logits are needed of the following decodes; at first all,
+        NO_LIMIT. With 1, only ``Output.argmax`` is.
 
-        A device then need not copy the logits of every row to main memory.
+        A device need not copy the others to main memory.
         """
         ...
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import InvalidParameter
+from batching.logits import FAR, Highest
 from batching.tree import Floats
 
 N_NEXT = 8  # tokens kept after each
@@ -26,7 +27,6 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_MAX_GAP = 8.0  # logits below the highest; e^8 is about 3,000
 
 
 class BigramTable:
@@ -66,22 +66,20 @@ class BigramTable:
             row = self._rows[token] = self._from_start(token)
         return row
 
-    def learn(self, token: int, logits: Floats) -> None:
-        """Replace the successors of ``token`` with the top ones from a row's logits, (n_vocab,).
+    def learn(self, token: int, found: Highest) -> None:
+        """Replace the successors of ``token`` with the tokens of the highest logits after it.
 
-        At most eight, and none more than 3,000 times less likely than the first. Probabilities are
-        normalised over these alone, which saves a softmax over the vocabulary.
+        None is more than 3,000 times less likely than the first. Probabilities are normalised over
+        these alone, which saves a softmax over the vocabulary.
         """
-        peak = logits.max()
-        top = np.flatnonzero(logits > peak - _MAX_GAP)  # usually few, so little to sort
-        values = logits[top]
-        if len(top) > N_NEXT:
-            likeliest = values.argpartition(-N_NEXT)[-N_NEXT:]
-            top, values = top[likeliest], values[likeliest]
+        tokens, values = found
         order = values.argsort()[::-1]
-        weights = np.exp(values[order] - peak)
+        values = values[order]
+        weights = np.exp(values - values[0])
+        weights[values <= values[0] - FAR] = 0.0
         weights /= weights.sum()
-        self._rows[token] = list(zip(top[order].tolist(), weights.tolist(), strict=True))
+        pairs = zip(tokens[order].tolist(), weights.tolist(), strict=True)
+        self._rows[token] = [(successor, p) for successor, p in pairs if p]
 
     def _from_start(self, token: int) -> list[tuple[int, float]]:
         tokens, probs = self._start

@@ -126,8 +126,9 @@ def old_worker() -> Iterator[int]:
 
     def greet() -> None:
         client, _ = server.accept()
-        with client:
-            n = len(client.recv(1024)) - 9  # after the command and the size
+        with client, client.makefile("rb") as asked:
+            (n,) = struct.unpack("<xQ", asked.read(9))  # the command and the size of what follows
+            asked.read(n)
             client.sendall(struct.pack("<Q4B", 4 + n, 1, 2, 3, 0) + bytes(n))
             client.recv(1)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from batching.logits import Highest, highest
 from batching.rows import Rows
 from batching.target import Watch
 from batching.tree import NO_LIMIT, Floats
@@ -50,6 +51,9 @@ class Playback:
 
     def logits(self, row: int) -> Floats:
         return self._target.logits(self._position(row))
+
+    def highest(self, row: int, n: int) -> Highest:
+        return highest(self.logits(row), n)
 
     def hidden(self, row: int) -> Floats:
         raise RuntimeError("a recording has no hidden states")
@@ -139,7 +143,7 @@ class PlaybackTarget:
 
     def want_layers(self, layers: Sequence[int]) -> None: ...
 
-    def want_logits(self, wanted: bool) -> None: ...
+    def want_logits(self, n: int) -> None: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None: ...
 

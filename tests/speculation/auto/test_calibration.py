@@ -137,7 +137,7 @@ class Clocked:
 
     n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
 
-    def want_logits(self, wanted: bool) -> None: ...
+    def want_logits(self, n: int) -> None: ...
 
     def __init__(
         self,

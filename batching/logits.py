@@ -1,0 +1,25 @@
+"""The highest logits of a row. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.tree import Floats
+
+FAR = 8.0  # logits below the highest; e^8 is about 3,000
+
+Highest = tuple[npt.NDArray[np.integer], Floats]
+
+
+def highest(logits: Floats, n: int) -> Highest:
+    """The tokens of the ``n`` highest of ``logits``, (n_vocab,), and these logits, in no order.
+
+    Leaves out those that are ``FAR`` below the highest.
+    """
+    tokens = np.flatnonzero(logits > logits.max() - FAR)  # usually few, so little to sort
+    values = logits[tokens]
+    if len(tokens) > n:
+        kept = values.argpartition(-n)[-n:]
+        tokens, values = tokens[kept], values[kept]
+    return tokens, values
