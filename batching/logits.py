@@ -12,12 +12,12 @@ FAR = 8.0  # logits below the highest; e^8 is about 3,000
 Highest = tuple[npt.NDArray[np.integer], Floats]
 
 
-def highest(logits: Floats, n: int) -> Highest:
+def highest(logits: Floats, n: int, far: float = FAR) -> Highest:
     """The tokens of the ``n`` highest of ``logits``, (n_vocab,), and these logits, in no order.
 
-    Leaves out those that are ``FAR`` below the highest.
+    Leaves out those that are ``far`` below the highest, or -inf.
     """
-    tokens = np.flatnonzero(logits > logits.max() - FAR)  # usually few, so little to sort
+    tokens = np.flatnonzero(logits > logits.max() - far)  # usually few, so little to sort
     values = logits[tokens]
     if len(tokens) > n:
         kept = values.argpartition(-n)[-n:]

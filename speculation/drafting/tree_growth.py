@@ -8,12 +8,14 @@ are coroutines. Pure except for the decode function passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.logits import highest
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget
@@ -221,13 +223,15 @@ def with_target_ids(top: Top, tokens: npt.NDArray[np.int32] | None) -> Top:
 
 
 def top_tokens(logits: Floats, k: int) -> list[tuple[int, float]]:
-    """The ``k`` likeliest tokens with their probabilities, likeliest first."""
+    """The ``k`` likeliest tokens with their probabilities, likeliest first; fewer, if the others
+    cannot follow."""
     peak = logits.max()
     total = float(np.exp(logits - peak).sum())
     if k == 1:
         return [(int(logits.argmax()), 1.0 / total)]
-    k = min(k, len(logits))
-    top = np.argpartition(logits, -k)[-k:]
-    top = top[logits[top].argsort()[::-1]]
-    weights = np.exp(logits[top] - peak) / total
-    return list(zip(top.tolist(), weights.tolist(), strict=True))
+    tokens, values = highest(logits, k)
+    if len(tokens) < k:
+        tokens, values = highest(logits, k, math.inf)
+    order = values.argsort()[::-1]
+    weights = np.exp(values[order] - peak) / total
+    return list(zip(tokens[order].tolist(), weights.tolist(), strict=True))
