@@ -127,9 +127,9 @@ class Target(Protocol):
 
     def want_logits(self, n: int) -> None:
         """How many of each row's highest logits are needed of the following decodes; at first all,
-        NO_LIMIT. With 1, only ``Output.argmax`` is.
+        NO_LIMIT.
 
-        A device need not copy the others to main memory.
+        With 1, ``Output.argmax`` is enough, and a device need not copy logits to main memory.
         """
         ...
 

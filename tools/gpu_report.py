@@ -5,7 +5,7 @@
 For each model and each share of its layers on the GPU: all methods of the benchmark that can run,
 with their speed-up, whether each text equals plain decoding's, the largest logit gap where one does
 not, and the bytes that a step copies from the device: a token for every row, or its
-highest logits for a method that reads them. Then several clients at a time.
+logits for a method that reads them. Then several clients at a time.
 Without a model of the wanted size, ``--enlarge WIDTHxLAYERS`` makes one of the bundled model's
 texts and a larger one's cost. What fails is in the report with its reason, and the rest goes on.
 """
@@ -30,7 +30,7 @@ NEEDS = {
     "draft": "draft_model",
     **dict.fromkeys(("eagle-1", "eagle-2", "medusa", "redrafter", "eagle-3", "mtp", "dflash"), ""),
 }
-READS_SEVERAL = ("auto", "recycling")  # the eight highest logits of a row, and their tokens
+READS_LOGITS = ("auto", "recycling")
 _HEADER = (
     "| method | tokens/s | speed-up | tokens/step | rows/step | copied, KB/step | differ "
     "| largest gap |\n|---|---|---|---|---|---|---|---|"
@@ -79,12 +79,12 @@ def _report(flags: argparse.Namespace) -> Iterator[str]:
             todo.append((path, DRAFT, []))
     for model, draft, heads in todo:
         with Model(model) as loaded:
-            n_layer = loaded.n_layer
+            n_layer, n_vocab = loaded.n_layer, loaded.n_vocab
             yield f"\n## {model.name}: {loaded.description}"
         for share in flags.layers:
             n = {"all": n_layer + 1, "half": n_layer // 2, "none": 0}[share]
             yield f"\n### {share} layers on the GPU\n"
-            yield from _methods(flags, model, draft, heads, n)
+            yield from _methods(flags, model, draft, heads, n, n_vocab)
         if flags.clients:
             yield "\n### Several clients\n\n```"
             command = [sys.executable, "-m", "tools.clients", str(model)]
@@ -102,6 +102,7 @@ def _methods(
     draft: Path | None,
     heads: Sequence[Path],
     n_gpu_layers: int,
+    n_vocab: int,
 ) -> Iterator[str]:
     data = flags.out / f"{model.stem}-{n_gpu_layers}.json"
     data.unlink(missing_ok=True)
@@ -122,8 +123,8 @@ def _methods(
         yield _HEADER
         for row in found["summary"]:
             if row["category"] == "all":
-                reads_several = row["method"].partition(":")[0] in READS_SEVERAL
-                yield _line(row, found["runs"], 8 * 8 if reads_several else 4)
+                reads_logits = row["method"].partition(":")[0] in READS_LOGITS
+                yield _line(row, found["runs"], 4 * (n_vocab if reads_logits else 1))
     if failed:
         yield f"\n```\n{output[-2000:]}\n```"
 

@@ -1,4 +1,4 @@
-"""The highest logits of a row, chosen where the output matrix is, so that not all are copied.
+"""Greedy choices made where the output matrix is: a token comes back instead of its logits.
 
 llama.cpp runs a sampler as part of a decode's graph if each sequence of a row has one. It plans its
 graphs anew after each change of them, and each makes a graph larger, so only sequences that are
@@ -10,29 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 import llama_cpp.llama_cpp as C
-import numpy as np
 
 from batching.llama.library import exported
 from batching.llama.model import Model
-from batching.logits import Highest
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
 
 
 class DeviceSampling:
-    """Samplers for the sequences of a context, which keep the likeliest tokens.
+    """Greedy samplers for the sequences of a context.
 
-    wanted  logits of a row that the next decodes must give; NO_LIMIT = all, without samplers
+    wanted  logits of a row that the next decodes must give; with 1, the token is enough
     is_on   whether the last decode had samplers
     """
 
     def __init__(self, handle: Any, model: Model) -> None:
         self._handle = handle
         self._chains: dict[int, Any] = {}  # by sequence
-        self._n = 0  # of the likeliest tokens, that they give
-        # On a CPU the logits are in main memory anyway.
+        # On a CPU the logits are in main memory anyway. Of a worker, llama.cpp fetches each row's
+        # token with a request of its own, but the logits of all rows with one.
         on_device = model.n_host_layers < model.n_layer
-        self.is_possible = on_device and exported("llama_set_sampler") is not None
+        is_remote = any(device.is_remote for device in model.devices)
+        self.is_possible = on_device and not is_remote and exported("llama_set_sampler") is not None
         self.wanted = NO_LIMIT
         self.is_on = False
 
@@ -40,43 +39,25 @@ class DeviceSampling:
         """Set or remove samplers for a decode of ``rows``, as ``wanted``."""
         if not any(rows.outputs):
             return
-        self.is_on = self.wanted < NO_LIMIT
-        if self.wanted > self._n:
+        self.is_on = self.wanted == 1
+        if not self.is_on:
             for seq_id in self._chains:
                 C.llama_set_sampler(self._handle, seq_id, None)
             self.close()
-            self._n = self.wanted if self.is_on else 0
-        if not self.is_on:
             return
         # Most rows share one range.
         several = {id(ids): ids for ids in rows.seq_ids}.values()
         for seq_id in {seq_id for ids in several for seq_id in ids} - self._chains.keys():
-            self._chains[seq_id] = chain = _chain(self._n)
+            self._chains[seq_id] = chain = _greedy_chain()
             if not C.llama_set_sampler(self._handle, seq_id, chain):  # this device cannot do it
                 self.is_possible, self.wanted = False, NO_LIMIT
                 self.prepare(rows)
                 return
 
     def choice(self, row: int) -> int:
-        """The likeliest token after a row of the last batch."""
-        if self._n == 1:
-            token: int = C.llama_get_sampled_token_ith(self._handle, row)
-            return token
-        logits, tokens = self._found(row)
-        peak = max(logits)
-        return min(token for token, logit in zip(tokens, logits, strict=True) if logit == peak)
-
-    def highest(self, row: int) -> Highest:
-        """The tokens of a row's highest logits, and these, in no order."""
-        logits, tokens = self._found(row)
-        return np.array(tokens), np.array(logits, np.float32)
-
-    def _found(self, row: int) -> tuple[list[float], list[int]]:
-        n, handle = self._n, self._handle
-        return (
-            C.llama_get_sampled_logits_ith(handle, row)[:n],
-            C.llama_get_sampled_candidates_ith(handle, row)[:n],
-        )
+        """The choice after a row of the last batch."""
+        token: int = C.llama_get_sampled_token_ith(self._handle, row)
+        return token
 
     def close(self) -> None:
         """Free the samplers; the context must not refer to them any more."""
@@ -85,9 +66,8 @@ class DeviceSampling:
         self._chains = {}
 
 
-def _chain(n: int) -> Any:
-    """A chain that gives the ``n`` likeliest tokens; each sequence needs one of its own."""
+def _greedy_chain() -> Any:
+    """A chain of its own for each sequence: llama.cpp prepares it once."""
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-    link = C.llama_sampler_init_greedy() if n == 1 else C.llama_sampler_init_top_k(n)
-    C.llama_sampler_chain_add(chain, link)
+    C.llama_sampler_chain_add(chain, C.llama_sampler_init_greedy())
     return chain

@@ -91,8 +91,6 @@ class DecodeOutput:
         return self._views[self._row(row)]
 
     def highest(self, row: int, n: int) -> Highest:
-        if self._sampling.is_on:
-            return self._sampling.highest(self._n_before + row)
         return highest(self.logits(row), n)
 
     def argmax(self, row: int) -> int:

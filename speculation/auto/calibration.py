@@ -18,7 +18,6 @@ from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
 from speculation.auto.cost import FAR, NEAR, SIZES, Cost, CostCurve
-from speculation.bigrams import N_NEXT
 
 # Measured regardless of the budget: they show where the curve bends. The others by worth.
 _REQUIRED = (1, 2, 4, 8, 16)
@@ -93,8 +92,6 @@ def measure_cost(
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
     if context.n_rewind < NO_LIMIT:
         n_past = 0
-
-    context.want_logits(N_NEXT)  # as ``auto`` does for greedy texts, the most common
 
     def decode(n: int) -> float:
         begin = perf_counter()

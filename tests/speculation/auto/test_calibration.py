@@ -137,8 +137,6 @@ class Clocked:
 
     n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
 
-    def want_logits(self, n: int) -> None: ...
-
     def __init__(
         self,
         n_ctx: int = 2048,
