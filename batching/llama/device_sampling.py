@@ -28,10 +28,13 @@ class DeviceSampling:
         self._handle = handle
         self._chains: dict[int, Any] = {}  # by sequence
         # On a CPU the logits are in main memory anyway. Of a worker, llama.cpp fetches each row's
-        # token with a request of its own, but the logits of all rows with one.
+        # token with a request of its own, but the logits of all rows with one. And Vulkan aborts
+        # over a row of logits that does not begin at a multiple of 256 bytes.
         on_device = model.n_host_layers < model.n_layer
         is_remote = any(device.is_remote for device in model.devices)
-        self.is_possible = on_device and not is_remote and exported("llama_set_sampler") is not None
+        is_aligned = model.n_vocab * 4 % 256 == 0
+        has_function = exported("llama_set_sampler") is not None
+        self.is_possible = on_device and not is_remote and is_aligned and has_function
         self.wanted = NO_LIMIT
         self.is_on = False
 
