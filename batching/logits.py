@@ -9,10 +9,8 @@ from batching.tree import Floats
 
 FAR = 8.0  # logits below the highest; e^8 is about 3,000
 
-Highest = tuple[npt.NDArray[np.integer], Floats]
 
-
-def highest(logits: Floats, n: int, far: float = FAR) -> Highest:
+def highest(logits: Floats, n: int, far: float = FAR) -> tuple[npt.NDArray[np.integer], Floats]:
     """The tokens of the ``n`` highest of ``logits``, (n_vocab,), and these logits, in no order.
 
     Leaves out those that are ``far`` below the highest, or -inf.

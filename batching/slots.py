@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from batching.logits import Highest
 from batching.rows import Rows, pack
 from batching.target import ALL, END, Output, Target, Watch
 from batching.together import Coroutine, Work
@@ -51,7 +50,7 @@ class Slots:
         self.target.want_hidden(any(slot.wants_hidden for slot in self.slots))
         layers = {layer for slot in self.slots for layer in slot.wants_layers}
         self.target.want_layers(tuple(sorted(layers)))
-        self.target.want_logits(max(slot.wants_logits for slot in self.slots))
+        self.target.want_logits(any(slot.wants_logits for slot in self.slots))
 
 
 class Slot:
@@ -72,8 +71,7 @@ class Slot:
         self.n_seq_max = n_seq_max
         self.n_used = 1
         self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
-        self.wants_hidden = False
-        self.wants_logits = 1
+        self.wants_hidden = self.wants_logits = False
         self.wants_layers: tuple[int, ...] = ()
 
     @property
@@ -105,8 +103,8 @@ class Slot:
         self.wants_layers = tuple(layers)
         self._shared.want_states()
 
-    def want_logits(self, n: int) -> None:
-        self.wants_logits = n
+    def want_logits(self, wanted: bool) -> None:
+        self.wants_logits = wanted
         self._shared.want_states()
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
@@ -174,9 +172,6 @@ class PartOutput:
 
     def logits(self, row: int) -> Floats:
         return self._output.logits(self._start + row)
-
-    def highest(self, row: int, n: int) -> Highest:
-        return self._output.highest(self._start + row, n)
 
     def argmax(self, row: int) -> int:
         return self._output.argmax(self._start + row)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from batching.logits import Highest
 from batching.rows import Rows
 from batching.tree import Floats
 
@@ -36,13 +35,8 @@ class Output(Protocol):
     def logits(self, row: int) -> Floats:
         """Logits of a row with output, ``(n_vocab,)``.
 
-        Raises RuntimeError if ``Target.want_logits`` asked for fewer.
+        Raises RuntimeError after ``Target.want_logits(False)``.
         """
-        ...
-
-    def highest(self, row: int, n: int) -> Highest:
-        """As ``logits.highest``, of a row with output. At most as many as ``Target.want_logits``
-        asked for; some may be ``FAR`` below the highest."""
         ...
 
     def argmax(self, row: int) -> int:
@@ -125,11 +119,10 @@ class Target(Protocol):
         """
         ...
 
-    def want_logits(self, n: int) -> None:
-        """How many of each row's highest logits are needed of the following decodes; at first all,
-        NO_LIMIT.
+    def want_logits(self, wanted: bool) -> None:
+        """Whether the following decodes need more than ``Output.argmax``; at first they do.
 
-        With 1, ``Output.argmax`` is enough, and a device need not copy logits to main memory.
+        If not, a device need not copy logits to main memory.
         """
         ...
 

@@ -114,15 +114,15 @@ class Continuation:
         needed = Requirements.of_all(drafter.requires for drafter in self.drafters)
         self.cache.target.want_hidden(needed.hidden)
         self.cache.target.want_layers(needed.layers)
-        reads_all = self.sampler.reads_logits or type(self.verifier) is not Match
-        self.cache.target.want_logits(NO_LIMIT if reads_all else needed.logits)
+        is_match = type(self.verifier) is Match
+        self.cache.target.want_logits(needed.logits or self.sampler.reads_logits or not is_match)
 
     def end(self) -> None:
         """Leave the text in the cache, except its last token, and give it to the drafters."""
         self.end_plain()
         self.cache.target.want_hidden(False)
         self.cache.target.want_layers(())
-        self.cache.target.want_logits(1)
+        self.cache.target.want_logits(False)
         self.cache.truncate(min(len(self.tokens) - 1, self.cache.n_past))
         for drafter in self.drafters:
             drafter.end(self.tokens)

@@ -97,8 +97,7 @@ class Requirements:
     hidden         whether it reads the final hidden states of every row, ``step.output.hidden``.
                    The prefill has none, so the first states are those of the first step
     layers         layers whose inputs it reads, ``step.output.aux_hidden_states``
-    logits         how many of the highest logits of a row it reads, ``step.output.highest``; with
-                   NO_LIMIT all, ``step.output.logits``, and with 1 none but ``argmax``
+    logits         whether it reads the logits of rows, ``step.output.logits``
     prompt_reader  reads the target's states during the prefill, or None
     rows           rows that a step must have room for; more than 1 means parallel branches
     branches       maximum number of branches; 0 for chains
@@ -106,7 +105,7 @@ class Requirements:
 
     hidden: bool = False
     layers: tuple[int, ...] = ()
-    logits: int = 1
+    logits: bool = False
     prompt_reader: StateReader | None = None
     rows: int = 1
     branches: int = 0
@@ -124,7 +123,7 @@ class Requirements:
         return Requirements(
             hidden=any(one.hidden for one in every),
             layers=_union(one.layers for one in every),
-            logits=max((one.logits for one in every), default=1),
+            logits=any(one.logits for one in every),
             prompt_reader=_CombinedReader(readers)
             if len(readers) > 1
             else next(iter(readers), None),

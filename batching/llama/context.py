@@ -228,10 +228,10 @@ class Context:
                 switch(self._handle, layer, layer in layers)
         self._output.layers = tuple(layers)
 
-    def want_logits(self, n: int) -> None:
+    def want_logits(self, wanted: bool) -> None:
         """See ``Target``."""
-        if self._sampling.is_possible and self._sampling.wanted != n:
-            self._sampling.wanted = n
+        if self._sampling.is_possible and self._sampling.wanted == wanted:
+            self._sampling.wanted = not wanted
             self._row_ids = None
 
     def encode(self, features: Floats) -> Floats:

@@ -12,6 +12,7 @@ from batching.errors import ContextError, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.device_memory import CacheSize, free_memory
+from batching.llama.devices import joined
 from batching.llama.hardware import available_memory, physical_cores
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import recent_log
@@ -110,8 +111,9 @@ def _check_memory(model: Model, cache: CacheSize, *, mtp: bool) -> None:
     n_host = model.n_host_layers
     places = [("", 1 if mtp else n_host, available_memory())]
     if model.devices and not mtp:
-        names = " and ".join(device.name for device in model.devices)
-        places.append((f" on {names}", model.n_layer - n_host, free_memory(model.devices)))
+        places.append(
+            (f" on {joined(model.devices)}", model.n_layer - n_host, free_memory(model.devices))
+        )
     for where, n_layer, available in places:
         needed = n_layer * per_layer + (0 if where else cache.n_ctx * 64)
         if available is not None and needed > available:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from batching.errors import OutOfMemory
 from batching.gguf.reader import GGUFFile
 from batching.gguf.types import TYPES
-from batching.llama.devices import Device
+from batching.llama.devices import Device, joined
 
 # Left free for what a step computes with, and for a draft model or heads: an eighth, at most this.
 _MARGIN = 2**30
@@ -61,10 +61,9 @@ def choose_layers(
         return None if n == len(sizes) else n
     needed = sum(sizes[len(sizes) - n_gpu_layers :] if n_gpu_layers < len(sizes) else sizes)
     if n_gpu_layers and needed > free:
-        names = " and ".join(device.name for device in devices)
         raise OutOfMemory(
-            f"{n_gpu_layers} layers of {files[0].path} need {needed / 2**30:,.1f} GiB, but {names} "
-            f"has {free / 2**30:,.1f} GiB free; lower {{n_gpu_layers}} to "
+            f"{n_gpu_layers} layers of {files[0].path} need {needed / 2**30:,.1f} GiB, but "
+            f"{joined(devices)} has {free / 2**30:,.1f} GiB free; lower {{n_gpu_layers}} to "
             f"{_n_fitting(sizes, room)}, or leave it out",
             settings=("n_gpu_layers",),
             requested=needed,

@@ -14,13 +14,12 @@ import llama_cpp.llama_cpp as C
 from batching.llama.library import exported
 from batching.llama.model import Model
 from batching.rows import Rows
-from batching.tree import NO_LIMIT
 
 
 class DeviceSampling:
     """Greedy samplers for the sequences of a context.
 
-    wanted  logits of a row that the next decodes must give; with 1, the token is enough
+    wanted  whether the tokens are enough, without logits, in the next decodes
     is_on   whether the last decode had samplers
     """
 
@@ -35,14 +34,13 @@ class DeviceSampling:
         is_aligned = model.n_vocab * 4 % 256 == 0
         has_function = exported("llama_set_sampler") is not None
         self.is_possible = on_device and not is_remote and is_aligned and has_function
-        self.wanted = NO_LIMIT
-        self.is_on = False
+        self.wanted = self.is_on = False
 
     def prepare(self, rows: Rows) -> None:
         """Set or remove samplers for a decode of ``rows``, as ``wanted``."""
         if not any(rows.outputs):
             return
-        self.is_on = self.wanted == 1
+        self.is_on = self.wanted
         if not self.is_on:
             for seq_id in self._chains:
                 C.llama_set_sampler(self._handle, seq_id, None)
@@ -53,7 +51,7 @@ class DeviceSampling:
         for seq_id in {seq_id for ids in several for seq_id in ids} - self._chains.keys():
             self._chains[seq_id] = chain = _greedy_chain()
             if not C.llama_set_sampler(self._handle, seq_id, chain):  # this device cannot do it
-                self.is_possible, self.wanted = False, NO_LIMIT
+                self.is_possible = self.wanted = False
                 self.prepare(rows)
                 return
 

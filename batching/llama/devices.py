@@ -85,6 +85,11 @@ def gpus() -> list[Device]:
     return [device for device in found if device.kind == "gpu"] or found
 
 
+def joined(devices: Sequence[Device]) -> str:
+    """The names of devices, for people."""
+    return " and ".join(device.name for device in devices)
+
+
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(given.split(",") if isinstance(given, str) else given) if given else ()
 

@@ -25,7 +25,7 @@ from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
 from batching.llama.charset import Charset, limited_charset
 from batching.llama.device_memory import CacheSize, choose_layers
-from batching.llama.devices import ANYWHERE, Placement
+from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, recent_log
 from batching.llama.private_api import (
@@ -186,7 +186,7 @@ class Model:
     def placed(self) -> str:
         """Which layers are on which devices, in words; empty if all are on the CPU."""
         n = self.n_layer - self.n_host_layers
-        names = " and ".join(device.name for device in self.devices)
+        names = joined(self.devices)
         if n == self.n_layer:
             return f"on {names}"
         return f"{n} of {self.n_layer} layers on {names}" if n else ""

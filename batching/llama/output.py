@@ -12,7 +12,6 @@ import numpy as np
 from batching.llama.device_sampling import DeviceSampling
 from batching.llama.model import Model
 from batching.llama.private_api import internal
-from batching.logits import Highest, highest
 from batching.tree import Floats
 
 # A separate function object, since every step calls it: returns the address as an int.
@@ -89,9 +88,6 @@ class DecodeOutput:
         if self._sampling.is_on:
             raise RuntimeError("logits were not requested before this decode")
         return self._views[self._row(row)]
-
-    def highest(self, row: int, n: int) -> Highest:
-        return highest(self.logits(row), n)
 
     def argmax(self, row: int) -> int:
         if self._sampling.is_on:

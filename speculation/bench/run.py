@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
-from batching.tree import NO_LIMIT, Floats, TokenTree
+from batching.tree import Floats, TokenTree
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.chat.template import Message, chat_prompt
@@ -147,7 +147,7 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     cache.truncate(0)
     cache.reserve(1)
     cache.prefill(prompt[:-1], defer=True)
-    cache.target.want_logits(NO_LIMIT)
+    cache.target.want_logits(True)
     for token in [prompt[-1], *text]:
         rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
         output = cache.target.decode(cache.with_deferred(rows))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.errors import InvalidParameter
-from batching.logits import FAR, Highest
+from batching.logits import highest
 from batching.tree import Floats
 
 N_NEXT = 8  # tokens kept after each
@@ -66,20 +66,17 @@ class BigramTable:
             row = self._rows[token] = self._from_start(token)
         return row
 
-    def learn(self, token: int, found: Highest) -> None:
-        """Replace the successors of ``token`` with the tokens of the highest logits after it.
+    def learn(self, token: int, logits: Floats) -> None:
+        """Replace the successors of ``token`` with the top ones from a row's logits, (n_vocab,).
 
-        None is more than 3,000 times less likely than the first. Probabilities are normalised over
-        these alone, which saves a softmax over the vocabulary.
+        At most eight, and none more than 3,000 times less likely than the first. Probabilities are
+        normalised over these alone, which saves a softmax over the vocabulary.
         """
-        tokens, values = found
+        tokens, values = highest(logits, N_NEXT)
         order = values.argsort()[::-1]
-        values = values[order]
-        weights = np.exp(values - values[0])
-        weights[values <= values[0] - FAR] = 0.0
+        weights = np.exp(values[order] - values[order[0]])
         weights /= weights.sum()
-        pairs = zip(tokens[order].tolist(), weights.tolist(), strict=True)
-        self._rows[token] = [(successor, p) for successor, p in pairs if p]
+        self._rows[token] = list(zip(tokens[order].tolist(), weights.tolist(), strict=True))
 
     def _from_start(self, token: int) -> list[tuple[int, float]]:
         tokens, probs = self._start

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
-from speculation.bigrams import N_NEXT, BigramTable, load_bigrams
+from speculation.bigrams import BigramTable, load_bigrams
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
@@ -59,7 +59,7 @@ class Recycling(Drafter):
     ) -> None:
         """``table`` and ``estimates`` may be shared with earlier texts."""
         self.params = params
-        self.requires = Requirements(logits=N_NEXT, branches=min(params.nodes, 60))
+        self.requires = Requirements(logits=True, branches=min(params.nodes, 60))
         self._table = table
         self._estimates = estimates or Estimates(PRIORS)
 
@@ -106,10 +106,10 @@ class Recycling(Drafter):
         if self.params.rows == "all":
             for node, output in enumerate(tree.outputs):
                 if output:
-                    table.learn(tree.tokens[node], step.output.highest(node, N_NEXT))
+                    table.learn(tree.tokens[node], step.output.logits(node))
         else:
             for node in step.path:
-                table.learn(tree.tokens[node], step.output.highest(node, N_NEXT))
+                table.learn(tree.tokens[node], step.output.logits(node))
 
 
 def _make(params: RecyclingParams, resources: Resources) -> Recycling:

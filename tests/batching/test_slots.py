@@ -93,8 +93,8 @@ def test_slots_want_what_any_of_them_wants() -> None:
         def want_layers(self, layers: object) -> None:
             self.layers = layers
 
-        def want_logits(self, n: int) -> None:
-            self.logits = n
+        def want_logits(self, wanted: bool) -> None:
+            self.logits = wanted
 
     target = Wanting(n_seq_max=4)
     one, other = Slots(target, 2).slots
@@ -102,11 +102,11 @@ def test_slots_want_what_any_of_them_wants() -> None:
     one.want_layers((3, 1))
     other.want_layers((2, 1))
     other.want_hidden(False)
-    other.want_logits(8)
-    one.want_logits(1)
-    assert (target.hidden, target.layers, target.logits) == (True, (1, 2, 3), 8)
-    other.want_logits(1)
-    assert target.logits == 1
+    other.want_logits(True)
+    one.want_logits(False)
+    assert (target.hidden, target.layers, target.logits) == (True, (1, 2, 3), True)
+    other.want_logits(False)
+    assert not target.logits
     one.want_hidden(False)
     one.want_layers(())
     assert (target.hidden, target.layers) == (False, (1, 2))

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from batching.cache import common_prefix
 from batching.errors import CannotRewind
-from batching.logits import Highest, highest
 from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Output, Watch
 from batching.together import Coroutine, done
@@ -112,7 +111,7 @@ class FakeOutput:
         n_before: int = 0,
     ) -> None:
         self._logits = logits
-        self._n_logits = NO_LIMIT
+        self._has_logits = True
         self._n_before = n_before
         self._has_hidden = has_hidden
         self._prefixes = prefixes
@@ -120,12 +119,8 @@ class FakeOutput:
         self.stale = False
 
     def logits(self, row: int) -> Floats:
-        assert self._n_logits == NO_LIMIT, "logits were not requested"
+        assert self._has_logits, "logits were not requested"
         return self._all_logits(row)
-
-    def highest(self, row: int, n: int) -> Highest:
-        assert n <= self._n_logits, "so many logits were not requested"
-        return highest(self._all_logits(row), n)
 
     def _all_logits(self, row: int) -> Floats:
         assert not self.stale, "a view was read after the next decode"
@@ -168,8 +163,7 @@ class FakeTarget:
         self.decoded: list[Rows] = []
         self.copies = 0
         self._tokens: list[tuple[int, ...]] = [()] * n_seq_max  # tokens of each sequence
-        self._has_hidden = False
-        self._n_logits = NO_LIMIT
+        self._has_hidden, self._has_logits = False, True
         self._output = FakeOutput([], [], logits)
 
     def decode(self, rows: Rows, watch: Watch | None = None) -> FakeOutput:
@@ -194,7 +188,7 @@ class FakeTarget:
             self._n_back = rows_back(rows, self.n_rewind)
         outputs = [output or self._has_hidden for output in rows.outputs]
         self._output = FakeOutput(prefixes, outputs, self._logits, self._has_hidden, rows.n_before)
-        self._output._n_logits = self._n_logits
+        self._output._has_logits = self._has_logits
         return self._output
 
     def decode_row(self, token: int, position: int, seq_ids: range) -> FakeOutput:
@@ -203,8 +197,8 @@ class FakeTarget:
     def want_hidden(self, wanted: bool) -> None:
         self._has_hidden = wanted
 
-    def want_logits(self, n: int) -> None:
-        self._n_logits = n
+    def want_logits(self, wanted: bool) -> None:
+        self._has_logits = wanted
 
     def want_layers(self, layers: Sequence[int]) -> None:
         self._layers = tuple(layers)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batching.logits import Highest, highest
 from batching.target import Output
 from batching.tree import Floats
 
@@ -20,9 +19,6 @@ class ScriptedOutput:
 
     def logits(self, row: int) -> Floats:
         return np.zeros(self.n_vocab, np.float32)
-
-    def highest(self, row: int, n: int) -> Highest:
-        return highest(self.logits(row), n)
 
     def argmax(self, row: int) -> int:
         return self._tokens[row]

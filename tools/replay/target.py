@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batching.logits import Highest, highest
 from batching.rows import Rows
 from batching.target import Watch
 from batching.tree import NO_LIMIT, Floats
@@ -51,9 +50,6 @@ class Playback:
 
     def logits(self, row: int) -> Floats:
         return self._target.logits(self._position(row))
-
-    def highest(self, row: int, n: int) -> Highest:
-        return highest(self.logits(row), n)
 
     def hidden(self, row: int) -> Floats:
         raise RuntimeError("a recording has no hidden states")
@@ -143,7 +139,7 @@ class PlaybackTarget:
 
     def want_layers(self, layers: Sequence[int]) -> None: ...
 
-    def want_logits(self, n: int) -> None: ...
+    def want_logits(self, wanted: bool) -> None: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None: ...
 
