@@ -25,7 +25,10 @@ from speculation.methods import METHODS
 
 BUNDLED = Path("models/speculation-14m-q8_0.gguf")
 DRAFT = Path("models/speculation-draft-1m-q8_0.gguf")
-HEADS = [Path(f"models/speculation-14m-{name}.gguf") for name in ("eagle", "medusa", "redrafter")]
+HEADS = [
+    Path(f"models/speculation-14m-{name}.gguf")
+    for name in ("eagle", "eagle3", "medusa", "redrafter")
+]
 NEEDS = {
     "draft": "draft_model",
     **dict.fromkeys(("eagle-1", "eagle-2", "medusa", "redrafter", "eagle-3", "mtp", "dflash"), ""),
@@ -51,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--n-predict", type=int, default=128)
     add("--bench", nargs="*", default=[], metavar="FLAG", help="as --bench=--flash-attn=off")
     add("--clients", nargs="*", type=int, default=[1, 2, 4, 8, 16])
+    add("--rounds", type=int, default=8, help="of the clients, at most")
     add("--llama-server", type=Path)
     flags = parser.parse_args(arguments)
     flags.out.mkdir(parents=True, exist_ok=True)
@@ -89,6 +93,7 @@ def _report(flags: argparse.Namespace) -> Iterator[str]:
             yield "\n### Several clients\n\n```"
             command = [sys.executable, "-m", "tools.clients", str(model)]
             command += ["--clients", *map(str, flags.clients)]
+            command += ["--rounds", str(flags.rounds), "--n-predict", str(flags.n_predict)]
             if draft is not None:
                 command += ["--draft-model", str(draft)]
             if flags.llama_server is not None:
@@ -135,7 +140,7 @@ def _possible(draft: Path | None, heads: Sequence[Path]) -> list[str]:
     if draft is not None:
         names.append("draft")
     if heads:
-        names += ["eagle-1", "eagle-2", "medusa", "redrafter"]
+        names += ["eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter"]
     return names
 
 
