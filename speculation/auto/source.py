@@ -12,9 +12,6 @@ from speculation.drafting.estimates import RATE
 # What trying a source costs that is not expected to pay off, as a share of the run time. Replayed,
 # 0.01 costs short replies of small models 1% and gains nothing elsewhere.
 EXPLORATION = 0.005
-# Plain steps that an ask can gain or lose. A long copy must not decide for hundreds of steps after
-# it, accepted or not. Replayed, 2 and 8 are alike, and no limit is 0.2% slower.
-_MAX_GAIN = 4.0
 
 
 class Gains:
@@ -78,7 +75,7 @@ class Gains:
             self.cost += RATE * (spent - self.cost)
         else:
             self.cost = spent
-        gain = max(-_MAX_GAIN, min(gain, _MAX_GAIN)) - spent
+        gain -= spent
         expected = left * (self.by_strength[strength] + self.cost) - self.cost
         self.by_strength[strength] += RATE * left * (gain - expected)
         if expected <= 0.0:  # it was tried: its time is lost, and its luck counts on average

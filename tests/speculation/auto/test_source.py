@@ -92,8 +92,8 @@ def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> N
         assert spec.as_source.params(resources) == SuffixParams(branches=branches)
 
 
-def test_a_rejected_long_draft_counts_no_more_than_an_accepted_one() -> None:
-    for accepted, learnt in ((range(64), 0.485), (range(2), 0.085)):
+def test_an_ask_gains_what_is_accepted_less_its_rows() -> None:
+    for accepted, learnt in ((range(64), 2.49), (range(2), -0.61)):
         source = Source("source", OneToken(7, 0.5))
         source.asked_with, source.nodes = 1, range(1, 64)
         source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0)
