@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -257,6 +258,18 @@ class Model:
     @cached_property
     def _charset(self) -> Charset | None:
         return limited_charset(self.vocab, self.n_vocab)
+
+    def has_control_tokens(self, text: str) -> bool:
+        """Whether ``tokenize`` with ``parse_special`` finds control tokens in ``text``."""
+        return self._control.search(text) is not None
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        """Finds what llama.cpp reads as a control or unknown token, if these are parsed."""
+        mask, vocab = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN, self.vocab
+        tokens = [t for t in range(self.n_vocab) if C.llama_vocab_get_attr(vocab, t) & mask]
+        texts = [C.llama_vocab_get_text(vocab, t).decode("utf-8", "replace") for t in tokens]
+        return re.compile("|".join([re.escape(text) for text in texts if text]) or "(?!)")
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.

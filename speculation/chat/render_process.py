@@ -16,6 +16,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Timeout
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +41,8 @@ class RenderProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        # Reads all answers: to start a thread for each takes milliseconds beside a decode.
+        self._thread: ThreadPoolExecutor
 
     def render(self, template: str, variables: Mapping[str, Any], n_given: int) -> str:
         """Render a template.
@@ -87,7 +91,7 @@ class RenderProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():  # after a fork: sharing the pipes would mix up answers
-            self._process = None
+            self._process, self._thread = None, ThreadPoolExecutor(1)
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
@@ -109,24 +113,15 @@ class RenderProcess:
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> Any:
         """The answer to a line; None after ``seconds``, "exceeded" if the process has died."""
         assert process.stdin is not None and process.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+        asked = self._thread.submit(_write_and_read, process.stdin, process.stdout, line)
         try:
-            answer = _write_and_read(process.stdin, process.stdout, line)
+            return json.loads(asked.result(seconds) or b'{"exceeded": "process"}')
+        except Timeout:
+            self._stop()
+            return None
         except BaseException:  # such as Ctrl-C: a late answer would go to the next request
             self._stop()
             raise
-        finally:
-            timer.cancel()
-            timer.join()
-        return None if late.is_set() else json.loads(answer or b'{"exceeded": "process"}')
 
     def _stop(self) -> None:
         process, self._process = self._process, None

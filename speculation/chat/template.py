@@ -316,7 +316,7 @@ def chat_prompt(
     parts, begun = conversation.parts(), conversation.begun
     inside = _unclosed_opening(begun, conversation.opening)
     has_bos = bool(conversation.bos) and conversation.text.startswith(conversation.bos)
-    if len(parts) == 1 and not _has_control_tokens(model, begun):
+    if len(parts) == 1 and not model.has_control_tokens(begun):
         text = parts[0][0] + begun
         return ChatPrompt(model.tokenize(text, add_special=not has_bos, parse_special=True), inside)
     # In the begun reply, only the marks of reasoning are control tokens.
@@ -369,15 +369,10 @@ def _mark(value: Any, model: Model, quoted: list[str]) -> Any:
         return dict(zip(keys, values, strict=True))
     if isinstance(value, list | tuple):
         return [_mark(item, model, quoted) for item in value]
-    if isinstance(value, str) and ("\ue000" in value or _has_control_tokens(model, value)):
+    if isinstance(value, str) and ("\ue000" in value or model.has_control_tokens(value)):
         quoted.append(value)
         return f'\ue000{len(quoted) - 1}"\ue001'
     return value
-
-
-def _has_control_tokens(model: Model, text: str) -> bool:
-    plain = model.tokenize(text, add_special=False, parse_special=False)
-    return plain != model.tokenize(text, add_special=False, parse_special=True)
 
 
 def _piece(model: Model, name: str) -> str:
