@@ -15,10 +15,12 @@ from speculation.auto.cost import Cost, CostCurve
 from tests.support.exact import EXACT
 
 
-def test_rows_between_two_sizes_cost_as_much_as_the_larger() -> None:
-    curve = CostCurve((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.5))
-    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 2.5, 2.5, 2.5]
-    assert curve.row_share == pytest.approx(1.5 / 5)
+def test_rows_between_two_sizes_cost_as_much_as_the_next_block_of_four() -> None:
+    curve = CostCurve((1, 2, 3, 6), (1.0, 2.0, 3.5, 2.0))
+    assert [curve.at(n) for n in (1, 2, 3, 4, 5, 6)] == [1.0, 2.0, 3.5, 3.0, 2.0, 2.0]
+    assert curve.row_share == pytest.approx(1.0 / 5)
+    curve = CostCurve((1, 8, 32), (1.0, 2.0, 5.0))
+    assert [curve.at(n) for n in (8, 9, 12, 13, 29, 32)] == [2.0, 2.5, 2.5, 3.0, 5.0, 5.0]
     curve = CostCurve((1, 3), (1.0, 2.0))
     assert [curve.at(n) for n in (1, 2, 3, 4, 5, 100)] == pytest.approx([1, 2, 2, 2.5, 3, 50.5])
     curve = CostCurve((1, 48, 64), (1.0, 3.0, 4.0))
