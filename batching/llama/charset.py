@@ -14,7 +14,14 @@ import llama_cpp.llama_cpp as C
 _SPACE = "\u2581"  # SentencePiece's symbol for a space
 _BYTES = frozenset(b"<0x%02X>" % byte for byte in range(256))
 _FIRST = 1024  # byte tokens are usually among these
-_CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed only with parse_special
+CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed only with parse_special
+
+
+def token_pattern(vocab: Any, n_vocab: int, attributes: int) -> re.Pattern[str]:
+    """Finds the texts of tokens of a ``llama_vocab *`` that have one of the ``attributes``."""
+    tokens = [t for t in range(n_vocab) if C.llama_vocab_get_attr(vocab, t) & attributes]
+    texts = [C.llama_vocab_get_text(vocab, t).decode("utf-8", "replace") for t in tokens]
+    return re.compile("|".join([re.escape(text) for text in texts if text]) or "(?!)")
 
 
 class Charset:
@@ -22,16 +29,10 @@ class Charset:
 
     def __init__(self, vocab: Any, texts: list[bytes]) -> None:
         self._texts = frozenset(texts)
-        attributes = [C.llama_vocab_get_attr(vocab, token) for token in range(len(texts))]
-
-        def pattern(mask: int) -> re.Pattern[str]:
-            matches = [t for t, a in zip(texts, attributes, strict=True) if t and a & mask]
-            return re.compile("|".join(re.escape(t.decode("utf-8", "replace")) for t in matches))
-
         # Tokens matched as a whole, before the rest of the text is encoded.
         self._whole = {
-            False: pattern(C.LLAMA_TOKEN_ATTR_USER_DEFINED),
-            True: pattern(C.LLAMA_TOKEN_ATTR_USER_DEFINED | _CONTROL),
+            False: token_pattern(vocab, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED),
+            True: token_pattern(vocab, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED | CONTROL),
         }
 
     def first_unknown(self, text: str, *, parse_special: bool) -> str | None:

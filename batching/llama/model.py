@@ -24,7 +24,7 @@ from batching.errors import (
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
-from batching.llama.charset import Charset, limited_charset
+from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
 from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
@@ -265,11 +265,7 @@ class Model:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        """Finds what llama.cpp reads as a control or unknown token, if these are parsed."""
-        mask, vocab = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN, self.vocab
-        tokens = [t for t in range(self.n_vocab) if C.llama_vocab_get_attr(vocab, t) & mask]
-        texts = [C.llama_vocab_get_text(vocab, t).decode("utf-8", "replace") for t in tokens]
-        return re.compile("|".join([re.escape(text) for text in texts if text]) or "(?!)")
+        return token_pattern(self.vocab, self.n_vocab, CONTROL)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.

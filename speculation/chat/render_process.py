@@ -41,8 +41,8 @@ class RenderProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        # Reads all answers: to start a thread for each takes milliseconds beside a decode.
-        self._thread: ThreadPoolExecutor
+        # Waits for the answers. To start a thread for each takes milliseconds beside a decode.
+        self._reader: ThreadPoolExecutor
 
     def render(self, template: str, variables: Mapping[str, Any], n_given: int) -> str:
         """Render a template.
@@ -91,7 +91,7 @@ class RenderProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():  # after a fork: sharing the pipes would mix up answers
-            self._process, self._thread = None, ThreadPoolExecutor(1)
+            self._process, self._reader = None, ThreadPoolExecutor(1)
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
@@ -111,13 +111,13 @@ class RenderProcess:
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> Any:
-        """The answer to a line; None after ``seconds``, "exceeded" if the process has died."""
+        """The answer to a line; "exceeded" if the process has died, None after ``seconds``: then
+        the process must be stopped."""
         assert process.stdin is not None and process.stdout is not None
-        asked = self._thread.submit(_write_and_read, process.stdin, process.stdout, line)
+        asked = self._reader.submit(_write_and_read, process.stdin, process.stdout, line)
         try:
             return json.loads(asked.result(seconds) or b'{"exceeded": "process"}')
         except Timeout:
-            self._stop()
             return None
         except BaseException:  # such as Ctrl-C: a late answer would go to the next request
             self._stop()
