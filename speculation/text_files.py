@@ -13,7 +13,6 @@ token took 29 ms as before, and the longest of 27 took 74 ms instead of 44 (one 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -36,6 +35,7 @@ from batching.gguf.reader import fingerprint
 from batching.llama.context_params import ContextParams
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info
+from batching.pages import pages
 from speculation.system.cache_folder import cache_folder
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class TextFiles:
             found, expected = (magic, identity, size), (_MAGIC, self._identity.encode())
             if found == (*expected, os.fstat(file.fileno()).st_size):
                 tokens = file.read(4 * n_tokens)
-                state = (ctypes.c_uint8 * (n_bytes if whole else 0))()
+                state = pages(n_bytes if whole else 0)
                 file.readinto(state)
                 is_intact = not whole or zlib.crc32(state) == state_check
                 if is_intact and zlib.crc32(tokens) == check:

@@ -35,6 +35,7 @@ from batching.llama.log import capture_log, recent_log
 from batching.llama.model import Model
 from batching.llama.output import DecodeOutput
 from batching.llama.private_api import check_layer_inputs, internal
+from batching.pages import pages
 from batching.rows import Rows, rows_back
 from batching.target import Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
@@ -334,7 +335,7 @@ class Context:
     def copy_out(self, seq_id: int) -> Any:
         """A copy of a sequence in main memory: an array of bytes."""
         size = C.llama_state_seq_get_size(self._handle, seq_id)
-        state = (ctypes.c_uint8 * size)()
+        state = pages(size)
         C.llama_state_seq_get_data(self._handle, state, size, seq_id)
         return state
 
