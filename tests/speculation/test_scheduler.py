@@ -95,6 +95,16 @@ def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
     assert again[0].token_ids == again[1].token_ids == every[0].token_ids[:3]
 
 
+def test_a_prompt_is_read_in_large_pieces_after_texts_that_drafted_together(
+    parallel: ParallelEngine,
+) -> None:
+    parallel.generate_batch([[*PROMPT.encode(), last] for last in range(9)], method="recycling")
+    read: list[int] = []
+    prompt = [90 - i % 70 for i in range(200)]
+    parallel.submit(prompt, max_tokens=1, progress=lambda n, _: read.append(n)).run()
+    assert read == [0]  # all at once, with the first token
+
+
 def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: Path) -> None:
     methods = ("recycling", "draft:width=4,nodes=20,p_min=0.01", "prompt-lookup:branches=6")
     sampled = "draft:width=4,nodes=20,p_min=0.01,verify=rejection"
