@@ -312,7 +312,7 @@ class Scheduler:
         for text in reading:
             if n_left < 2:
                 break
-            text.place.slot.n_batch = n_left
+            text.place.slot.n_batch = n_left  # not what the last text had for its drafts
             with self._failing(text):
                 rows = text.reading.next_rows(n_left)
                 if rows is None:
