@@ -277,6 +277,16 @@ class Reading:
         cache.truncate(n_reused)
         self.n_reused = cache.n_past
 
+    @property
+    def n_left(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self._tokens) - self._cache.n_past
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether the output of rows is read."""
+        return self._reader is not None
+
     def next_rows(self, max_rows: int = NO_LIMIT) -> Rows | None:
         """The next chunk, at most ``max_rows``; None if the rest is deferred, or nothing is left.
 
@@ -284,7 +294,7 @@ class Reading:
         """
         cache, target, reader = self._cache, self._cache.target, self._reader
         first, save_at = cache.n_past, self._save_at
-        n_left = len(self._tokens) - first
+        n_left = self.n_left
         if not n_left:
             return None
         if first == save_at:
@@ -306,12 +316,12 @@ class Reading:
         self._chunk = chunk = self._tokens[first : first + n]
         return text_rows(chunk, first, [False] * n, cache.n_seq)
 
-    def take(self, output: Output) -> None:
-        """The rows were decoded: they are part of the text."""
+    def take(self, output: Output | None) -> None:
+        """The rows were decoded: they are part of the text. None unless ``needs_output``."""
         first, chunk = self._cache.n_past, self._chunk
         self._cache.tokens += chunk
         self._chunk = ()
-        if self._is_reading and self._reader is not None:
+        if self._is_reading and self._reader is not None and output is not None:
             self._reader.read(first, len(chunk), output)
 
     def close(self) -> None:

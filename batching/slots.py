@@ -125,6 +125,20 @@ class Slot:
         for seq_id in range(self.n_used):
             self._target.seq_cp(source.first, self.first + seq_id, 0, n_tokens)
 
+    def append(self, piece: Any, seq_ids: Sequence[int], p0: int, p1: int) -> bool:
+        """Put a copy of the next tokens, ``p0`` to ``p1``, into sequences; whether there was room.
+
+        They come through the last sequence, which must be free.
+        """
+        target: Any = self._target
+        last = self.first + self.n_seq_max - 1
+        if not target.copy_in(last, piece):
+            return False
+        for seq_id in seq_ids:
+            target.seq_cp(last, self.first + seq_id, p0, p1)
+        target.seq_rm(last, 0, END)
+        return True
+
     def save(self, seq_id: int) -> object:
         return self._target.save(self.first + seq_id)
 

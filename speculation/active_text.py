@@ -87,8 +87,8 @@ class ActiveText:
         yield from writing.begin()
         yield from writing.draft()
 
-    def read(self, output: Output) -> None:
-        """A chunk of the prompt is decoded."""
+    def read(self, output: Output | None) -> None:
+        """A chunk of the prompt is decoded; see ``Reading.take``."""
         self.reading.take(output)
         self._tell_progress()
 

@@ -3,9 +3,10 @@
     python -m tools.clients MODEL --llama-server DIR/llama-server --clients 1 4 16 --rounds 8
 
 For each number of clients, all contenders' servers run, with as many slots. In a round each of them
-in turn gets the same chats, one from each client, greedy and streamed; the next round begins with
-another contender and has other chats, so that neither drift nor a cache favours any. Time counts
-from the first request to the last token, so prompts are included.
+in turn gets the same chats, greedy and streamed; the next round begins with another contender and
+has other chats, so that neither drift nor a cache favours any. In a round each client sends one
+chat, or with ``--chats N`` about N one after another: whoever has its answer sends the next. Time
+counts from the first request to the last token, so prompts are included.
 """
 
 from __future__ import annotations
@@ -71,11 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     name: stack.enter_context(_server(flags, name, clients, cache))
                     for name in contenders
                 }
-                for number in range(min(flags.rounds, len(prompts) // clients)):
-                    asked = prompts[number * clients : (number + 1) * clients]
+                n_asked = clients * flags.chats
+                for number in range(min(flags.rounds, len(prompts) // n_asked)):
+                    asked = prompts[number * n_asked : (number + 1) * n_asked]
                     turn = number % len(contenders)
                     cells += [
-                        _measure(flags, name, servers[name], number, asked)
+                        _measure(flags, name, servers[name], number, asked, clients)
                         for name in contenders[turn:] + contenders[:turn]
                     ]
             print(report([cell for cell in cells if cell.clients == clients]), flush=True)
@@ -99,6 +101,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--methods", nargs="*", default=["ar", "auto"], help="ours (%(default)s)")
     add("--clients", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="how many at a time")
     add("--rounds", type=int, default=8, help="at most, as there are prompts (%(default)s)")
+    add("--chats", type=int, default=1, help="of each client in a round (%(default)s)")
     add("--n-predict", type=int, default=64)
     add("--ctx", type=int, default=1024, help="context of each slot")
     add("--threads", type=int, default=2)
@@ -113,6 +116,7 @@ def _measure(
     server: tuple[int, subprocess.Popen[bytes]],
     number: int,
     prompts: Sequence[str],
+    n_clients: int,
 ) -> Cell:
     port, process = server
     body = {"temperature": 0, "max_tokens": flags.n_predict}
@@ -121,7 +125,7 @@ def _measure(
     if not number:
         _ask(port, _WARM_UP, body)
     before = _cpu(process)
-    with ThreadPoolExecutor(len(prompts)) as clients:
+    with ThreadPoolExecutor(n_clients) as clients:
         start = time.perf_counter()
         done = list(clients.map(lambda prompt: _ask(port, prompt, body), prompts))
         seconds = time.perf_counter() - start
@@ -129,7 +133,7 @@ def _measure(
     cpu = {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
     n_tokens = sum([n for n, _ in done])
     first = tuple(seconds for _, seconds in done)
-    return Cell(contender, len(prompts), number, n_tokens, seconds, first, cpu)
+    return Cell(contender, n_clients, number, n_tokens, seconds, first, cpu)
 
 
 @contextmanager

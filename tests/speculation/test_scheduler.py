@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter, PromptTooLong
+from batching.llama.context import Context
+from batching.rows import Rows
+from batching.target import Output, Watch
 from speculation.auto.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.parallel import ParallelEngine
@@ -70,17 +73,25 @@ def test_texts_that_come_and_go_are_what_they_would_be_alone(
         assert found.stats.n_tokens == len(alone.token_ids)
 
 
-def test_a_long_prompt_is_read_beside_a_running_text_and_shared_with_the_next(
-    parallel: ParallelEngine,
+def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
+    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing = parallel.submit(PROMPT, method="ar", max_tokens=150)
-    tokens = iter(writing)
-    next(tokens)
+    decode, prompt_rows = Context.decode, {True: 0, False: 0}
+
+    def counting(context: Context, rows: Rows, watch: Watch | None = None) -> Output:
+        prompt_rows[context is parallel.context] += list(rows.outputs).count(False)
+        return decode(context, rows, watch)
+
+    monkeypatch.setattr(Context, "decode", counting)
     prompt = [7 + i % 90 for i in range(300)]
-    first = parallel.submit([*prompt, 5], method="ar", max_tokens=4).run()
-    second = parallel.submit([*prompt, 6], method="ar", max_tokens=4).run()
-    assert (first.stats.n_reused, second.stats.n_reused) == (0, 300)
-    assert [token.id for token in tokens] == writing.token_ids[1:]
+    asked = ([*range(9, 29)], [*prompt, 5])
+    short, long = parallel._worker.call(  # both begin with the same step
+        lambda: [parallel.submit(one, method="ar", max_tokens=9) for one in asked]
+    )
+    assert (short.run().stats.n_reused, long.run().stats.n_reused) == (0, 0)
+    after = parallel.submit([*prompt, 6], method="ar", max_tokens=4).run()
+    assert after.stats.n_reused == 300
+    assert prompt_rows == {False: 300, True: 19}
 
 
 def test_a_beginning_that_several_requests_bring_at_once_is_read_once(

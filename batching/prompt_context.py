@@ -1,0 +1,69 @@
+"""PromptContext: reads prompts in a small context of its own, and puts them into slots.
+
+A row looks at every cell of its context, those of other texts included. Beside 15 texts of 200
+tokens, a prompt's row takes 1.3 times as long as without them with SmolLM2-135M and 1.7 times with
+14M parameters (two cores). To copy what was read takes 6 µs a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from batching.rows import Rows
+from batching.slots import Slot
+from batching.target import ALL, END, Target
+
+_TEXT, _PIECE = 0, 1  # the sequences used
+
+
+class CopyingTarget(Target, Protocol):
+    """A target whose sequences can be copied to another one's."""
+
+    def copy_out(self, seq_id: int) -> Any:
+        """A copy of a sequence."""
+        ...
+
+    def copy_in(self, seq_id: int, state: Any) -> bool:
+        """Put a copy into an empty sequence; returns whether there was room."""
+        ...
+
+
+class PromptContext:
+    """Reads one text at a time; another one's beginning is copied there first."""
+
+    def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
+        """``target`` reads for slots of ``slots``; it has two sequences or more."""
+        self._target, self._slots = target, slots
+        self._text: object = None  # whose tokens are in the target …
+        self._n_past = 0  # … and how many
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that a text may have."""
+        return self._target.n_ctx
+
+    @property
+    def n_batch(self) -> int:
+        return self._target.n_batch
+
+    def read(self, text: object, slot: Slot, rows: Rows) -> bool:
+        """Decode ``rows``, the next of the text in ``slot``, and put them there, without output.
+
+        ``text`` tells it from other texts that the slot has had. Returns False, and the slot is as
+        before, if there is no room.
+        """
+        target, first, end = self._target, rows.positions[0], rows.positions[-1] + 1
+        if text is not self._text or first != self._n_past:
+            self._text = None
+            target.seq_rm(ALL, 0, END)
+            if first and not target.copy_in(_TEXT, self._slots.copy_out(slot.first)):
+                return False
+        self._text = None
+        target.decode(Rows(rows.tokens, rows.positions, [range(1)] * len(rows), rows.outputs))
+        target.seq_cp(_TEXT, _PIECE, first, end)
+        piece = target.copy_out(_PIECE)
+        target.seq_rm(_PIECE, 0, END)
+        if not slot.append(piece, rows.seq_ids[0], first, end):
+            return False
+        self._text, self._n_past = text, end
+        return True
