@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from batching.pages import Scratch
 from batching.rows import Rows
 from batching.slots import Slot
 from batching.target import ALL, END, Target
@@ -19,8 +20,8 @@ _TEXT, _PIECE = 0, 1  # the sequences used
 class CopyingTarget(Target, Protocol):
     """A target whose sequences can be copied to another one's."""
 
-    def copy_out(self, seq_id: int) -> Any:
-        """A copy of a sequence."""
+    def copy_out(self, seq_id: int, scratch: Scratch) -> Any:
+        """A copy of a sequence, in ``scratch``."""
         ...
 
     def copy_in(self, seq_id: int, state: Any) -> bool:
@@ -34,6 +35,7 @@ class PromptContext:
     def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
         """``target`` reads for slots of ``slots``; it has two sequences or more."""
         self._target, self._slots = target, slots
+        self._scratch = Scratch()
         self._text: object = None  # whose tokens are in the target …
         self._n_past = 0  # … and how many
 
@@ -56,12 +58,12 @@ class PromptContext:
         if text is not self._text or first != self._n_past:
             self._text = None
             target.seq_rm(ALL, 0, END)
-            if first and not target.copy_in(_TEXT, self._slots.copy_out(slot.first)):
+            if first and not target.copy_in(_TEXT, self._slots.copy_out(slot.first, self._scratch)):
                 return False
         self._text = None
         target.decode(Rows(rows.tokens, rows.positions, [range(1)] * len(rows), rows.outputs))
         target.seq_cp(_TEXT, _PIECE, first, end)
-        piece = target.copy_out(_PIECE)
+        piece = target.copy_out(_PIECE, self._scratch)
         target.seq_rm(_PIECE, 0, END)
         if not slot.append(piece, rows.seq_ids[0], first, end):
             return False

@@ -92,12 +92,12 @@ class ActiveText:
         self.reading.take(output)
         self._tell_progress()
 
-    def take(self, emitted: Emitted) -> None:
-        """Hand out the tokens of a step."""
+    def take(self, emitted: Emitted, n_texts: int) -> None:
+        """Hand out the tokens of a step, one of ``n_texts``."""
         stats = self.generation.stats
         if stats.n_tokens == stats.n_first:
             stats.prefill_seconds = perf_counter() - self.generation.submitted
-        self.generation.deliver(emitted)
+        self.generation.deliver(emitted, n_texts)
 
     def end(self) -> None:
         """Leave the text in the cache, and the place to others."""

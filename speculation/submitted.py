@@ -15,13 +15,15 @@ from speculation.fast_path import FRAME_SECONDS
 from speculation.generation import Generation, GenerationRequest, Host
 from speculation.sampling import SamplingParams
 
+_MAX_FRAMES = 4  # that tokens wait for others of their text, if many texts are written
+
 
 class Submitted(Generation):
     """A generation started with ``Engine.submit``: iterate over it, also with ``async for``.
 
     It runs whether or not anybody iterates. An error ends it and is raised where it is iterated.
-    Tokens that come faster than a display shows them go together: passing on each by itself can
-    cost more than its decode.
+    Tokens that come faster than a display shows them go together, and more of them the more texts
+    are written: passing on each by itself can cost more than its decode.
 
     submitted     time of the request
     channel       its tokens, in groups
@@ -54,10 +56,11 @@ class Submitted(Generation):
 
     end = close
 
-    def deliver(self, emitted: Emitted) -> None:
-        """Hand out the tokens of a step. Called by the scheduler, as are the next three."""
+    def deliver(self, emitted: Emitted, n_texts: int = 1) -> None:
+        """Hand out the tokens of a step, one of ``n_texts``. Called by the scheduler, as are the
+        next three."""
         self._frame += self._text.release(len(emitted.tokens), emitted.n_drafted)
-        if perf_counter() - self._passed_on >= FRAME_SECONDS:
+        if perf_counter() - self._passed_on >= FRAME_SECONDS * min(_MAX_FRAMES, -(-n_texts // 2)):
             self.flush()
 
     def flush(self) -> None:

@@ -35,7 +35,7 @@ from batching.llama.log import capture_log, recent_log
 from batching.llama.model import Model
 from batching.llama.output import DecodeOutput
 from batching.llama.private_api import check_layer_inputs, internal
-from batching.pages import pages
+from batching.pages import Scratch, pages
 from batching.rows import Rows, rows_back
 from batching.target import Output, Watch
 from batching.timing import log_ratio, thread_time_ratio
@@ -332,10 +332,10 @@ class Context:
             C.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
             C.llama_memory_seq_rm(self._memory, 1, -1, -1)
 
-    def copy_out(self, seq_id: int) -> Any:
-        """A copy of a sequence in main memory: an array of bytes."""
+    def copy_out(self, seq_id: int, scratch: Scratch | None = None) -> Any:
+        """A copy of a sequence in main memory: an array of bytes, in ``scratch`` if given."""
         size = C.llama_state_seq_get_size(self._handle, seq_id)
-        state = pages(size)
+        state = pages(size) if scratch is None else scratch.array(size)
         C.llama_state_seq_get_data(self._handle, state, size, seq_id)
         return state
 

@@ -171,16 +171,20 @@ class Cost:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
         Single rows set the level, for example when the machine slows down. Other sizes set their
-        own shape, the more slowly the more steps it rests on. Only a batch as large as the one
-        before counts, and an interrupted one at most twice its expected time. Curves change every
-        64 calls, since rebuilding them is too slow for every step.
+        own shape, the more slowly the more steps it rests on. Of one text, only a batch as large as
+        the one before counts; several texts rarely have two such in a row. An interrupted batch
+        counts at most twice its expected time. Curves change every 64 calls, since rebuilding them
+        is too slow for every step.
         """
         last_rows, self.last_rows = self.last_rows, n_rows
         if self._n_first > 0:
             self._n_first -= n_steps
             return
-        if (n_steps == 1 and n_rows != last_rows) or n_rows > SIZES[-1]:
+        changes = n_steps == 1 and n_rows != last_rows
+        if n_rows > SIZES[-1] or (changes and self.n_texts == 1):
             return
+        if changes:
+            seconds -= self.level * self.near.switch_seconds
         i = self.near.index(n_rows)
         place = (self.n_past or n_past) // _SPAN
         ratio = seconds / self._measured_at(place).at(n_rows) / self.level

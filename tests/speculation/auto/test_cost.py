@@ -54,6 +54,15 @@ def test_batches_after_another_size_and_a_texts_first_steps_do_not_count() -> No
     assert (cost.curve(100).at(1), cost.curve(100).at(8)) == (1.0, 2.0)
 
 
+def test_with_several_texts_batches_after_another_size_count_less_the_switch() -> None:
+    cost = Cost(CostCurve((1, 8, 16), (1.0, 2.0, 3.0), switch_seconds=0.5))
+    cost.n_texts = 2
+    for _ in range(320):
+        cost.follow(8, 100, 3.5)
+        cost.follow(16, 100, 3.5)
+    assert [cost.curve(100).at(n) for n in (8, 16)] == pytest.approx([3.0, 3.0], rel=0.01)
+
+
 def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0)), CostCurve((1, 8), (2.0, 5.0)))
     # Places have 256 tokens: 640 is the middle of the third, 512 of the 1408 tokens on.
