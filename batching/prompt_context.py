@@ -7,6 +7,7 @@ tokens, a prompt's row takes 1.3 times as long as without them with SmolLM2-135M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from batching.pages import Scratch
@@ -30,14 +31,13 @@ class CopyingTarget(Target, Protocol):
 
 
 class PromptContext:
-    """Reads one text at a time; another one's beginning is copied there first."""
+    """Reads prompts, piece by piece, of one text at a time."""
 
     def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
         """``target`` reads for slots of ``slots``; it has two sequences or more."""
         self._target, self._slots = target, slots
         self._scratch = Scratch()
-        self._text: object = None  # whose tokens are in the target …
-        self._n_past = 0  # … and how many
+        self._tokens: list[int] = []  # in the target
 
     @property
     def n_ctx(self) -> int:
@@ -48,24 +48,25 @@ class PromptContext:
     def n_batch(self) -> int:
         return self._target.n_batch
 
-    def read(self, text: object, slot: Slot, rows: Rows) -> bool:
-        """Decode ``rows``, the next of the text in ``slot``, and put them there, without output.
+    def read(self, prompt: Sequence[int], slot: Slot, rows: Rows) -> bool:
+        """Decode ``rows`` of ``prompt``, the next after those in ``slot``, and put them there.
 
-        ``text`` tells it from other texts that the slot has had. Returns False, and the slot is as
-        before, if there is no room.
+        They have no output. What precedes them is copied from the slot unless it was read for the
+        text before. Returns False, and the slot is as it was, if there is no room.
         """
         target, first, end = self._target, rows.positions[0], rows.positions[-1] + 1
-        if text is not self._text or first != self._n_past:
-            self._text = None
-            target.seq_rm(ALL, 0, END)
-            if first and not target.copy_in(_TEXT, self._slots.copy_out(slot.first, self._scratch)):
-                return False
-        self._text = None
+        is_there = self._tokens[:first] == list(prompt[:first])
+        self._tokens = []
+        target.seq_rm(ALL, first if is_there else 0, END)
+        if not is_there and not target.copy_in(
+            _TEXT, self._slots.copy_out(slot.first, self._scratch)
+        ):
+            return False
         target.decode(Rows(rows.tokens, rows.positions, [range(1)] * len(rows), rows.outputs))
         target.seq_cp(_TEXT, _PIECE, first, end)
         piece = target.copy_out(_PIECE, self._scratch)
         target.seq_rm(_PIECE, 0, END)
         if not slot.append(piece, rows.seq_ids[0], first, end):
             return False
-        self._text, self._n_past = text, end
+        self._tokens = list(prompt[:end])
         return True

@@ -389,7 +389,7 @@ class Scheduler:
                 text.place.slot.n_batch = n = min(n_most, text.reading.n_left)
                 rows = text.reading.next_rows(n)
                 assert rows is not None
-                if not prompts.read(text, text.place.slot, rows):
+                if not prompts.read(text.generation.prompt, text.place.slot, rows):
                     raise CacheFull(f"no room for {n} tokens of a prompt")
                 text.read(None)
                 if not text.reading.n_left:

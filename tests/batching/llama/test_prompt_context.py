@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,9 +44,9 @@ def test_what_is_read_apart_in_turns_is_as_if_read_in_place(
     readings = [Reading(caches[0], SECOND), Reading(caches[1], FIRST)]
     assert [reading.n_left for reading in readings] == [100, 60]
     while any(reading.n_left for reading in readings):
-        for reading, slot in zip(readings, slots.slots, strict=False):
+        for prompt, reading, slot in zip((SECOND, FIRST), readings, slots.slots, strict=False):
             if (rows := reading.next_rows(30)) is not None:
-                assert prompts.read(reading, slot, rows)
+                assert prompts.read(prompt, slot, rows)
                 reading.take(None)
     assert [cache.tokens for cache in caches] == [SECOND, FIRST, FIRST]
     parts = [
@@ -62,21 +63,26 @@ def test_what_is_read_apart_in_turns_is_as_if_read_in_place(
         context.seq_rm(-1, 0, -1)
 
 
-def test_another_text_in_the_same_slot_is_not_taken_for_the_last(
-    contexts: tuple[Context, Context],
+def test_a_beginning_is_kept_for_a_prompt_that_shares_it_and_for_no_other(
+    contexts: tuple[Context, Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, own = contexts
     slot = Slots(context, 2).slots[0]
     prompts, cache = PromptContext(own, context), SequenceCache(slot)
-    for text, prompt in (("one", FIRST), ("other", SECOND)):
+    copy_in = mock.Mock(wraps=own.copy_in)
+    monkeypatch.setattr(own, "copy_in", copy_in)
+    for begin, n_copied in ((FIRST[:50], 1), (FIRST[:30], 1), (FIRST[:30], 1), (SECOND[:30], 2)):
+        prompt = [*begin, *SECOND[50:60]]
         cache.truncate(0)
-        cache.prefill(prompt[:50])
-        assert prompts.read(text, slot, text_rows(prompt[50:60], 50, [False] * 10))
-    output = slot.decode(text_rows([7], 60, [True]))
-    found = output.logits(0).copy()
-    cache.truncate(0)
-    cache.prefill(SECOND[:60])
-    np.testing.assert_allclose(found, slot.decode(text_rows([7], 60, [True])).logits(0), atol=1e-5)
+        cache.prefill(begin)
+        assert prompts.read(prompt, slot, text_rows(prompt[-10:], len(begin), [False] * 10))
+        cache.tokens = list(prompt)
+        assert copy_in.call_count == n_copied
+        parts = [text_rows([7], len(prompt), [True])]
+        found = slot.decode(parts[0]).logits(0).copy()
+        cache.truncate(0)
+        cache.prefill(prompt)
+        np.testing.assert_allclose(found, slot.decode(parts[0]).logits(0), atol=1e-5)
 
 
 def test_without_room_a_slot_stays_as_it_was(contexts: tuple[Context, Context]) -> None:
@@ -85,9 +91,9 @@ def test_without_room_a_slot_stays_as_it_was(contexts: tuple[Context, Context]) 
     full, other = (SequenceCache(slot) for slot in slots.slots)
     full.prefill([5 + i % 90 for i in range(400)])
     other.prefill(FIRST[:50])
-    rows = text_rows(SECOND, 50, [False] * 100)
-    assert not prompts.read("text", slots.slots[1], rows)
+    prompt, rows = [*FIRST[:50], *SECOND], text_rows(SECOND, 50, [False] * 100)
+    assert not prompts.read(prompt, slots.slots[1], rows)
     slots.decode([(slots.slots[1], text_rows([7], 50, [True]))])
     full.truncate(100)
     other.truncate(50)
-    assert prompts.read("text", slots.slots[1], rows)
+    assert prompts.read(prompt, slots.slots[1], rows)
