@@ -33,9 +33,13 @@ class CopyingTarget(Target, Protocol):
 class PromptContext:
     """Reads prompts, piece by piece, of one text at a time."""
 
-    def __init__(self, target: CopyingTarget, slots: CopyingTarget) -> None:
-        """``target`` reads for slots of ``slots``; it has two sequences or more."""
-        self._target, self._slots = target, slots
+    def __init__(self, target: CopyingTarget, slots: CopyingTarget, n_window: int = 0) -> None:
+        """``target`` reads for slots of ``slots``; it has two sequences or more.
+
+        n_window  the model's sliding window, or 0: a copy has no more tokens than that of some
+                  layers, the last
+        """
+        self._target, self._slots, self._n_window = target, slots, n_window
         self._scratch = Scratch()
         self._tokens: list[int] = []  # in the target
 
@@ -46,7 +50,8 @@ class PromptContext:
 
     @property
     def n_batch(self) -> int:
-        return self._target.n_batch
+        """Rows that can be read at a time."""
+        return min(self._target.n_batch, self._n_window or self._target.n_batch)
 
     def read(self, prompt: Sequence[int], slot: Slot, rows: Rows) -> bool:
         """Decode ``rows`` of ``prompt``, the next after those in ``slot``, and put them there.
@@ -56,6 +61,8 @@ class PromptContext:
         """
         target, first, end = self._target, rows.positions[0], rows.positions[-1] + 1
         is_there = self._tokens[:first] == list(prompt[:first])
+        if self._n_window:
+            is_there = is_there and len(self._tokens) == first
         self._tokens = []
         target.seq_rm(ALL, first if is_there else 0, END)
         if not is_there and not target.copy_in(

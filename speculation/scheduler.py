@@ -93,7 +93,8 @@ class Scheduler:
             return False
         self._row_seconds = cost.curve(0).at(_TILE) / _TILE
         is_on_cpu = context.model.n_host_layers == context.model.n_layer
-        return is_on_cpu and self._row_seconds * 2 * _LONG < MAX_WAIT
+        has_room = min(context.n_batch, context.model.n_window or context.n_batch) >= _LONG
+        return is_on_cpu and has_room and self._row_seconds * 2 * _LONG < MAX_WAIT
 
     def _open_prompts(self) -> None:
         context = self._engine.context
@@ -110,7 +111,7 @@ class Scheduler:
         except OutOfMemory as error:
             log.info("long prompts are read beside other texts: %s", error)
         else:
-            self._prompts = PromptContext(self._prompt_context, context)
+            self._prompts = PromptContext(self._prompt_context, context, context.model.n_window)
 
     @property
     def n_running(self) -> int:
@@ -249,12 +250,18 @@ class Scheduler:
         """Empty a place; a text worth it is kept outside of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
-        if self._shelf.wants(cache.tokens):
+        if self._is_copied_whole(len(cache.tokens)) and self._shelf.wants(cache.tokens):
             saved = None if self._can_rewind else list(cache.saved)
             self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first), saved)
         cache.truncate(0)
         resources = self._engine.resources
         resources.of_slot(place.slot.index, len(self.places)).forget_text()
+
+    def _is_copied_whole(self, n_tokens: int) -> bool:
+        """Whether another text can start with any part of a copy: of layers with a sliding window,
+        llama.cpp copies no more than the window."""
+        n_window = self._engine.context.model.n_window
+        return not n_window or n_tokens <= n_window
 
     def _cells_for(self, generation: Submitted) -> int:
         """Cells for a text at first: up to its end, or a share of the context."""
@@ -380,11 +387,13 @@ class Scheduler:
         cost = self._engine.resources.known_cost
         assert cost is not None
         end = perf_counter() + _wait(n_writing) - cost.curve(0).at(n_writing)
-        for text in texts:
+        for i, text in enumerate(texts):
             start = perf_counter()
             n_most = min(int((end - start) / self._row_seconds), prompts.n_batch)
             if n_most < _LONG:
-                return
+                if i:
+                    return
+                n_most = _LONG  # the first one goes on in any case
             with self._failing(text):
                 text.place.slot.n_batch = n = min(n_most, text.reading.n_left)
                 rows = text.reading.next_rows(n)

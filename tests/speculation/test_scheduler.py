@@ -22,6 +22,7 @@ from speculation.sampling import SamplingParams
 from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
 from tests.support.exact import EXACT, PROMPT
+from tests.support.mtp_gguf import write_gemma_gguf
 
 METHODS = (
     "auto",
@@ -166,6 +167,34 @@ def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_mod
         assert found == [
             alone.generate(p, method="ar", max_tokens=9).run().token_ids for p in prompts
         ]
+
+
+@pytest.mark.parametrize("window", [8, 40])
+def test_texts_of_a_model_with_a_sliding_window_begin_with_parts_of_others(
+    window: int, tmp_path: Path
+) -> None:
+    model = write_gemma_gguf(tmp_path / "gemma.gguf", influence=1.0, window=window)
+    rng = random.Random(1)
+    first, second = ([rng.randrange(5, 95) for _ in range(120)] for _ in range(2))
+    rounds = [
+        [[*first, 5], [*second, 6]],  # read beside each other
+        [[*first[:60], 7, 8], [*second[:50], 9]],
+        [[*first[:90], 11]],
+        [[*second[:70], 12]],
+    ]
+    found, reused = [], []
+    with ParallelEngine.load(model, EXACT, parallel=3) as engine:
+        for prompts in rounds:
+            every = engine._worker.call(  # they begin with the same step
+                lambda prompts=prompts: [engine.submit(p, max_tokens=9) for p in prompts]  # type: ignore[misc]
+            )
+            found += [one.run().token_ids for one in every]
+            reused += [one.stats.n_reused for one in every]
+    with Engine.load(model, EXACT) as alone:
+        for prompt, tokens in zip(itertools.chain(*rounds), found, strict=True):
+            alone.cache.truncate(0)
+            assert tokens == alone.generate(prompt, method="ar", max_tokens=9).run().token_ids
+    assert reused[:3] == [0, 0, 60]  # of a text in the cache, not of a copy
 
 
 def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine) -> None:

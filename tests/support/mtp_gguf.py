@@ -140,10 +140,10 @@ def write_mtp_gguf_with_kv(
     return finish_writer(writer, path)
 
 
-def write_gemma_gguf(path: Path, *, influence: float = 0.05) -> Path:
-    """Write a Gemma 4 model whose layers add ``influence`` each, with a sliding window of 8 tokens
-    in all but the last. Its drafts come from a separate model, ``write_assistant_gguf``."""
-    writer = _begun_gemma(path, "gemma4", N_EMBD, [True, True, False])
+def write_gemma_gguf(path: Path, *, influence: float = 0.05, window: int = 8) -> Path:
+    """Write a Gemma 4 model whose layers add ``influence`` each, with a sliding window in all but
+    the last. Its drafts come from a separate model, ``write_assistant_gguf``."""
+    writer = _begun_gemma(path, "gemma4", N_EMBD, [True, True, False], window)
     writer.add_uint32("gemma4.embedding_length_per_layer_input", 0)
     tensors = _Tensors(writer)
     tensors.add_outer()
@@ -192,7 +192,9 @@ def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: 
     return finish_writer(writer, path)
 
 
-def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool]) -> GGUFWriter:
+def _begun_gemma(
+    path: Path, architecture: str, width: int, windows: list[bool], window: int = 8
+) -> GGUFWriter:
     writer = started_writer(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
     writer.add_bos_token_id(1)
     writer.add_feed_forward_length(2 * N_EMBD if architecture == "gemma4" else N_EMBD)
@@ -203,7 +205,7 @@ def _begun_gemma(path: Path, architecture: str, width: int, windows: list[bool])
         writer.add_uint32(f"{architecture}.attention.value_length{kind}", HEAD)
         writer.add_uint32(f"{architecture}.rope.dimension_count{kind}", HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_sliding_window(8)
+    writer.add_sliding_window(window)
     writer.add_sliding_window_pattern(windows)
     writer.add_shared_kv_layers(0)
     return writer
