@@ -3,21 +3,17 @@
 The two halves of a step are those of a single text (``continuation``). In between, the drafts worth
 their rows are chosen among all texts together (``choice``), and all rows go into one batch.
 Prompts are read in chunks: short ones beside the texts that are written, long ones in a context of
-their own (``batching.prompt_context``). What drafts with a model of its own
-does so for all texts in one batch (``batching.together``). A text is what it would be alone.
+their own (``long_prompts``). What drafts with a model of its own does so for all texts in one batch
+(``batching.together``). A text is what it would be alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from batching.cache import common_prefix
-from batching.errors import CacheFull, OutOfMemory
-from batching.llama.context import Context
-from batching.prompt_context import PromptContext
 from batching.rows import Rows
 from batching.slots import Slots
 from batching.together import Running, advance
@@ -27,6 +23,7 @@ from speculation.choice import choose, follow, level
 from speculation.continuation import Continuation, Emitted
 from speculation.fast_path import plain_steps
 from speculation.generation import Host
+from speculation.long_prompts import LongPrompts
 from speculation.shelf import Shelf
 from speculation.submitted import Requests, Submitted
 from speculation.text_files import TextFiles
@@ -41,8 +38,6 @@ _TREE_ROOM = 64  # cells for drafts beyond a text's last token
 # From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
 # A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
 _TILE = 64
-_LONG = 32  # tokens of a prompt that are worth a decode of their own, beside other texts
-_PROMPT_CELLS = 2048  # for them; longer prompts are read beside other texts
 _RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
 
 
@@ -80,38 +75,8 @@ class Scheduler:
         self.places = [Place(slot) for slot in self._shared.slots]
         self._shelf = Shelf(files=files)
         self.requests = Requests(engine, wake)
-        self._prompt_context: Context | None = None
-        self._prompts: PromptContext | None = None
-        self._row_seconds = 0.0  # of a long prompt
-        if self._worth_own_context():
-            self._open_prompts()
-
-    def _worth_own_context(self) -> bool:
-        """Whether so many rows are decoded, on the CPU, in the time that others may wait."""
-        context, cost = self._engine.context, self._engine.resources.known_cost
-        if not self._can_rewind or cost is None or self.places[0].slot.n_seq_max < 2:
-            return False
-        self._row_seconds = cost.curve(0).at(_TILE) / _TILE
-        is_on_cpu = context.model.n_host_layers == context.model.n_layer
-        has_room = min(context.n_batch, context.model.n_window or context.n_batch) >= _LONG
-        return is_on_cpu and has_room and self._row_seconds * 2 * _LONG < MAX_WAIT
-
-    def _open_prompts(self) -> None:
-        context = self._engine.context
-        params = replace(
-            context.params,
-            n_ctx=min(_PROMPT_CELLS, context.n_ctx),
-            n_batch=context.n_batch,
-            n_seq_max=2,
-            n_slots=1,
-            flash_attn="on" if context.flash_attn else "off",
-        )
-        try:
-            self._prompt_context = Context(context.model, params)
-        except OutOfMemory as error:
-            log.info("long prompts are read beside other texts: %s", error)
-        else:
-            self._prompts = PromptContext(self._prompt_context, context, context.model.n_window)
+        n_seq_max = self._shared.slots[0].n_seq_max
+        self._long_prompts = LongPrompts.open(engine, n_seq_max, MAX_WAIT)
 
     @property
     def n_running(self) -> int:
@@ -134,8 +99,8 @@ class Scheduler:
             for place in sorted(self.places, key=lambda place: place.used):
                 self._drop(place)
             self._shelf.close()
-        if self._prompt_context is not None:
-            self._prompt_context.close()
+        if self._long_prompts is not None:
+            self._long_prompts.close()
 
     def _active(self) -> list[ActiveText]:
         return [place.text for place in self.places if place.text is not None]
@@ -361,9 +326,9 @@ class Scheduler:
             return chunks
         reading.sort(key=lambda text: text.generation.submitted)
         n_writing = len(texts) - len(reading)
-        if len(texts) > 1 and self._prompts is not None:
-            long = [text for text in reading if _is_long(text, self._prompts)]
-            self._read_long(long, n_writing, self._prompts)
+        if len(texts) > 1 and self._long_prompts is not None:
+            long = [text for text in reading if self._long_prompts.takes(text)]
+            self._long_prompts.read(long, n_writing, _wait(n_writing), self._failing)
             reading = [text for text in reading if text not in long]
         n_left = self._chunk(len(texts), n_writing)
         for text in reading:
@@ -379,31 +344,6 @@ class Scheduler:
                     n_left -= len(rows)
                     chunks[text] = rows
         return chunks
-
-    def _read_long(
-        self, texts: Sequence[ActiveText], n_writing: int, prompts: PromptContext
-    ) -> None:
-        """Read prompts in a context of their own, one after another, as long as others may wait."""
-        cost = self._engine.resources.known_cost
-        assert cost is not None
-        end = perf_counter() + _wait(n_writing) - cost.curve(0).at(n_writing)
-        for i, text in enumerate(texts):
-            start = perf_counter()
-            n_most = min(int((end - start) / self._row_seconds), prompts.n_batch)
-            if n_most < _LONG:
-                if i:
-                    return
-                n_most = _LONG  # the first one goes on in any case
-            with self._failing(text):
-                text.place.slot.n_batch = n = min(n_most, text.reading.n_left)
-                rows = text.reading.next_rows(n)
-                assert rows is not None
-                if not prompts.read(text.generation.prompt, text.place.slot, rows):
-                    raise CacheFull(f"no room for {n} tokens of a prompt")
-                text.read(None)
-                if not text.reading.n_left:
-                    text.begin()
-            self._row_seconds += (perf_counter() - start - n * self._row_seconds) / (n + 1000)
 
     def _draft(self, texts: Sequence[ActiveText], start: float) -> dict[ActiveText, Continuation]:
         """Let the texts that are written draft."""
@@ -488,10 +428,3 @@ class Scheduler:
 def _wait(n_writing: int) -> float:
     """Seconds that a step with prompts may take."""
     return MAX_WAIT if n_writing else MAX_READING
-
-
-def _is_long(text: ActiveText, prompts: PromptContext) -> bool:
-    """Whether a prompt is worth decodes of its own."""
-    reading = text.reading
-    is_short = reading.n_left < _LONG or len(text.generation.prompt) > prompts.n_ctx
-    return not (is_short or reading.needs_output)

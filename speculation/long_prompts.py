@@ -1,0 +1,111 @@
+"""Reads long prompts in a context of their own, while other texts are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from time import perf_counter
+
+from batching.errors import CacheFull, OutOfMemory
+from batching.llama.context import Context
+from batching.prompt_context import PromptContext
+from batching.tree import NO_LIMIT
+from speculation.active_text import ActiveText
+from speculation.auto.cost import SIZES, Cost
+from speculation.generation import Host
+
+log = logging.getLogger(__name__)
+
+_LONG = 32  # tokens of a prompt that are worth a decode of their own
+_CELLS = 2048  # longer prompts are read beside other texts
+
+
+class LongPrompts:
+    """See ``PromptContext``."""
+
+    def __init__(self, small: Context, shared: Context, cost: Cost) -> None:
+        self._context = small
+        self._cost = cost
+        self._prompts = PromptContext(small, shared, shared.model.n_window)
+        self._row_seconds = _row_seconds(cost)
+
+    @classmethod
+    def open(cls, engine: Host, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
+        """For texts with ``n_seq_max`` sequences each, which wait ``max_seconds`` at most.
+
+        None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
+        cells are not in main memory, or if there is too little of it.
+        """
+        context, cost = engine.context, engine.resources.known_cost
+        model = context.model
+        is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
+        is_on_cpu = model.n_host_layers == model.n_layer
+        has_room = min(context.n_batch, model.n_window or context.n_batch) >= _LONG
+        if cost is None or not (is_possible and is_on_cpu and has_room):
+            return None
+        if _row_seconds(cost) * SIZES[-1] > max_seconds:
+            return None
+        params = replace(
+            context.params,
+            n_ctx=min(_CELLS, context.n_ctx),
+            n_batch=context.n_batch,
+            n_seq_max=2,
+            n_slots=1,
+            flash_attn="on" if context.flash_attn else "off",
+        )
+        try:
+            return cls(Context(model, params), context, cost)
+        except OutOfMemory as error:
+            log.info("long prompts are read beside other texts: %s", error)
+            return None
+
+    def close(self) -> None:
+        self._context.close()
+
+    def takes(self, text: ActiveText) -> bool:
+        """Whether what is left of a prompt is to be read here."""
+        reading = text.reading
+        is_short = reading.n_left < _LONG or len(text.generation.prompt) > self._prompts.n_ctx
+        return not (is_short or reading.needs_output)
+
+    def read(
+        self,
+        texts: Sequence[ActiveText],
+        n_writing: int,
+        max_seconds: float,
+        failing: Callable[[ActiveText], AbstractContextManager[None]],
+    ) -> None:
+        """Read prompts that it ``takes``, one after another, for about ``max_seconds`` less a step
+        of the ``n_writing`` texts that wait. What is wrong with one ends in ``failing``."""
+        end = perf_counter() + max_seconds - self._cost.curve(0).at(n_writing)
+        for i, text in enumerate(texts):
+            start = perf_counter()
+            n_most = min(int((end - start) / self._row_seconds), self._prompts.n_batch)
+            if n_most < _LONG:
+                if i:
+                    return
+                n_most = _LONG  # the first one goes on in any case
+            with failing(text):
+                n = self._read_piece(text, n_most)
+                spent = perf_counter() - start
+                self._row_seconds += (spent - n * self._row_seconds) / (n + 1000)
+
+    def _read_piece(self, text: ActiveText, n_most: int) -> int:
+        """Read at most ``n_most`` tokens of a prompt; return how many. At its end, it begins."""
+        slot, reading = text.place.slot, text.reading
+        slot.n_batch = n = min(n_most, reading.n_left)
+        rows = reading.next_rows(n)
+        assert rows is not None
+        if not self._prompts.read(text.generation.prompt, slot, rows):
+            raise CacheFull(f"no room for {n} tokens of a prompt")
+        text.read(None)
+        if not reading.n_left:
+            text.begin()
+        return n
+
+
+def _row_seconds(cost: Cost) -> float:
+    """Of many rows with output; a prompt's take less, which is learnt."""
+    return cost.curve(0).at(SIZES[-1]) / SIZES[-1]
