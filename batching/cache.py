@@ -317,7 +317,8 @@ class Reading:
         return text_rows(chunk, first, [False] * n, cache.n_seq)
 
     def take(self, output: Output | None) -> None:
-        """The rows were decoded: they are part of the text. None unless ``needs_output``."""
+        """The rows were decoded: they are part of the text. ``output`` may be None unless it is
+        needed (``needs_output``)."""
         first, chunk = self._cache.n_past, self._chunk
         self._cache.tokens += chunk
         self._chunk = ()

@@ -36,8 +36,9 @@ class PromptContext:
     def __init__(self, target: CopyingTarget, slots: CopyingTarget, n_window: int = 0) -> None:
         """``target`` reads for slots of ``slots``; it has two sequences or more.
 
-        n_window  the model's sliding window, or 0: a copy has no more tokens than that of some
-                  layers, the last
+        n_window  tokens in the model's sliding window, or 0. A copy of a longer text lacks its
+                  older tokens in some layers, so no text can go on from a part of it. Pieces must
+                  not be longer
         """
         self._target, self._slots, self._n_window = target, slots, n_window
         self._scratch = Scratch()
@@ -51,7 +52,7 @@ class PromptContext:
     @property
     def n_batch(self) -> int:
         """Rows that can be read at a time."""
-        return min(self._target.n_batch, self._n_window or self._target.n_batch)
+        return self._target.n_batch
 
     def read(self, prompt: Sequence[int], slot: Slot, rows: Rows) -> bool:
         """Decode ``rows`` of ``prompt``, the next after those in ``slot``, and put them there.
@@ -60,9 +61,8 @@ class PromptContext:
         text before. Returns False, and the slot is as it was, if there is no room.
         """
         target, first, end = self._target, rows.positions[0], rows.positions[-1] + 1
-        is_there = self._tokens[:first] == list(prompt[:first])
-        if self._n_window:
-            is_there = is_there and len(self._tokens) == first
+        kept = self._tokens if self._n_window else self._tokens[:first]
+        is_there = not first or kept == list(prompt[:first])
         self._tokens = []
         target.seq_rm(ALL, first if is_there else 0, END)
         if not is_there and not target.copy_in(

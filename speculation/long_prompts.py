@@ -23,7 +23,7 @@ _CELLS = 2048  # longer prompts are read beside other texts
 
 
 class LongPrompts:
-    """See ``PromptContext``."""
+    """Decides which prompts are read in a context of their own, and how much of them in a step."""
 
     def __init__(self, small: Context, shared: Context, cost: Cost) -> None:
         self._context = small
@@ -36,21 +36,21 @@ class LongPrompts:
         """For texts with ``n_seq_max`` sequences each, which wait ``max_seconds`` at most.
 
         None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
-        cells are not in main memory, or if there is too little of it.
+        sliding window is short, if its cells are not in main memory, or if that is too small.
         """
         context, cost = engine.context, engine.resources.known_cost
         model = context.model
         is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
         is_on_cpu = model.n_host_layers == model.n_layer
-        has_room = min(context.n_batch, model.n_window or context.n_batch) >= _LONG
-        if cost is None or not (is_possible and is_on_cpu and has_room):
+        n_batch = min(context.n_batch, model.n_window or context.n_batch)
+        if cost is None or not (is_possible and is_on_cpu) or n_batch < _LONG:
             return None
         if _row_seconds(cost) * SIZES[-1] > max_seconds:
             return None
         params = replace(
             context.params,
             n_ctx=min(_CELLS, context.n_ctx),
-            n_batch=context.n_batch,
+            n_batch=n_batch,
             n_seq_max=2,
             n_slots=1,
             flash_attn="on" if context.flash_attn else "off",
@@ -77,8 +77,9 @@ class LongPrompts:
         max_seconds: float,
         failing: Callable[[ActiveText], AbstractContextManager[None]],
     ) -> None:
-        """Read prompts that it ``takes``, one after another, for about ``max_seconds`` less a step
-        of the ``n_writing`` texts that wait. What is wrong with one ends in ``failing``."""
+        """Read prompts that it ``takes``, one after another. Together with a step of the
+        ``n_writing`` texts that wait, this takes about ``max_seconds``. An error ends in
+        ``failing``, which is called with its text."""
         end = perf_counter() + max_seconds - self._cost.curve(0).at(n_writing)
         for i, text in enumerate(texts):
             start = perf_counter()

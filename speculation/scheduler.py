@@ -30,7 +30,8 @@ from speculation.text_files import TextFiles
 
 log = logging.getLogger(__name__)
 
-# A running text waits about this long for its next token while a prompt is read beside it, seconds.
+# A running text waits about this long for its next token while a prompt is read beside it, seconds;
+# twice as long if a step reads both a long prompt and short ones.
 MAX_WAIT = 0.2
 MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
 _WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text

@@ -138,6 +138,7 @@ class Model:
         self.can_rewind = not (
             C.llama_model_is_recurrent(handle) or C.llama_model_is_hybrid(handle)
         )
+        # Tokens that layers with a sliding window attend to; 0 = none has one.
         self.n_window: int = C.llama_model_n_swa(handle)
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
