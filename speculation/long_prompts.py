@@ -29,7 +29,7 @@ class LongPrompts:
         self._context = small
         self._cost = cost
         self._prompts = PromptContext(small, shared, shared.model.n_window)
-        self._row_seconds = _row_seconds(cost)
+        self._row_seconds = cost.row_seconds  # more than a prompt's take, which is learnt
 
     @classmethod
     def open(cls, engine: Host, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
@@ -45,7 +45,7 @@ class LongPrompts:
         n_batch = min(context.n_batch, model.n_window or context.n_batch)
         if cost is None or not (is_possible and is_on_cpu) or n_batch < _LONG:
             return None
-        if _row_seconds(cost) * SIZES[-1] > max_seconds:
+        if cost.row_seconds * SIZES[-1] > max_seconds:
             return None
         params = replace(
             context.params,
@@ -105,8 +105,3 @@ class LongPrompts:
         if not reading.n_left:
             text.begin()
         return n
-
-
-def _row_seconds(cost: Cost) -> float:
-    """Of many rows with output; a prompt's take less, which is learnt."""
-    return cost.curve(0).at(SIZES[-1]) / SIZES[-1]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 from time import perf_counter
 
 from batching.cache import common_prefix
@@ -74,7 +76,7 @@ class Scheduler:
         self._engine = engine
         self._shared = Slots(engine.context, n_slots)
         self.places = [Place(slot) for slot in self._shared.slots]
-        self._shelf = Shelf(files=files)
+        self._shelf = Shelf(files=files, read_seconds=_read_seconds(engine))
         self.requests = Requests(engine, wake)
         n_seq_max = self._shared.slots[0].n_seq_max
         self._long_prompts = LongPrompts.open(engine, n_seq_max, MAX_WAIT)
@@ -194,7 +196,8 @@ class Scheduler:
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
-        if resources.draft is None and not resources.heads:  # they would have to read a text again
+        reads_again = resources.draft is not None or resources.heads  # what drafts, that is
+        if self._shelf.pays and not reads_again:
             for place in others:
                 self._drop(place)
         self._make_room(n_cells, others)
@@ -216,9 +219,10 @@ class Scheduler:
         """Empty a place; a text worth it is kept outside of the cache."""
         cache = place.cache
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
-        if self._is_copied_whole(len(cache.tokens)) and self._shelf.wants(cache.tokens):
+        if self._is_copied_whole(len(cache.tokens)):
             saved = None if self._can_rewind else list(cache.saved)
-            self._shelf.put(cache.tokens, self._engine.context.copy_out(place.slot.first), saved)
+            copy = partial(self._engine.context.copy_out, place.slot.first)
+            self._shelf.put(cache.tokens, copy, saved)
         cache.truncate(0)
         resources = self._engine.resources
         resources.of_slot(place.slot.index, len(self.places)).forget_text()
@@ -402,9 +406,8 @@ class Scheduler:
         cost = self._engine.resources.known_cost
         if cost is None:
             return most
-        curve = cost.curve(0)
-        row = curve.table[-1] / (len(curve.table) - 1)
-        return max(2, min(int((_wait(n_writing) - curve.at(n_writing)) / row), most))
+        seconds = _wait(n_writing) - cost.curve(0).at(n_writing)
+        return max(2, min(int(seconds / cost.row_seconds), most))
 
     def _failing(self, text: ActiveText) -> _Failing:
         return _Failing(self, text)
@@ -424,6 +427,13 @@ class Scheduler:
             text.end()
         finally:
             text.generation.fail(error)
+
+
+def _read_seconds(engine: Host) -> float:
+    """What reading a token again takes, where copying it may take longer: on a GPU."""
+    model, cost = engine.context.model, engine.resources.known_cost
+    on_gpu = model.n_host_layers < model.n_layer
+    return cost.row_seconds if on_gpu and cost is not None else inf
 
 
 def _wait(n_writing: int) -> float:

@@ -4,12 +4,17 @@ A text that nobody writes costs time in the cache: attention passes over its cel
 took 28% longer for a token beside 6,000 idle cells on two cores, and three times as long without
 flash attention. Copying 1,000 tokens out and in takes a few milliseconds, reading them again
 seconds. What does not fit goes to disk, if that is wanted (``text_files``).
+
+From a GPU's memory llama.cpp copies each token that was written beside others by itself, layer by
+layer, while many are read at once. So copies are timed there, and end if reading is quicker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import perf_counter
 from typing import Any
 
 from batching.cache import common_prefix, n_kept
@@ -38,22 +43,41 @@ class Shelved:
 class Shelf:
     """Keeps the texts used last, up to a number of bytes; older ones in ``files``, if given."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, files: TextFiles | None = None) -> None:
-        self._max_bytes, self.files = max_bytes, files
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        files: TextFiles | None = None,
+        read_seconds: float = inf,
+    ) -> None:
+        """``read_seconds``: what a copy of a token must not take; by default it always pays."""
+        self._max_bytes, self.files, self._read_seconds = max_bytes, files, read_seconds
         self._texts: list[Shelved] = []  # least recently used first
+        self._n_copied, self._copy_seconds = 0, 0.0
 
-    def wants(self, tokens: Sequence[int]) -> bool:
-        """Whether a text is worth a copy: not if it is short, or here already."""
-        if len(tokens) < _LEAST:
-            return False
-        return not any(begins(tokens, text.tokens) for text in self._texts)
+    @property
+    def pays(self) -> bool:
+        """Whether copies so far took no more time than they may."""
+        return not self._n_copied or self._copy_seconds / self._n_copied <= self._read_seconds
 
     def put(
-        self, tokens: Sequence[int], state: Any, saved: list[tuple[int, Any]] | None = None
+        self,
+        tokens: Sequence[int],
+        copy: Callable[[], Any],
+        saved: list[tuple[int, Any]] | None = None,
     ) -> None:
-        """Keep a text; it replaces those that it continues. Arguments as in ``Shelved``."""
+        """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
+        already, and a copy pays or files are wanted. It replaces those that it continues. ``saved``
+        as in ``Shelved``.
+        """
+        is_here = any(begins(tokens, text.tokens) for text in self._texts)
+        if len(tokens) < _LEAST or is_here or not (self.pays or self.files is not None):
+            return
+        start = perf_counter()
+        new = Shelved(tuple(tokens), copy(), saved)
+        self._copy_seconds += perf_counter() - start
+        self._n_copied += len(tokens)
         self._texts = [text for text in self._texts if not begins(text.tokens, tokens)]
-        self._append(Shelved(tuple(tokens), state, saved))
+        self._append(new)
 
     def _append(self, new: Shelved) -> None:
         self._texts.append(new)

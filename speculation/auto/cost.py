@@ -162,6 +162,11 @@ class Cost:
             self._measured[place] = curve
         return curve
 
+    @property
+    def row_seconds(self) -> float:
+        """Seconds of a row among many. A prompt's rows, without output, take less."""
+        return self.curve(0).at(SIZES[-1]) / SIZES[-1]
+
     def begin(self) -> None:
         """A new text starts: ignore its first steps."""
         self._n_first = _FIRST_STEPS

@@ -39,7 +39,7 @@ def found(shelf: Shelf, prompt: list[int], more_than: int = 0) -> tuple[bytes, i
 def write(folder: Path, tokens: list[int], model: str = MODEL) -> Path:
     before = {*folder.glob("*")}
     shelf = kept(folder, model)
-    shelf.put(tokens, STATE)
+    shelf.put(tokens, lambda: STATE)
     shelf.close()
     (path,) = {*folder.glob("*")} - before
     return path
@@ -48,8 +48,8 @@ def write(folder: Path, tokens: list[int], model: str = MODEL) -> Path:
 def test_a_text_without_room_goes_to_disk_and_is_there_after_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "texts"
     shelf = kept(folder)
-    shelf.put(ONE, STATE)
-    shelf.put(TWO, STATE[::-1])
+    shelf.put(ONE, lambda: STATE)
+    shelf.put(TWO, lambda: STATE[::-1])
     for _ in range(2):  # while it is written, and afterwards
         assert found(shelf, [*ONE, 5]) == (STATE, 100)
         assert found(shelf, TWO[:50]) == (STATE[::-1], 50)
@@ -69,6 +69,30 @@ def test_a_text_without_room_goes_to_disk_and_is_there_after_a_restart(tmp_path:
     assert {*folder.glob("*")} == {*files}
 
 
+def test_no_text_is_copied_once_a_copy_took_longer_than_reading(tmp_path: Path) -> None:
+    copied: list[list[int]] = []
+
+    def keep(shelf: Shelf, text: list[int]) -> None:
+        def copy() -> bytes:
+            copied.append(text)
+            return STATE
+
+        shelf.put(text, copy)
+
+    quick, slow = Shelf(read_seconds=10.0), Shelf(read_seconds=0.0)
+    for shelf in (quick, slow):
+        assert shelf.pays  # nothing is known yet
+        keep(shelf, ONE)
+        keep(shelf, TWO)
+    assert (quick.pays, slow.pays) == (True, False)
+    assert copied == [ONE, TWO, ONE]
+    assert found(slow, ONE) == (STATE, 100)
+    asked_for = Shelf(files=TextFiles(tmp_path, MODEL, 10**6), read_seconds=0.0)
+    keep(asked_for, ONE)
+    keep(asked_for, TWO)
+    assert copied[3:] == [ONE, TWO]
+
+
 def test_a_text_is_restored_only_if_that_is_quicker(tmp_path: Path) -> None:
     write(tmp_path, ONE)
     shelf = kept(tmp_path)
@@ -86,7 +110,7 @@ def test_a_text_replaces_those_it_continues(tmp_path: Path) -> None:
     new = write(tmp_path, [*ONE, 5])
     assert [*tmp_path.glob("*")] == [new] != [old]
     shelf = kept(tmp_path)
-    shelf.put(ONE, STATE)  # the file has more
+    shelf.put(ONE, lambda: STATE)  # the file has more
     shelf.close()
     assert [*tmp_path.glob("*")] == [new]
 
@@ -98,13 +122,13 @@ def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     size = paths[0].stat().st_size
     shelf = kept(tmp_path, max_bytes=3 * size)
     assert found(shelf, [0, *ONE]) == (STATE, 101)
-    shelf.put(TWO, STATE)
+    shelf.put(TWO, lambda: STATE)
     shelf.close()  # the oldest goes, although it is another model's
     assert [path.exists() for path in paths] == [True, False, True]
     shelf = kept(tmp_path, max_bytes=2 * size)
     assert [path.exists() for path in paths] == [True, False, False]
     assert found(shelf, [2, *ONE])[1] == 0
-    shelf.put([7, *ONE], bytes(2 * size))  # larger than all of it
+    shelf.put([7, *ONE], lambda: bytes(2 * size))  # larger than all of it
     shelf.close()
     assert paths[0].exists() and len([*tmp_path.glob("*")]) == 2
 
@@ -159,7 +183,7 @@ def test_a_full_disk_loses_the_text_but_no_reply(
 ) -> None:
     shelf = kept(tmp_path)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-    shelf.put(ONE, STATE)
+    shelf.put(ONE, lambda: STATE)
     shelf.close()
     assert "full" in caplog.text
     assert shelf.files is not None and shelf.files.read(shelf.files.texts[0]) is None
