@@ -38,7 +38,7 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0, max_rows: int = 
         other_texts=len(texts) - len(open_texts),
         other_rows=n_rows - n_open,
         last_rows=cost.last_rows,
-        switch_seconds=curve.switch_seconds,
+        extra_seconds=cost.extra(curve),
         overhead_seconds=cost.overhead * len(texts),
     )
     for text, chooser, nodes in zip(open_texts, choosers, chosen, strict=True):

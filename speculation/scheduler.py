@@ -302,7 +302,7 @@ class Scheduler:
         if is_one_decode and not n_prompt:  # a prompt's rows are cheaper, without output
             follow(continuations, n_rows, seconds)
         elif cost is not None:
-            cost.last_rows = n_rows
+            cost.decoded(n_rows)
         for text, output in zip(order, outputs, strict=True):
             with self._failing(text):
                 if text in written:

@@ -1,8 +1,9 @@
 """Measures the cost curve c(n) on this machine.
 
 The time of a decode depends on the decodes before it: a large batch leaves the CPU caches cold, and
-a change of size makes llama.cpp rebuild its compute graph. So every size is measured among single
-rows, as in a text, and relative to them, because the load of the machine varies.
+a change of size makes llama.cpp rebuild its compute graph, and a GPU may record the graph of a size
+that repeats. So every size is measured among single rows, as in a text, and relative to them,
+because the load of the machine varies.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _FAR_SIZES = (1, 8, 64)  # enough for what attention adds
 _SINGLES = 4  # before each small size; the first two find cold caches
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
 _MAX_ROUNDS = 12
+_MAX_REPEATS = 4  # of a size: one after another size, one that is recorded, two that are replayed
+_SETTLED = 0.2  # share by which two decodes of a size may differ
 BUDGET = 1.5  # seconds
 
 
@@ -39,18 +42,22 @@ def measure_curve(
 
     ``decode(n)`` decodes n rows and returns the seconds it took. ``progress`` gets each size when
     it has first been measured. A size is decoded twice after single rows: the second time counts,
-    in single rows of that moment, and the first gives the cost of switching sizes. Large sizes are
-    decoded once at first, after others. The curve takes medians over all rounds; sizes not reached
-    are left out.
+    in single rows of that moment, and the first gives the cost of switching sizes. If they
+    differ much, it is decoded again, up to four times: then the last ones count, and the second
+    gives the cost of recording a graph. Large sizes are decoded once at first, after others; that
+    counts, less the switch, if there is nothing better. The curve takes medians over all rounds, of
+    which the first may load kernels and counts alone; sizes not reached are left out.
     """
     order = [n for n in (*_REQUIRED, *_OTHERS) if n in sizes]
     order += [n for n in sizes if n not in order]
     singles: list[float] = []
     ratios: dict[int, list[float]] = {n: [] for n in order}
+    once: dict[int, float] = {}  # the same of batches after another size
     switches: list[float] = []
+    records: list[float] = []
     spent = decode(1)  # may include allocation
     for n in islice(cycle(order), _MAX_ROUNDS * len(order)):
-        is_new = not ratios[n]
+        is_new = n not in once
         if spent > budget_seconds and not (is_new and n in _REQUIRED):
             break  # every required size precedes the others
         is_small = n <= _MAX_SMALL
@@ -59,19 +66,31 @@ def measure_curve(
             spent += sum(before)
             singles.append(median(before[2:]))
         single = singles[-1]
-        first = again = decode(n) if n > 1 else single
-        spent += first
-        if n > 1 and (is_small or not is_new) and spent <= budget_seconds:
-            again = decode(n)
-            spent += again
-            switches.append((first - again) / single)
-        ratios[n].append(min(first, again) / single)
+        times = [decode(n) if n > 1 else single]
+        spent += times[0]
+        once.setdefault(n, times[0] / single)
+        most = _MAX_REPEATS if n > 1 and (is_small or not is_new) else 1
+        while len(times) < most and spent <= budget_seconds and not _is_settled(times):
+            times.append(decode(n))
+            spent += times[-1]
+        if n > 1 and len(times) > 1:
+            switches.append((times[0] - times[-1]) / single)
+            records.append((times[1] - times[-1]) / single)
+        if n == 1 or len(times) > 1:
+            ratios[n].append(min(times[-2:]) / single)
         if is_new and progress is not None:
             progress(n)
     single = median(singles)
-    found = sorted(n for n in order if ratios[n])
-    switch = single * max(0.0, median(switches or [0.0]))
-    return CostCurve(found, [single * median(ratios[n]) for n in found], switch)
+    switch, record = (max(0.0, median(shares or [0.0])) for shares in (switches, records))
+    found = sorted(once)
+    shares = [median(ratios[n][1:] or ratios[n] or [max(once[n] - switch, 1.0)]) for n in found]
+    seconds = [single * share for share in shares]
+    return CostCurve(found, seconds, single * switch, single * record)
+
+
+def _is_settled(times: Sequence[float]) -> bool:
+    """Whether the last two of a size's decodes took about as long."""
+    return len(times) > 1 and abs(times[-1] - times[-2]) <= _SETTLED * times[-2]
 
 
 def measure_cost(

@@ -34,6 +34,8 @@ class CostCurve:
     sizes           row counts, ascending from 1
     seconds         time of each
     switch_seconds  extra cost of a batch whose size differs from the one before
+    record_seconds  extra cost of the second batch of a size, where llama.cpp records it as a CUDA
+                    graph, which makes the next ones quicker
 
     >>> CostCurve((1, 3, 11), (1.0, 2.0, 4.0)).table[:12]
     [0.0, 1.0, 2.0, 2.0, 2.25, 3.25, 3.25, 3.25, 3.25, 4.0, 4.0, 4.0]
@@ -42,6 +44,7 @@ class CostCurve:
     sizes: Sequence[int]
     seconds: Sequence[float]
     switch_seconds: float = 0.0
+    record_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] != 1 or list(self.sizes) != sorted(set(self.sizes)):
@@ -115,6 +118,7 @@ class Cost:
     n_texts    texts in each batch
     n_past     tokens that a row of theirs attends to, on average; 0 for one text, whose own count
     last_rows  rows of the last decode, including a prompt's; 0 before a text's first
+    repeats    whether the decode before it had as many
     overhead   average seconds of a step besides decoding and drafting
     """
 
@@ -132,7 +136,7 @@ class Cost:
         self.weights = list(weights) or [_MEMORY / 4] * len(near.sizes)
         self._curves: dict[int, CostCurve] = {}  # by place of the context
         self._measured: dict[int, CostCurve] = {}  # the same without level and shape
-        self.n_texts, self.n_past, self.last_rows = 1, 0, 0
+        self.n_texts, self.n_past, self.last_rows, self.repeats = 1, 0, 0, False
         self.overhead = 0.0
         self._n_first = 0  # coming decodes to ignore as atypical
         self._n_followed = 0
@@ -145,8 +149,9 @@ class Cost:
             measured = self._measured_at(place)
             factors = [self.level * shape for shape in self.shape]
             seconds = [f * s for f, s in zip(factors, measured.seconds, strict=True)]
-            switch = self.level * measured.switch_seconds
-            curve = self._curves[place] = CostCurve(measured.sizes, seconds, switch)
+            switch, record = self.level * measured.switch_seconds, measured.record_seconds
+            curve = CostCurve(measured.sizes, seconds, switch, self.level * record)
+            self._curves[place] = curve
         return curve
 
     def _measured_at(self, place: int) -> CostCurve:
@@ -158,7 +163,7 @@ class Cost:
                 added = [s - near.at(n) for n, s in zip(far.sizes, far.seconds, strict=True)]
                 for i, n in enumerate(near.sizes):
                     seconds[i] += max(0.0, position * _interpolated(n, far.sizes, added))
-            curve = CostCurve(near.sizes, seconds, near.switch_seconds)
+            curve = CostCurve(near.sizes, seconds, near.switch_seconds, near.record_seconds)
             self._measured[place] = curve
         return curve
 
@@ -172,6 +177,22 @@ class Cost:
         self._n_first = _FIRST_STEPS
         self.last_rows = 0
 
+    def decoded(self, n_rows: int, n_steps: int = 1) -> None:
+        """``n_steps`` batches of ``n_rows`` were decoded."""
+        self.repeats = n_steps > 1 or n_rows == self.last_rows
+        self.last_rows = n_rows
+
+    def extra(self, curve: CostCurve) -> tuple[float, float]:
+        """Seconds beyond ``curve`` that the next batch costs if it has as many rows as the last,
+        and if it has not.
+
+        To leave a size that is recorded costs a record, too: on the way back. A record saves the
+        switch in each step after it; two such steps are counted on.
+        """
+        if self.repeats:
+            return 0.0, curve.switch_seconds + curve.record_seconds
+        return max(0.0, curve.record_seconds - 2 * curve.switch_seconds), curve.switch_seconds
+
     def follow(self, n_rows: int, n_past: int, seconds: float, n_steps: int = 1) -> None:
         """Learn from ``n_steps`` decodes of ``n_rows`` that took ``seconds`` each.
 
@@ -181,15 +202,19 @@ class Cost:
         counts at most twice its expected time. Curves change every 64 calls, since rebuilding them
         is too slow for every step.
         """
-        last_rows, self.last_rows = self.last_rows, n_rows
+        changes, was_recorded = n_rows != self.last_rows, self.repeats
+        self.decoded(n_rows, n_steps)
         if self._n_first > 0:
             self._n_first -= n_steps
             return
-        changes = n_steps == 1 and n_rows != last_rows
-        if n_rows > SIZES[-1] or (changes and self.n_texts == 1):
+        if n_rows > SIZES[-1] or (changes and n_steps == self.n_texts == 1):
             return
+        near, extra = self.near, 0.0
         if changes:
-            seconds -= self.level * self.near.switch_seconds
+            extra += near.switch_seconds
+        if self.repeats and (changes or not was_recorded):
+            extra += near.record_seconds
+        seconds -= self.level * extra / n_steps
         i = self.near.index(n_rows)
         place = (self.n_past or n_past) // _SPAN
         ratio = seconds / self._measured_at(place).at(n_rows) / self.level

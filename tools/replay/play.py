@@ -354,7 +354,7 @@ class _RecordedDraftModel(draft_model.DraftModel):
 def measured(true: Cost) -> Cost:
     """What a measurement would find of the true cost."""
     near, far = (
-        curve and CostCurve(SIZES, [curve.at(n) for n in SIZES], curve.switch_seconds)
+        curve and replace(curve, sizes=SIZES, seconds=[curve.at(n) for n in SIZES])
         for curve in (true.near, true.far)
     )
     assert near is not None
@@ -369,6 +369,7 @@ def scaled(cost: Mapping[str, Any], factor: float) -> Cost:
             curve["sizes"],
             [factor * seconds for seconds in curve["seconds"]],
             factor * curve["switch_seconds"],
+            factor * curve.get("record_seconds", 0.0),  # older recordings have none
         )
         for curve in (cost["near"], cost["far"])
     )

@@ -83,7 +83,7 @@ class PlaybackTarget:
         self.n_vocab = n_vocab
         self._logits = np.full(n_vocab, -100.0, np.float32)
         self._shown: list[int] = []  # tokens with a logit in _logits
-        self._last_rows = 0
+        self._last_rows, self._repeats = 0, False
         self._is_first = True
         self.excess = 0.0  # seconds of noise in this text, without its first step
         self.decoded_tree = False  # whether the last decode was a tree's
@@ -113,9 +113,12 @@ class PlaybackTarget:
         """Advance the clock by a decode."""
         curve = self._cost.curve(n_past)
         seconds = curve.at(n_rows)
-        if n_rows != self._last_rows:
+        repeats = n_rows == self._last_rows
+        if not repeats:
             seconds += max(0.0, curve.switch_seconds)
-        self._last_rows = n_rows
+        elif not self._repeats:
+            seconds += curve.record_seconds
+        self._last_rows, self._repeats = n_rows, repeats
         noise = max(0.5, self._random.gauss(1.0, self._noise)) if self._noise else 1.0
         if self._hiccups and self._random.random() < self._hiccups:
             noise *= 4.0

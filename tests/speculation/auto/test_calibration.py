@@ -23,15 +23,22 @@ from tests.support.tiny_gguf import write_tiny_gguf
 class Machine:
     """Simulates decodes and returns how long they would take.
 
-    The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds; the
+    The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds, and
+    the decode after it ``record`` if the size repeats; the first use of a size costs ``load``. The
     two decodes after more than 8 rows cost ``cold`` times as much; ``busy`` lists how much slower
     it is for 200 decodes each, in turn.
     """
 
     def __init__(
-        self, switch: float = 0.0, cold: float = 1.0, busy: tuple[float, ...] = (1.0,)
+        self,
+        switch: float = 0.0,
+        cold: float = 1.0,
+        busy: tuple[float, ...] = (1.0,),
+        record: float = 0.0,
+        load: float = 0.0,
     ) -> None:
         self.switch, self.cold, self.busy = switch, cold, busy
+        self.record, self.load = record, load
         self.sizes: list[int] = []
         self.seconds = 0.0
 
@@ -41,6 +48,10 @@ class Machine:
             seconds *= self.cold
         if self.sizes and self.sizes[-1] != n:
             seconds += self.switch
+        elif len(self.sizes) == 1 or self.sizes[-2:-1] not in ([], [n]):
+            seconds += self.record
+        if n not in self.sizes:
+            seconds += self.load
         seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
         self.sizes.append(n)
         self.seconds += seconds
@@ -55,8 +66,9 @@ class Machine:
         Machine(cold=2.0),
         Machine(busy=(1.0, 3.0, 1.0, 1.5)),
         Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
+        Machine(switch=2e-4, record=2e-3, load=2e-3),
     ],
-    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it"],
+    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it", "records-graphs"],
 )
 def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
     curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
@@ -64,6 +76,7 @@ def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> 
     ratios = [curve.at(n) / curve.at(1) for n in SIZES]
     assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
     assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
+    assert curve.record_seconds / curve.at(1) == pytest.approx(machine.record / 1e-3, rel=0.05)
 
 
 def test_the_time_of_a_single_row_is_the_most_common_one() -> None:

@@ -63,6 +63,26 @@ def test_with_several_texts_batches_after_another_size_count_less_the_switch() -
     assert [cost.curve(100).at(n) for n in (8, 16)] == pytest.approx([3.0, 3.0], rel=0.01)
 
 
+def test_a_recorded_size_is_left_only_for_more_than_recording_it_again_costs() -> None:
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
+    curve, extra = cost.curve(0), []
+    for n_rows in (8, 8, 1, 8, 1, 1):
+        cost.decoded(n_rows)
+        extra.append(cost.extra(curve))
+    # Two steps at the new size would save two switches of a record's four seconds.
+    assert extra == [(3.0, 0.5), (0.0, 4.5), (3.0, 0.5), (3.0, 0.5), (3.0, 0.5), (0.0, 4.5)]
+
+
+def test_what_a_change_of_size_costs_is_not_learnt_as_the_sizes_own() -> None:
+    cost = Cost(CostCurve((1, 8), (1.0, 2.0), switch_seconds=0.5, record_seconds=4.0))
+    cost.n_texts = 2
+    for _ in range(160):
+        cost.follow(1, 100, 1.9, n_steps=5)  # 1.5 + 5 + 1 + 1 + 1
+        for seconds in (2.5, 6.0, 2.0):
+            cost.follow(8, 100, seconds)
+    assert [cost.curve(100).at(n) for n in (1, 8)] == pytest.approx([1.0, 2.0])
+
+
 def test_the_cost_grows_with_n_past_between_the_measured_places_and_beyond() -> None:
     cost = Cost(CostCurve((1, 8), (1.0, 2.0)), CostCurve((1, 8), (2.0, 5.0)))
     # Places have 256 tokens: 640 is the middle of the third, 512 of the 1408 tokens on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from speculation.auto.selection import select as select_of_trees
 from speculation.drafter import DraftBudget
 
 
-def select(tree: TokenTree, budget: DraftBudget, cost: list[float], **settings: float) -> list[int]:
-    (chosen,) = select_of_trees([tree], [budget], cost, **settings)  # type: ignore[arg-type]
+def select(tree: TokenTree, budget: DraftBudget, cost: list[float], **settings: Any) -> list[int]:
+    (chosen,) = select_of_trees([tree], [budget], cost, **settings)
     return chosen
 
 
@@ -105,8 +106,8 @@ def test_a_change_of_batch_size_must_pay_for_itself() -> None:
     tree.add(0, 1, prob=0.6)
     cost = [0.0, 1.0, 1.5]
     assert select(tree, DraftBudget(), cost) == [1]
-    assert select(tree, DraftBudget(), cost, last_rows=1, switch_seconds=0.2) == []
-    assert select(tree, DraftBudget(), cost, last_rows=2, switch_seconds=0.2) == [1]
+    assert select(tree, DraftBudget(), cost, last_rows=1, extra_seconds=(0.0, 0.2)) == []
+    assert select(tree, DraftBudget(), cost, last_rows=2, extra_seconds=(0.0, 0.2)) == [1]
 
 
 def test_a_fixed_overhead_per_step_makes_longer_drafts_worthwhile() -> None:
