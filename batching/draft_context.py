@@ -144,7 +144,7 @@ class DraftContext:
         rows = Rows(
             list(tokens),
             [position] * len(tokens),
-            [(seq,) for seq in seqs],
+            [range(seq, seq + 1) for seq in seqs],
             [True] * len(tokens),
             embeddings,
         )

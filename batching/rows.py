@@ -1,14 +1,14 @@
 """Turns a token tree into batch rows: token, position, seq_ids, output. Pure.
 
 Sequence 0 is the committed text; every other sequence is one branch of the tree. A node's seq_ids
-are the branches that run through it. ``docs/batches.md`` draws lookahead's table.
+are the branches that run through it, which have consecutive numbers. ``docs/batches.md`` draws
+lookahead's table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -30,14 +30,14 @@ class Row:
 class Rows:
     """The rows of one batch as parallel lists, ready to be packed into the batch memory.
 
-    Iterating yields ``Row`` objects. ``seq_ids[i]`` is ascending. ``embeddings``, (n, n_embd),
-    replace the token embeddings at the first layer. ``n_before`` rows precede those of the tree;
-    row numbers in ``Output`` count from the tree's first row.
+    Iterating yields ``Row`` objects. ``embeddings``, (n, n_embd), replace the token embeddings at
+    the first layer. ``n_before`` rows precede those of the tree; row numbers in ``Output`` count
+    from the tree's first row.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    seq_ids: Sequence[Sequence[int]]
+    seq_ids: Sequence[range]
     outputs: Sequence[bool]
     embeddings: Floats | None = None
     n_before: int = 0
@@ -82,8 +82,7 @@ def tree_rows(tree: TokenTree, n_past: int, n_seq: int) -> Rows:
     if _is_one_chain(tree):
         return Rows(tree.tokens, range(n_past, n_past + n), [range(n_seq)] * n, tree.outputs)
     positions = [n_past + depth for depth in tree.depths]
-    seq_ids = _seq_ids(tuple(tree.parents), tuple(tree.branches), n_seq)
-    return Rows(tree.tokens, positions, seq_ids, tree.outputs)
+    return Rows(tree.tokens, positions, _seq_ids(tree, n_seq), tree.outputs)
 
 
 def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
@@ -98,7 +97,7 @@ def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
             return rows, [0]
     tokens: list[int] = []
     positions: list[int] = []
-    seq_ids: list[Sequence[int]] = []
+    seq_ids: list[range] = []
     outputs: list[bool] = []
     starts = []
     for rows, first in parts:
@@ -108,9 +107,9 @@ def pack(parts: Sequence[tuple[Rows, int]]) -> tuple[Rows, list[int]]:
         outputs += rows.outputs
         ids = rows.seq_ids
         if ids[-1] is ids[0]:  # a prompt, a chain or a lone root: one range for all
-            seq_ids += [range(first + ids[0][0], first + ids[0][-1] + 1)] * len(ids)
+            seq_ids += [range(first + ids[0].start, first + ids[0].stop)] * len(ids)
         else:
-            seq_ids += (ids if isinstance(ids, SeqIds) else SeqIds(ids)).moved(first)
+            seq_ids += [range(first + some.start, first + some.stop) for some in ids]
     embeddings = [rows.embeddings for rows, _ in parts if rows.embeddings is not None]
     joined = np.concatenate(embeddings) if embeddings else None
     return Rows(tokens, positions, seq_ids, outputs, joined), starts
@@ -142,64 +141,37 @@ def n_sequences(tree: TokenTree) -> int:
     """Number of sequences ``tree_rows`` needs for ``tree``: 1 for a chain."""
     if tree.n_seq:
         return tree.n_seq
-    return 1 if _is_one_chain(tree) else 1 + len(branch_ends(tree.parents, tree.branches))
+    if _is_one_chain(tree):
+        return 1
+    n_leaves = len(tree) - len(set(tree.parents) - {-1})
+    return 1 + n_leaves
 
 
 def _is_one_chain(tree: TokenTree) -> bool:
-    """True if depth equals node count and no branch is named."""
-    return tree.depths[-1] == len(tree) - 1 and len(tree.branches) == 1
+    """True if depth equals node count and no branch needs a certain number."""
+    return tree.depths[-1] == len(tree) - 1 and not tree.branches
 
 
-class SeqIds(Sequence[Sequence[int]]):
-    """The seq_ids of every node, also as the arrays a ``llama_batch`` points into.
-
-    counts    number of ids of each node, (n_nodes,)
-    pointers  address of each node's first id, (n_nodes,); valid while this object lives
-    """
-
-    def __init__(self, ids: Sequence[Sequence[int]]) -> None:
-        self._ids = ids
-        self._moved: dict[int, SeqIds] = {}
-        self.counts = np.array([len(seq_ids) for seq_ids in ids], np.int32)
-        self._flat = np.array([seq_id for seq_ids in ids for seq_id in seq_ids], np.int32)
-        ends = np.cumsum(self.counts)
-        starts = (ends - self.counts).astype(np.uintp)
-        self.pointers = np.uintp(self._flat.ctypes.data) + np.uintp(self._flat.itemsize) * starts
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, i):  # type: ignore[no-untyped-def]
-        return self._ids[i]
-
-    def moved(self, first: int) -> SeqIds:
-        """The same with ``first`` added to every id."""
-        if first not in self._moved:
-            ids = [tuple(first + seq_id for seq_id in seq_ids) for seq_ids in self._ids]
-            self._moved[first] = SeqIds(ids)
-        return self._moved[first]
-
-
-@lru_cache(maxsize=256)  # shapes recur: lookahead's varies only with its number of n-grams
-def _seq_ids(parents: tuple[int, ...], branches: tuple[int, ...], n_seq: int) -> SeqIds:
-    ends = branch_ends(parents, branches)
-    if len(ends) >= n_seq:
+def _seq_ids(tree: TokenTree, n_seq: int) -> list[range]:
+    """For each node, the numbers of the leaves below it."""
+    parents, n = tree.parents, len(tree)
+    n_leaves = [0] * n
+    for node in range(n - 1, 0, -1):
+        n_leaves[node] = n_leaves[node] or 1
+        n_leaves[parents[node]] += n_leaves[node]
+    if n_leaves[0] >= n_seq:
         raise TreeTooWide(
-            f"the tree has {len(ends)} branches and needs {len(ends) + 1} sequences, {n_seq} are "
-            f"in use; lower the number of branches or guesses, or reserve more sequences"
+            f"the tree has {n_leaves[0]} branches and needs {n_leaves[0] + 1} sequences, {n_seq} "
+            f"are in use; lower the number of branches or guesses, or reserve more sequences"
         )
-    ids: list[list[int]] = [[] for _ in parents]
-    for seq_id, end in enumerate(ends, 1):
-        node = end
-        while node:
-            ids[node].append(seq_id)
-            node = parents[node]
-    ids[0] = list(range(n_seq))
-    return SeqIds(ids)
-
-
-def branch_ends(parents: Sequence[int], branches: Sequence[int]) -> list[int]:
-    """The last node of sequences 1, 2, …: branches named by drafters, then the other leaves."""
-    named = list(branches[1:])
-    known = {0, *parents, *named}
-    return named + [node for node in range(len(parents)) if node not in known]
+    nodes: Iterable[int] = range(1, n)
+    if tree.branches:
+        paths = [node for end in tree.branches for node in tree.path_to(end)[1:]]
+        nodes = dict.fromkeys([*paths, *nodes])
+    seq_ids = [range(n_seq)] * n
+    free = [1] * n  # the number of the next leaf below each node
+    for node in nodes:
+        first = free[node] = free[parents[node]]
+        free[parents[node]] += n_leaves[node]
+        seq_ids[node] = range(first, free[parents[node]])
+    return seq_ids

@@ -34,7 +34,7 @@ class Slots:
         """Decode the rows of several slots in one batch; the output of each counts from its tree's
         root. Valid until the next decode."""
         for slot, rows in parts:
-            slot.n_used = max(slot.n_used, rows.seq_ids[0][-1] + 1)  # the root is in all of them
+            slot.n_used = max(slot.n_used, rows.seq_ids[0].stop)  # the root is in all of them
         rows, starts = pack([(rows, slot.first) for slot, rows in parts])
         output = self.target.decode(rows, watch)
         return [PartOutput(output, start) if start else output for start in starts]
@@ -152,14 +152,13 @@ def decoding(target: Target, rows: Rows) -> Coroutine[Output]:
         output: Output = yield target.work(rows)
         return output
     if _is_lone_row(rows):
-        return target.decode_row(rows.tokens[0], rows.positions[0], rows.seq_ids[0])  # type: ignore[arg-type]
+        return target.decode_row(rows.tokens[0], rows.positions[0], rows.seq_ids[0])
     return target.decode(rows)
 
 
 def _is_lone_row(rows: Rows) -> bool:
     """Whether ``Target.decode_row`` can decode it."""
-    is_plain = len(rows) == 1 and rows.embeddings is None and rows.outputs[0]
-    return is_plain and isinstance(rows.seq_ids[0], range)
+    return len(rows) == 1 and rows.embeddings is None and rows.outputs[0]
 
 
 def encoding(target: Any, features: Floats) -> Coroutine[Floats]:

@@ -29,9 +29,8 @@ class TokenTree:
     n_drafted    draft nodes, which directly follow the root. Nodes that cannot be accepted, such
                  as lookahead's window, come after them
     sources      node -> name of its source, if a drafter combines several; else empty
-    branches     last node of each sequence, in seq_id order; ``branches[0]`` is the root, for
-                 sequence 0, the committed text. Drafters that need an exact layout append to it;
-                 leaves in no named branch get the next sequences
+    branches     last nodes of branches, in the order of their sequences, for drafters that need an
+                 exact layout. Those through a node stay together; the others come after them
     n_seq        sequences in use, if the layout must be exact; 0 = as many as the branches need
 
     >>> tree = TokenTree(5)
@@ -63,7 +62,7 @@ class TokenTree:
         self.probs: list[float] = [1.0]
         self.draft_probs: dict[int, Floats] = {}
         self.sources: dict[int, str] = {}
-        self.branches: list[int] = [0]
+        self.branches: list[int] = []
         self.n_seq = 0
         self.n_drafted = 0
 
@@ -184,8 +183,8 @@ class TokenTree:
     def keep(self, nodes: Sequence[int]) -> None:
         """Drop all nodes except the root and ``nodes``: ascending, with all their parents.
 
-        The rest is renumbered in the same order. Call it before naming branches and before adding
-        non-draft nodes.
+        The rest is renumbered in the same order. Call it before ordering branches and before
+        adding non-draft nodes.
         """
         n = len(nodes)
         if n == len(self.tokens) - 1:

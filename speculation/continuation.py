@@ -171,7 +171,7 @@ class Continuation:
             budget = self.chooser.budget
         elif budget.chain_only:
             tree.keep(tree.likeliest_path()[: budget.max_depth])
-        elif len(tree) - 1 > budget.max_leaves and len(tree.branches) == 1:
+        elif len(tree) - 1 > budget.max_leaves and not tree.branches:
             self._keep_leaves(budget.max_leaves)
         self.budget = budget
         self.draft_seconds = own_time.now() - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
@@ -14,12 +14,13 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 
 from batching.errors import TreeTooLarge, TreeTooWide
-from batching.rows import Rows, SeqIds
+from batching.rows import Rows
 from batching.tree import Floats
 
 # An embedding row has four positions under M-RoPE (time and image axes), stored as consecutive
 # arrays. For text the first three are equal and the last is 0.
 _AXES = 4
+_ID_BYTES = 4
 
 
 class BatchMemory:
@@ -38,15 +39,13 @@ class BatchMemory:
         self.n_seq_id = np.zeros(n_batch, np.int32)
         self.seq_id = np.zeros(n_batch, np.uintp)  # llama_seq_id *, one per row
         self.logits = np.zeros(n_batch, np.int8)
-        # Ranges of ids shared by all rows (a lone root, a chain) point into ``all_seqs``; a tree
-        # brings its own arrays.
+        # Each row's range of ids points into ``all_seqs``.
         self.all_seqs = np.arange(n_seq_max, dtype=np.int32)
         self._all_seqs_address: int = self.all_seqs.ctypes.data
-        self._shared: Sequence[int] = range(0)  # ids shared by the first …
+        self._shared = range(0)  # ids shared by the first …
         self._n_shared = 0  # … of the rows
         self._n_tokens = 0  # mirrors the struct
         self._has_embeddings = False
-        self._ids: SeqIds | None = None
         self.first_token = ctypes.c_int32.from_address(self.token.ctypes.data)
         self.first_pos = ctypes.c_int32.from_address(self.pos.ctypes.data)
         self.struct: Any = C.llama_batch(
@@ -76,7 +75,7 @@ class BatchMemory:
             rows = replace(rows, outputs=[True] * n)
         if rows.embeddings is not None or self._has_embeddings:
             self._set_embeddings(rows.embeddings)
-        ints, flags = _packers(n)
+        ints, flags, pointers = _packers(n)
         ints(self.token, 0, *rows.tokens)
         ints(self.pos, 0, *rows.positions)
         if rows.embeddings is not None and not self.dual_input:
@@ -84,18 +83,17 @@ class BatchMemory:
             self.pos[3 * n : _AXES * n] = 0
         flags(self.logits, 0, *rows.outputs)
         first = rows.seq_ids[0]
+        self._check_width(first.stop)
         if rows.seq_ids[-1] is first:  # one range for all: a prompt, a chain, a lone root
             if n > self._n_shared or first != self._shared:
-                self._share(first, n)
+                self.n_seq_id[:n] = len(first)
+                self.seq_id[:n] = self._all_seqs_address + _ID_BYTES * first.start
+                self._shared, self._n_shared = first, n
             return
-        if rows.seq_ids is self._ids and not self._n_shared:
-            return  # same tree shape as the last batch
-        ids = rows.seq_ids if isinstance(rows.seq_ids, SeqIds) else SeqIds(rows.seq_ids)
-        self._check_width(len(first))
         self._n_shared = 0
-        self._ids = ids  # keeps the pointers' memory alive until the next batch
-        self.n_seq_id[:n] = ids.counts
-        self.seq_id[:n] = ids.pointers
+        ints(self.n_seq_id, 0, *map(len, rows.seq_ids))
+        address = self._all_seqs_address
+        pointers(self.seq_id, 0, *[address + _ID_BYTES * ids.start for ids in rows.seq_ids])
 
     def _set_embeddings(self, embeddings: Floats | None) -> None:
         """Point the batch at embeddings, or back at tokens only."""
@@ -111,13 +109,6 @@ class BatchMemory:
         self.struct.token, self.struct.embd = token, embd
         self._has_embeddings = embd is not None
 
-    def _share(self, ids: Sequence[int], n: int) -> None:
-        """Give the first ``n`` rows the sequences ``ids``, a range."""
-        self._check_width(len(ids))
-        self.n_seq_id[:n] = len(ids)
-        self.seq_id[:n] = self._all_seqs_address + 4 * ids[0]
-        self._shared, self._n_shared = ids, n
-
     def _check_width(self, n_seq: int) -> None:
         if n_seq > len(self.all_seqs):
             raise TreeTooWide(
@@ -127,9 +118,9 @@ class BatchMemory:
 
 
 @lru_cache(maxsize=1024)
-def _packers(n: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Functions that write ``n`` integers and ``n`` flags; faster than NumPy for lists."""
-    return Struct(f"{n}i").pack_into, Struct(f"{n}?").pack_into
+def _packers(n: int) -> list[Callable[..., None]]:
+    """Functions that write ``n`` integers, flags and pointers; faster than NumPy for lists."""
+    return [Struct(f"{n}{kind}").pack_into for kind in "i?P"]
 
 
 def write_trace(file: IO[str], rows: Rows) -> None:

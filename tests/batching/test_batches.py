@@ -12,7 +12,7 @@ from batching.cache import SequenceCache, common_prefix, n_kept
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
-from batching.rows import Row, Rows, branch_ends, n_sequences, rows_back, tree_rows
+from batching.rows import Row, Rows, n_sequences, rows_back, tree_rows
 from batching.target import Cancelled
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
@@ -106,15 +106,36 @@ def test_the_attention_mask_of_two_beams_with_a_common_prefix() -> None:
     ]
 
 
-def test_named_branches_come_first_in_seq_id_order() -> None:
+def test_branches_are_numbered_depth_first() -> None:
+    tree = TokenTree(1)
+    for tokens in ([2, 3], [4], [2, 5]):
+        tree.add_chain(0, tokens)
+    assert [(row.token, row.seq_ids) for row in tree_rows(tree, 0, 4)] == [
+        (1, (0, 1, 2, 3)),
+        (2, (1, 2)),
+        (3, (1,)),
+        (4, (3,)),
+        (5, (2,)),
+    ]
+
+
+def test_a_drafter_may_order_the_branches() -> None:
     tree = branching_tree()
-    tree.branches += [4, 3]
+    tree.branches = [4, 3]
     assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
         (0, 1, 2, 3),
         (2, 3),
         (3,),
         (2,),
         (1,),
+    ]
+    tree.branches = [3, 4]  # those through node 1 stay together
+    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
+        (0, 1, 2, 3),
+        (1, 2),
+        (2,),
+        (1,),
+        (3,),
     ]
 
 
@@ -123,7 +144,7 @@ def test_the_batch_memory_holds_the_rows() -> None:
     chain = TokenTree(7)
     chain.add_chain(0, [8, 9])
     other = branching_tree()
-    other.branches += [4, 3]
+    other.branches = [4, 3]
     first = branching_tree()
     for tree in (first, first, TokenTree(7), chain, first, other, other, first, chain, first):
         rows = tree_rows(tree, n_past=100, n_seq=5)
@@ -226,13 +247,6 @@ def test_a_pruned_tree_equals_one_built_from_the_kept_nodes() -> None:
 
 def test_a_path_goes_from_the_root_to_a_node() -> None:
     assert branching_tree().path_to(3) == [0, 1, 3]
-
-
-def test_named_branches_come_before_the_other_leaves() -> None:
-    parents = branching_tree().parents
-    assert branch_ends(parents, [0]) == [2, 3, 4]
-    assert branch_ends(parents, [0, 4, 1]) == [4, 1, 2, 3]
-    assert branch_ends([-1], [0]) == []
 
 
 def test_drafts_must_come_before_the_other_nodes() -> None:

@@ -32,13 +32,13 @@ def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
     outputs = shared.decode(list(zip(shared.slots, parts, strict=True)))
     assert list(target.decoded[-1]) == [
         Row(6, 2, (0, 1, 2), True),
-        Row(10, 3, (2,), True),
-        Row(11, 3, (1,), True),
-        Row(2, 4, (2,), True),
+        Row(10, 3, (1,), True),
+        Row(11, 3, (2,), True),
+        Row(2, 4, (1,), True),
         Row(7, 3, (4, 5, 6), True),
-        Row(10, 4, (6,), True),
-        Row(11, 4, (5,), True),
-        Row(2, 5, (6,), True),
+        Row(10, 4, (5,), True),
+        Row(11, 4, (6,), True),
+        Row(2, 5, (5,), True),
     ]
     np.testing.assert_array_equal(outputs[0].logits(3), fake_logits((1, 2, 6, 10, 2)))
     np.testing.assert_array_equal(outputs[1].logits(2), fake_logits((3, 4, 5, 7, 11)))

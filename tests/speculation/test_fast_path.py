@@ -189,7 +189,7 @@ def test_a_row_of_a_run_is_decoded_like_any_other(tiny_model: Path, tmp_path: Pa
                 assert np.array_equal(found.logits(0), expected)
                 assert found.argmax(0) == int(expected.argmax())
             plain.seq_cp(0, 3, 0, 5)
-            batch = Rows([8, 9], [5, 5], [(0,), (3,)], [True, True])
+            batch = Rows([8, 9], [5, 5], [range(1), range(3, 4)], [True, True])
             assert plain.decode(batch).logits(1).shape == (model.n_vocab,)
     assert trace.read_text(encoding="utf-8").splitlines()[1:] == [
         "[[5,2,[0,1],1]]",

@@ -14,7 +14,7 @@ import pytest
 
 from batching import together
 from batching.cache import Reading, SequenceCache
-from batching.rows import Rows, branch_ends
+from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import Cost, CostCurve
@@ -45,9 +45,9 @@ class RandomTrees(Drafter):
 
     requires = Requirements(branches=30)
 
-    def __init__(self, seed: int, *, names_branches: bool = True) -> None:
+    def __init__(self, seed: int, *, orders_branches: bool = True) -> None:
         self._random = random.Random(seed)
-        self._names_branches = names_branches
+        self._orders_branches = orders_branches
 
     def begin(self, prompt: Sequence[int]) -> None:
         pass
@@ -67,10 +67,8 @@ class RandomTrees(Drafter):
             if len(tree) > before:
                 texts[node] = (*texts[parent], token)
             parent = node
-        if self._names_branches and rng.random() < 0.3:
-            tree.branches += (
-                rng.sample(branch_ends(tree.parents, [0]), k=1) if len(tree) > 1 else []
-            )
+        if self._orders_branches and rng.random() < 0.3:
+            tree.branches = rng.sample(range(len(tree)), k=min(2, len(tree)))
 
     def observe(self, step: Step) -> None:
         assert step.path[0] == 0
@@ -143,7 +141,7 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
     if method.endswith(" by a recurrent model"):
         return parse_method(method.split()[0]).drafters(resources(n_rewind, draft_rewind=0))
     if method == "unnamed-trees":
-        return [RandomTrees(seed, names_branches=False)]
+        return [RandomTrees(seed, orders_branches=False)]
     if method == "all-in-one-tree":
         return [
             RandomTrees(seed),

@@ -13,7 +13,7 @@ from batching.gguf.writer import TensorType, write_gguf
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.llama.weights import encoded_tensor
-from batching.rows import Rows
+from batching.rows import text_rows
 from speculation.engine import Engine
 from speculation.registry import resolve
 from tests.support.exact import EXACT
@@ -41,7 +41,7 @@ def logits(path: Path, n_tokens: int) -> Any:
     with Model(path) as model, Context(model, EXACT) as context:
         tokens = model.tokenize(PROMPT)[:n_tokens]
         assert len(tokens) == n_tokens
-        output = context.decode(Rows(tokens, range(n_tokens), [(0,)] * n_tokens, [True] * n_tokens))
+        output = context.decode(text_rows(tokens, 0, [True] * n_tokens))
         return np.stack([output.logits(i).copy() for i in range(n_tokens)])
 
 

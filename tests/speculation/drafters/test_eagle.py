@@ -177,7 +177,7 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     }
     rows = tree_rows(tree, 2, 3)
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
-    assert [row.seq_ids for row in rows] == [(0, 1, 2), (2,), (1,), (2,), (1,), (2,)]
+    assert [row.seq_ids for row in rows] == [(0, 1, 2), (1,), (2,), (1,), (2,), (1,)]
 
 
 # The states
