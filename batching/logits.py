@@ -15,7 +15,7 @@ def highest(logits: Floats, n: int, far: float = FAR) -> tuple[npt.NDArray[np.in
 
     Leaves out those that are ``far`` below the highest, or -inf.
     """
-    tokens = np.flatnonzero(logits > logits.max() - far)  # usually few, so little to sort
+    (tokens,) = (logits > logits.max() - far).nonzero()  # usually few, so little to sort
     values = logits[tokens]
     if len(tokens) > n:
         kept = values.argpartition(-n)[-n:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
+from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -73,10 +74,11 @@ class BigramTable:
         normalised over these alone, which saves a softmax over the vocabulary.
         """
         tokens, values = highest(logits, N_NEXT)
-        order = values.argsort()[::-1]
-        weights = np.exp(values[order] - values[order[0]])
-        weights /= weights.sum()
-        self._rows[token] = list(zip(tokens[order].tolist(), weights.tolist(), strict=True))
+        found = sorted(zip(values.tolist(), tokens.tolist(), strict=True), reverse=True)
+        weights = [exp(value - found[0][0]) for value, _ in found]
+        total = sum(weights)
+        probs = [weight / total for weight in weights]
+        self._rows[token] = [(after, p) for (_, after), p in zip(found, probs, strict=True)]
 
     def _from_start(self, token: int) -> list[tuple[int, float]]:
         tokens, probs = self._start
