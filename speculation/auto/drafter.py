@@ -222,7 +222,7 @@ class Auto(Drafter):
             if not strength:
                 continue
             own = tree if len(tree) == 1 else TokenTree(tree.tokens[0])
-            yield from source.draft(tokens, own, shared, strength, left)
+            yield from source.draft(tokens, own, shared, strength, left, now)
             source.nodes = range(1, len(own)) if own is tree else fuse(tree, own)
             asked.append(source)
 
@@ -251,4 +251,5 @@ class Auto(Drafter):
         row = (curve.at(cost.last_rows) - curve.at(cost.n_texts)) / plain / max(1, n_drafted)
         accepted = set(step.path)
         for source in asked:
-            source.learn(accepted, row, rest / len(asked), self._counter.n_steps, plain)
+            share, now = rest / len(asked), self._counter.n_steps
+            source.learn(accepted, row, share, now, plain, cost.n_texts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from batching.together import run
+from batching.tree import TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Gains, Source
-from speculation.drafter import PlainSteps
+from speculation.drafter import DraftBudget, PlainSteps
 from speculation.drafters.suffix import SuffixParams, spec
 from speculation.resources import Resources
 from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
@@ -96,7 +97,7 @@ def test_an_ask_gains_what_is_accepted_less_its_rows() -> None:
     for accepted, learnt in ((range(64), 2.49), (range(2), -0.61)):
         source = Source("source", OneToken(7, 0.5))
         source.asked_with, source.nodes = 1, range(1, 64)
-        source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0)
+        source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0, n_texts=1)
         assert source.gains.state()[1] == pytest.approx(learnt)
 
 
@@ -110,6 +111,18 @@ def test_a_text_is_read_for_the_strength_that_gains_most(monkeypatch: pytest.Mon
     settings = {"now": 1, "plain": 1.0, "left": 0.5, "drafted": 1.0}
     beside = [source.strength([1] * 100, **settings) for _ in range(30)]  # type: ignore[arg-type]
     assert beside.index(1) in (19, 20)  # reading takes 10 steps, and an ask gains half a step
+
+
+def test_one_text_of_a_step_tries_what_is_not_expected_to_gain() -> None:
+    gains, tree = Gains((-0.5,)), TokenTree(1)
+    one, other = (Source("source", OneToken(7, 0.9), gains) for _ in range(2))
+    for source in (one, other):
+        run(source.begin([1], row=1.0, plain=1.0))
+    assert [source.strength([1], 1, 1.0) for source in (one, other)] == [1, 1]
+    run(one.draft([1], tree, DraftBudget(), strength=1, left=1.0, now=1))
+    assert other.strength([1], 1, 1.0) == 0
+    one.learn([], row=0.3, rest=0.0, now=2, plain=1.0, n_texts=2)
+    assert 2 + 0.5 / 0.01 <= gains.explore_at < 2 + 0.6 / 0.01
 
 
 def test_short_texts_do_not_decide_what_reading_a_token_costs(
