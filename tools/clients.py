@@ -6,7 +6,10 @@ For each number of clients, all contenders' servers run, with as many slots. In 
 in turn gets the same chats, greedy and streamed; the next round begins with another contender and
 has other chats, so that neither drift nor a cache favours any. In a round each client sends one
 chat, or with ``--chats N`` about N one after another: whoever has its answer sends the next. Time
-counts from the first request to the last token, so prompts are included.
+counts from the first request to the last token, so prompts are included. Replies of one length end
+in the same step wherever all texts advance alike, and the next prompts are then read together; with
+two numbers, ``--n-predict LOW HIGH``, each chat has a limit of its own, as replies have lengths of
+their own.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from pathlib import Path
 from statistics import median
 
 from speculation.bench.prompt_file import read_prompts
+
+Body = dict[str, object]  # of a request
 
 OURS = "ours "  # before the names of our methods
 _START_SECONDS = 120.0
@@ -74,7 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
                 n_asked = clients * flags.chats
                 for number in range(min(flags.rounds, len(prompts) // n_asked)):
-                    asked = prompts[number * n_asked : (number + 1) * n_asked]
+                    lengths = random.Random(number)
+                    asked = [
+                        _chat(prompt, lengths.randint(flags.n_predict[0], flags.n_predict[-1]))
+                        for prompt in prompts[number * n_asked : (number + 1) * n_asked]
+                    ]
                     turn = number % len(contenders)
                     cells += [
                         _measure(flags, name, servers[name], number, asked, clients)
@@ -102,7 +111,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--clients", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="how many at a time")
     add("--rounds", type=int, default=8, help="at most, as there are prompts (%(default)s)")
     add("--chats", type=int, default=1, help="of each client in a round (%(default)s)")
-    add("--n-predict", type=int, default=64)
+    add("--n-predict", nargs="+", type=int, default=[64], help="of a reply: a number, or two")
     add("--ctx", type=int, default=1024, help="context of each slot")
     add("--threads", type=int, default=2)
     add("--prompts", nargs="+", default=["builtin", "novel"], help="prompt files or built-in ones")
@@ -115,19 +124,19 @@ def _measure(
     contender: str,
     server: tuple[int, subprocess.Popen[bytes]],
     number: int,
-    prompts: Sequence[str],
+    chats: Sequence[Body],
     n_clients: int,
 ) -> Cell:
     port, process = server
-    body = {"temperature": 0, "max_tokens": flags.n_predict}
+    own: Body = {}
     if contender.startswith(OURS):
-        body["speculation"] = {"method": contender.removeprefix(OURS)}
+        own["speculation"] = {"method": contender.removeprefix(OURS)}
     if not number:
-        _ask(port, _WARM_UP, body)
+        _ask(port, _chat(_WARM_UP, flags.n_predict[-1]) | own)
     before = _cpu(process)
     with ThreadPoolExecutor(n_clients) as clients:
         start = time.perf_counter()
-        done = list(clients.map(lambda prompt: _ask(port, prompt, body), prompts))
+        done = list(clients.map(lambda chat: _ask(port, chat | own), chats))
         seconds = time.perf_counter() - start
     after = _cpu(process)
     cpu = {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
@@ -188,18 +197,22 @@ def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"{process.args!r} is not ready")
 
 
-def _ask(port: int, prompt: str, body: dict[str, object]) -> tuple[int, float]:
-    """The number of tokens of a streamed chat, and the seconds to the first."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    asked = {
-        **body,
+def _chat(prompt: str, n_predict: int) -> Body:
+    return {
         "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": n_predict,
+        "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def _ask(port: int, body: Body) -> tuple[int, float]:
+    """The number of tokens of a streamed chat, and the seconds to the first."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     start = time.perf_counter()
     connection.request(
-        "POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"}
+        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
     )
     response = connection.getresponse()
     if response.status != 200:
