@@ -24,7 +24,7 @@ from speculation.auto.cost import FAR, NEAR, SIZES, Cost, CostCurve
 _REQUIRED = (1, 2, 4, 8, 16)
 _OTHERS = (64, 32, 3, 6, 12, 24, 48)
 _FAR_SIZES = (1, 8, 64)  # enough for what attention adds
-_SINGLES = 4  # before each small size; the first two find cold caches
+_SINGLES = 4  # before each small size; the first two find cold caches, the quicker other counts
 _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to measure
 _MAX_ROUNDS = 12
 _MAX_REPEATS = 4  # of a size: one after another size, one that is recorded, two that are replayed
@@ -46,7 +46,8 @@ def measure_curve(
     differ much, it is decoded again, up to four times: then the last ones count, and the second
     gives the cost of recording a graph. Large sizes are decoded once at first, after others; that
     counts, less the switch, if there is nothing better. The curve takes medians over all rounds, of
-    which the first may load kernels and counts alone; sizes not reached are left out.
+    which the first may load kernels and counts alone; sizes not reached are left out. No size costs
+    less than a single row: only an interruption looks like that.
     """
     order = [n for n in (*_REQUIRED, *_OTHERS) if n in sizes]
     order += [n for n in sizes if n not in order]
@@ -64,7 +65,7 @@ def measure_curve(
         if not singles or (is_small and spent <= budget_seconds):
             before = [decode(1) for _ in range(_SINGLES)]
             spent += sum(before)
-            singles.append(median(before[2:]))
+            singles.append(min(before[2:]))
         single = singles[-1]
         times = [decode(n) if n > 1 else single]
         spent += times[0]
@@ -83,8 +84,8 @@ def measure_curve(
     single = median(singles)
     switch, record = (max(0.0, median(shares or [0.0])) for shares in (switches, records))
     found = sorted(once)
-    shares = [median(ratios[n][1:] or ratios[n] or [max(once[n] - switch, 1.0)]) for n in found]
-    seconds = [single * share for share in shares]
+    shares = [median(ratios[n][1:] or ratios[n] or [once[n] - switch]) for n in found]
+    seconds = [single * max(1.0, share) for share in shares]
     return CostCurve(found, seconds, single * switch, single * record)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Machine:
     The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds, and
     the decode after it ``record`` if the size repeats; the first use of a size costs ``load``. The
     two decodes after more than 8 rows cost ``cold`` times as much; ``busy`` lists how much slower
-    it is for 200 decodes each, in turn.
+    it is for 200 decodes each, in turn; ``stalls`` is the decodes it takes 20 ms more for.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Machine:
         busy: tuple[float, ...] = (1.0,),
         record: float = 0.0,
         load: float = 0.0,
+        stalls: Container[int] = (),
     ) -> None:
         self.switch, self.cold, self.busy = switch, cold, busy
-        self.record, self.load = record, load
+        self.record, self.load, self.stalls = record, load, stalls
         self.sizes: list[int] = []
         self.seconds = 0.0
 
@@ -53,6 +55,8 @@ class Machine:
         if n not in self.sizes:
             seconds += self.load
         seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
+        if len(self.sizes) in self.stalls:
+            seconds += 20e-3
         self.sizes.append(n)
         self.seconds += seconds
         return seconds
@@ -67,8 +71,17 @@ class Machine:
         Machine(busy=(1.0, 3.0, 1.0, 1.5)),
         Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
         Machine(switch=2e-4, record=2e-3, load=2e-3),
+        Machine(stalls=range(14, 3000, 29)),
     ],
-    ids=["quiet", "changes-cost", "cold-caches", "busy-at-times", "all-of-it", "records-graphs"],
+    ids=[
+        "quiet",
+        "changes-cost",
+        "cold-caches",
+        "busy-at-times",
+        "all",
+        "records-graphs",
+        "stalls",
+    ],
 )
 def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
     curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
@@ -83,6 +96,17 @@ def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
     assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
     busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
     assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("stalls", "milliseconds"), [((14,), (1.0, 1.5, 2.5)), ((13, 14), (1.0, 1.5, 1.0))]
+)
+def test_a_stall_of_single_rows_does_not_make_larger_batches_free(
+    stalls: tuple[int, ...], milliseconds: tuple[float, ...]
+) -> None:
+    # One or both of the rows that four rows are compared with, in the only round.
+    curve = measure_curve(Machine(stalls=stalls).decode, (1, 2, 4), budget_seconds=0.04)
+    assert curve.seconds == pytest.approx([1e-3 * time for time in milliseconds])
 
 
 def test_measuring_stays_within_its_time_budget() -> None:

@@ -99,7 +99,7 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
     with Model(tiny_model) as model, Context(model, EXACT) as context:
         curve = measure_cost(context, sizes=(1, 2, 4), n_past=20, budget_seconds=0.05)
         assert tuple(curve.sizes) == (1, 2, 4)
-        assert 0 < curve.at(1) <= curve.at(2) <= curve.at(4)
+        assert 0 < curve.at(1) <= min(curve.at(2), curve.at(4))
         cost = Cost(curve, shape=[1.0, 1.1, 1.2])
         path = learnt.file_for(context)
         learnt.save(path, {"states": {"other": {"a": [2.0]}}}, cost, "", {"suffix": [1.0]})
