@@ -207,6 +207,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         chat_template=flags.chat_template,
         keep_texts=flags.keep_texts,
     )
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     backend = RemoteBackend(trace_batches=flags.trace_batches, memory=flags.memory)
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
@@ -216,8 +219,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
     finally:
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not backend.close():
             print("The engine does not respond; exiting anyway", file=sys.stderr, flush=True)
             os._exit(1)  # else Python waits for the threads that wait for the engine

@@ -306,9 +306,9 @@ class Engine:
     def _measure_cost(self) -> Cost:
         self.cache.truncate(0)
         progress = self._preparing
-        if progress is None:
-            return learnt.cost(self._learnt, self.context)
-        return learnt.cost(self._learnt, self.context, lambda _: progress())
+        cost = learnt.cost(self._learnt, self.context, progress and (lambda _: progress()))
+        self._save_learnt(cost)  # now: a process that is killed must not measure again
+        return cost
 
     def method_drafters(self, method: Method) -> list[Drafter]:
         """The drafters of a method for one text."""
@@ -343,13 +343,7 @@ class Engine:
                 return
             self._end_running()
             if self.resources.known_cost is not None:
-                learnt.save(
-                    self._learnt_file,
-                    self._learnt,
-                    self.resources.known_cost,
-                    self._states_key,
-                    self.resources.states,
-                )
+                self._save_learnt(self.resources.known_cost)
             self._save_memory()
             for head in self._heads_in_context():
                 head.close()
@@ -358,6 +352,10 @@ class Engine:
             if self.draft is not None:
                 self.draft.close()
                 self.draft.model.close()
+
+    def _save_learnt(self, cost: Cost) -> None:
+        states = self.resources.states
+        learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
 
     def _save_memory(self) -> None:
         """Save the memory if it has a file. A failure is only logged: the texts are not lost."""

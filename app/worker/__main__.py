@@ -23,7 +23,8 @@ from batching.watched import overdue
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and tells this one
+        signal.signal(number, signal.SIG_IGN)
     # What prints to stdout, llama.cpp included, must not come between the messages.
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

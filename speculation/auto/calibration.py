@@ -8,10 +8,13 @@ because the load of the machine varies.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 from batching.errors import ContextError
 from batching.llama.context import Context
@@ -29,6 +32,10 @@ _MAX_SMALL = 8  # rows; larger batches are rare in a text, and take long to meas
 _MAX_ROUNDS = 12
 _MAX_REPEATS = 4  # of a size: one after another size, one that is recorded, two that are replayed
 _SETTLED = 0.2  # share by which two decodes of a size may differ
+_MAX_TRIES = 3
+# Share of its threads' time that llama.cpp's threads spent on processors, waiting for each other
+# included: 0.99 to 1 alone on two cores, 0.65 to 0.97 beside a program that is busy (at times).
+_UNDISTURBED = 0.98
 BUDGET = 1.5  # seconds
 
 
@@ -49,16 +56,69 @@ def measure_curve(
     which the first may load kernels and counts alone; sizes not reached are left out. No size costs
     less than a single row: only an interruption looks like that.
     """
+    return _sample(decode, sizes, budget_seconds, progress).curve()
+
+
+@dataclass
+class _Samples:
+    """Seconds of decodes, by rows. Those of batches have a single row's of the same moment beside
+    them.
+
+    singles   of single rows, from time to time
+    first     of batches after another size
+    again     of batches after one of their size
+    switches  what the first takes longer, in single rows; and records, the second
+    """
+
+    singles: list[float] = field(default_factory=list)
+    first: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    again: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    switches: list[float] = field(default_factory=list)
+    records: list[float] = field(default_factory=list)
+
+    def add(self, other: _Samples) -> None:
+        """Add the times of another measurement."""
+        self.singles += other.singles
+        for n, first in other.first.items():
+            self.first[n] += first
+            self.again[n] += other.again[n]
+
+    def curve(self) -> CostCurve:
+        """Medians, in single rows of the same moment."""
+        single = median(self.singles)
+        switch, record = (max(0.0, median(s or [0.0])) for s in (self.switches, self.records))
+        shares = []
+        for n in sorted(self.first):
+            first, *_ = (seconds / before for seconds, before in self.first[n])
+            again = [seconds / before for seconds, before in self.again[n]]
+            shares.append(max(1.0, median(again[1:] or again or [first - switch])))
+        seconds = [single * share for share in shares]
+        return CostCurve(sorted(self.first), seconds, single * switch, single * record)
+
+    def least(self) -> CostCurve:
+        """The least of each size: if most decodes are interrupted, medians say little."""
+        single = min(self.singles)
+        first = {n: min(found)[0] for n, found in self.first.items()}
+        again = {n: min(found)[0] for n, found in self.again.items() if found}
+        switch = max(0.0, median([first[n] - again[n] for n in again]))
+        seconds = [max(single, again.get(n, first[n] - switch)) for n in sorted(first)]
+        return CostCurve(sorted(first), seconds, switch)
+
+
+def _sample(
+    decode: Callable[[int], float],
+    sizes: Sequence[int],
+    budget_seconds: float,
+    progress: Callable[[int], None] | None,
+) -> _Samples:
+    """The measurement of ``measure_curve``."""
     order = [n for n in (*_REQUIRED, *_OTHERS) if n in sizes]
     order += [n for n in sizes if n not in order]
-    singles: list[float] = []
-    ratios: dict[int, list[float]] = {n: [] for n in order}
-    once: dict[int, float] = {}  # the same of batches after another size
-    switches: list[float] = []
-    records: list[float] = []
+    samples = _Samples()
+    singles = samples.singles
     spent = decode(1)  # may include allocation
     for n in islice(cycle(order), _MAX_ROUNDS * len(order)):
-        is_new = n not in once
+        is_new = n not in samples.first
         if spent > budget_seconds and not (is_new and n in _REQUIRED):
             break  # every required size precedes the others
         is_small = n <= _MAX_SMALL
@@ -69,24 +129,19 @@ def measure_curve(
         single = singles[-1]
         times = [decode(n) if n > 1 else single]
         spent += times[0]
-        once.setdefault(n, times[0] / single)
+        samples.first[n].append((times[0], single))
         most = _MAX_REPEATS if n > 1 and (is_small or not is_new) else 1
         while len(times) < most and spent <= budget_seconds and not _is_settled(times):
             times.append(decode(n))
             spent += times[-1]
         if n > 1 and len(times) > 1:
-            switches.append((times[0] - times[-1]) / single)
-            records.append((times[1] - times[-1]) / single)
+            samples.switches.append((times[0] - times[-1]) / single)
+            samples.records.append((times[1] - times[-1]) / single)
         if n == 1 or len(times) > 1:
-            ratios[n].append(min(times[-2:]) / single)
+            samples.again[n].append((min(times[-2:]), single))
         if is_new and progress is not None:
             progress(n)
-    single = median(singles)
-    switch, record = (max(0.0, median(shares or [0.0])) for shares in (switches, records))
-    found = sorted(once)
-    shares = [median(ratios[n][1:] or ratios[n] or [once[n] - switch]) for n in found]
-    seconds = [single * max(1.0, share) for share in shares]
-    return CostCurve(found, seconds, single * switch, single * record)
+    return samples
 
 
 def _is_settled(times: Sequence[float]) -> bool:
@@ -107,6 +162,17 @@ def measure_cost(
     it cannot roll back. With limited rewind, measures at the start of the context. Only the first
     128 tokens are decoded; the others are copies of them, since their content does not matter.
     """
+    return _sample_cost(context, sizes, n_past, budget_seconds, progress).curve()
+
+
+def _sample_cost(
+    context: Context,
+    sizes: Sequence[int],
+    n_past: int,
+    budget_seconds: float,
+    progress: Callable[[int], None] | None,
+) -> _Samples:
+    """The measurement of ``measure_cost``."""
     max_rows = min(context.n_ctx - 1, context.n_batch, 1 + context.n_rewind)
     sizes = [size for size in sizes if size <= max_rows]
     n_past = max(0, min(n_past, context.n_ctx - max(sizes) - 1))
@@ -127,7 +193,10 @@ def measure_cost(
     try:
         if n_past > n_decoded:
             context.repeat(n_past)
-        return measure_curve(decode, sizes, budget_seconds, progress)
+        samples = _sample(decode, sizes, budget_seconds, progress)
+        if not _is_on_gpu(context):
+            samples.records.clear()
+        return samples
     finally:
         context.seq_rm(-1, 0, -1)
 
@@ -140,18 +209,32 @@ def measure(
 ) -> Cost:
     """Measure the cost near the start of the context and, if the budget allows, far along.
 
-    A large model exceeds the budget, because the required sizes are always measured.
+    A large model exceeds the budget, because the required sizes are always measured. A small one is
+    measured again, up to three times, if other programs take processors from it: an interruption
+    may take longer than many decodes.
     """
-    start = perf_counter()
-    n_past = affordable_text(context, NEAR, budget_seconds / 6)
-    near = measure_cost(context, sizes, n_past, budget_seconds / 2, progress)
-    left = budget_seconds - (perf_counter() - start)
-    if left <= 0 or not context.can_repeat or FAR + SIZES[-1] >= context.n_ctx:
-        return Cost(near)
-    try:
-        return Cost(near, measure_cost(context, _FAR_SIZES, FAR, left, progress))
-    except ContextError:  # no copies
-        return Cost(near)
+    near, far = _Samples(), _Samples()
+    for _ in range(_MAX_TRIES):
+        cpu, start = process_time(), perf_counter()
+        n_past = affordable_text(context, NEAR, budget_seconds / 6)
+        found = [_sample_cost(context, sizes, n_past, budget_seconds / 2, progress)]
+        left = budget_seconds - (perf_counter() - start)
+        if left > 0 and context.can_repeat and FAR + SIZES[-1] < context.n_ctx:
+            with suppress(ContextError):  # no copies
+                found.append(_sample_cost(context, _FAR_SIZES, FAR, left, progress))
+        seconds = perf_counter() - start
+        had = (process_time() - cpu) / seconds / context.n_threads
+        if _is_on_gpu(context) or had >= _UNDISTURBED:
+            return Cost(*[samples.curve() for samples in found])
+        for samples, more in zip((near, far), found, strict=False):
+            samples.add(more)
+        if seconds > 2 * budget_seconds:  # a large model
+            break
+    return Cost(near.least(), far.least() if far.singles else None)
+
+
+def _is_on_gpu(context: Context) -> bool:
+    return context.model.n_host_layers < context.model.n_layer
 
 
 def _rows(context: Context, position: int, n: int, *, outputs: bool) -> Rows:

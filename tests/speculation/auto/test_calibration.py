@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,9 +171,11 @@ def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
 
 class Clocked:
     """A context with a clock that decodes alone advance: 1 ms a row, and 1 µs for each token before
-    it. ``prompt`` seconds pass for rows without output."""
+    it. ``prompt`` seconds pass for rows without output. In the first ``busy`` seconds, batches take
+    six times as long, and the process has half of a processor."""
 
-    n_batch, n_vocab, n_rewind = 512, 100, NO_LIMIT
+    n_batch, n_vocab, n_rewind, n_threads = 512, 100, NO_LIMIT, 1
+    model = SimpleNamespace(n_layer=1, n_host_layers=1)
 
     def __init__(
         self,
@@ -180,13 +183,19 @@ class Clocked:
         can_repeat: bool = True,
         prompt: float = 0.0,
         fails: bool = False,
+        busy: float = 0.0,
     ) -> None:
         self.n_ctx, self.can_repeat, self.prompt, self.fails = n_ctx, can_repeat, prompt, fails
-        self.now = 0.0
+        self.busy = busy
+        self.now = self.processor = 0.0
 
     def decode(self, rows: Rows) -> Clocked:
-        n_past = rows.positions[0]
-        self.now += len(rows) * (1e-3 + 1e-6 * n_past) if any(rows.outputs) else self.prompt
+        n_past, is_busy = rows.positions[0], self.now < self.busy
+        seconds = len(rows) * (1e-3 + 1e-6 * n_past) if any(rows.outputs) else self.prompt
+        if is_busy and len(rows) > 1:
+            seconds *= 6
+        self.now += seconds
+        self.processor += seconds / 2 if is_busy else seconds
         return self
 
     def repeat(self, n_tokens: int) -> None:
@@ -198,6 +207,30 @@ class Clocked:
 
     def seq_rm(self, seq_id: int, first: int, end: int) -> None:
         pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clocked], None]:
+    """Makes a context's clock that of the measurement."""
+
+    def use(context: Clocked) -> None:
+        monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+        monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("busy", "ratio"), [(0.0, 8), (1.0, 8), (99.0, 48)], ids=["quiet", "at-first", "always"]
+)
+def test_a_disturbed_measurement_is_repeated_up_to_three_times(
+    clock: Callable[[Clocked], None], busy: float, ratio: float
+) -> None:
+    context: Any = Clocked(busy=busy)
+    clock(context)
+    curve = measure(context, budget_seconds=3.0).near
+    assert curve.at(8) / curve.at(1) == pytest.approx(ratio)
+    assert context.now == pytest.approx(3.3 if not busy else 6.6 if busy == 1.0 else 9.9, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +245,9 @@ class Clocked:
     ids=["long", "short-context", "no-copies", "large-model", "failing-copies"],
 )
 def test_the_cost_far_along_is_measured_where_it_can_be(
-    monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool
+    clock: Callable[[Clocked], None], context: Any, is_measured: bool
 ) -> None:
-    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    clock(context)
     cost = measure(context, budget_seconds=6.0)
     assert (cost.far is not None) == is_measured
     if is_measured:
