@@ -1,7 +1,7 @@
 """Compares decode times of two settings by running them alternately.
 
-The quickest time of each counts: other programs can only add to it, and may add several times as
-much, to any of a few decodes.
+The quickest time of each counts. Other programs can only add to a time, and may add several times
+as much.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def thread_time_ratio(
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    """How long the first of the pairs take, over the second."""
+    """The quickest first time divided by the quickest second one."""
     return min([a for a, _ in pairs]) / min([b for _, b in pairs])
 
 

@@ -307,7 +307,7 @@ class Engine:
         self.cache.truncate(0)
         progress = self._preparing
         cost = learnt.cost(self._learnt, self.context, progress and (lambda _: progress()))
-        self._save_learnt(cost)  # now: a process that is killed must not measure again
+        self._save_learnt(cost)  # if this process is killed, the next one need not measure
         return cost
 
     def method_drafters(self, method: Method) -> list[Drafter]:

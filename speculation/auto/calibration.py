@@ -33,8 +33,8 @@ _MAX_ROUNDS = 12
 _MAX_REPEATS = 4  # of a size: one after another size, one that is recorded, two that are replayed
 _SETTLED = 0.2  # share by which two decodes of a size may differ
 _MAX_TRIES = 3
-# Share of its threads' time that llama.cpp's threads spent on processors, waiting for each other
-# included: 0.99 to 1 alone on two cores, 0.65 to 0.97 beside a program that is busy (at times).
+# Share of the time that llama.cpp's threads had a processor; they wait for each other actively. On
+# two cores 0.99 to 1 alone, 0.65 to 0.97 beside a program that is busy, always or at times.
 _UNDISTURBED = 0.98
 BUDGET = 1.5  # seconds
 
@@ -61,13 +61,13 @@ def measure_curve(
 
 @dataclass
 class _Samples:
-    """Seconds of decodes, by rows. Those of batches have a single row's of the same moment beside
-    them.
+    """Seconds of decodes.
 
     singles   of single rows, from time to time
-    first     of batches after another size
-    again     of batches after one of their size
-    switches  what the first takes longer, in single rows; and records, the second
+    first     by rows, of batches after another size, with the single row of that moment
+    again     the same of batches after one of their size
+    switches  what a batch after another size takes longer, in single rows
+    records   what the second of a size does
     """
 
     singles: list[float] = field(default_factory=list)
@@ -89,9 +89,9 @@ class _Samples:
         switch, record = (max(0.0, median(s or [0.0])) for s in (self.switches, self.records))
         shares = []
         for n in sorted(self.first):
-            first, *_ = (seconds / before for seconds, before in self.first[n])
+            first = [seconds / before for seconds, before in self.first[n]]
             again = [seconds / before for seconds, before in self.again[n]]
-            shares.append(max(1.0, median(again[1:] or again or [first - switch])))
+            shares.append(max(1.0, median(again[1:] or again or [first[0] - switch])))
         seconds = [single * share for share in shares]
         return CostCurve(sorted(self.first), seconds, single * switch, single * record)
 

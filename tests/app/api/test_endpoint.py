@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -334,6 +335,17 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "vllm:num_requests_waiting",
     } <= named
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends signals another way")
+def test_sigterm_saves_the_memory_of_a_service(tiny_model: Path, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    flags = ["--no-page", "--model", str(tiny_model), "--port", free_port()]
+    with started("app", *flags, "--memory", str(memory)) as (url, process):
+        wait_for_model(url)
+        process.terminate()
+        assert process.wait(60) == 0
+    assert memory.read_bytes().startswith(b"SUFFIX 1")
 
 
 def test_keys_origins_and_times_are_limited_by_flags(tiny_model: Path) -> None:
