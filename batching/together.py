@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
-from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
+
+from batching.clock import now
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class _Clock(threading.local):
     away = 0.0  # seconds that the present coroutine had to wait for others
 
     def now(self) -> float:
-        return perf_counter() - self.away
+        return now() - self.away
 
 
 own_time = _Clock()
@@ -77,12 +78,12 @@ class Running:
         self.work: Work | None = None
         self.error: Exception | None = None
         self._away = 0.0
-        self._paused = perf_counter()
+        self._paused = now()
         self._resume(lambda: next(coroutine))
 
     def _resume(self, resume: Callable[[], Work], share: float = 0.0) -> None:
         """Let it run to its next work. ``share`` is what its last took, in seconds."""
-        self._away += perf_counter() - self._paused - share
+        self._away += now() - self._paused - share
         own_time.away = self._away
         try:
             self.work = resume()
@@ -92,7 +93,7 @@ class Running:
             self.work, self.error = None, error
         finally:
             own_time.away = 0.0
-            self._paused = perf_counter()
+            self._paused = now()
 
     def send(self, result: Any, share: float) -> None:
         self._resume(lambda: self._coroutine.send(result), share)
@@ -114,14 +115,14 @@ def advance(running: Sequence[Running]) -> None:
             kinds.setdefault((one.work.together, one.work.kind), []).append(one)
     for ones in kinds.values():
         works = [one.work for one in ones if one.work is not None]
-        start = perf_counter()
+        start = now()
         try:
             results = works[0].together([work.part for work in works])
         except Exception as error:
             for one in ones:
                 one.throw(error)
         else:
-            share = (perf_counter() - start) / len(ones)
+            share = (now() - start) / len(ones)
             for one, result in zip(ones, results, strict=True):
                 one.send(result, share)
 

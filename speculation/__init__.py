@@ -10,20 +10,24 @@
 one file per method, ``methods`` the table of methods.
 """
 
-from speculation.engine import Engine, Generation, Token
+from batching.errors import SpeculationError
+from batching.llama.context_params import ContextParams
+from speculation.chat.detokenizer import Token
+from speculation.engine import Engine
 from speculation.methods import METHODS, Method, parse_method
-from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
+from speculation.text import Text
 
 __all__ = [
     "METHODS",
+    "ContextParams",
     "Engine",
-    "Generation",
     "Method",
-    "ParallelEngine",
     "SamplingParams",
+    "SpeculationError",
     "Stats",
+    "Text",
     "Token",
     "parse_method",
 ]

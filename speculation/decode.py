@@ -1,44 +1,134 @@
-"""The decode loop for one text: draft, decode, verify, commit, until the text ends."""
+"""The decode loop: draft, choose, decode, verify, for one text or for many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from time import perf_counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from batching.together import run
-from speculation.choice import choose, follow
-from speculation.continuation import Continuation, Emitted
-from speculation.fast_path import plain_steps
+from batching.clock import now
+from batching.rows import Rows
+from batching.target import Cancelled, Output, Watch
+from batching.together import Running, advance
+from batching.tree import NO_LIMIT
+from speculation.auto.choose import choose, follow, give_one_length
+from speculation.auto.cost import Cost
+from speculation.text import Text, failing
+
+MAX_WAIT = 0.2  # seconds that texts wait for the drafter of another one, or for its prompt
 
 
-def decode(text: Continuation, cancelled: Callable[[], bool] | None = None) -> Iterator[Emitted]:
-    """Continue ``text``; yield the tokens of each step, or of each run of plain steps.
+class Slots(Protocol):
+    """Decodes rows of several texts in one batch: ``batching.slots.Slots``, or a replay's."""
 
-    ``cancelled`` is polled after each plain step and ends the run; stopping is up to the caller. If
-    the context is full, the finish reason is ``context``. The cache is left with the text except
-    its last token, even if the generator is closed early.
+    def decode(
+        self, parts: Sequence[tuple[Any, Rows]], watch: Watch | None = None
+    ) -> Sequence[Output]:
+        """The output of each part: a text's target and its rows."""
+        ...
+
+
+class Batch:
+    """What the texts of a step share.
+
+    slots     decodes their rows
+    cost      what a decode costs, if that is known
+    drafting  by text, what drafts its next tree, until that is done
     """
+
+    def __init__(self, slots: Slots, cost: Cost | None = None) -> None:
+        self.slots, self.cost = slots, cost
+        self.drafting: dict[Text, Running] = {}
+
+    def propose(self, texts: Sequence[Text]) -> list[Text]:
+        """Let each text draft; returns those that have.
+
+        The work of a draft model or of heads is done for all of them together. A text whose drafter
+        has a long prompt to read drafts in a later step.
+        """
+        drafted, drafting, start = [], self.drafting, now()
+        for text in texts:
+            if text not in drafting:
+                with failing(text):
+                    proposing = text.propose()
+                    if len(texts) > 1 and text.stats.n_steps:
+                        text.started = start  # its step begins with that of the others
+                    if proposing is None:
+                        drafted.append(text)
+                    else:
+                        drafting[text] = Running(proposing)
+        end = start + MAX_WAIT
+        while any([one.work for one in drafting.values()]) and (len(texts) == 1 or now() < end):
+            advance(list(drafting.values()))
+        for text, one in list(drafting.items()):
+            if one.work is None:
+                del drafting[text]
+                if one.error is None:
+                    drafted.append(text)
+                else:
+                    text.fail(one.error)
+        return drafted
+
+    def drop(self, text: Text) -> None:
+        """The text has ended, perhaps while it drafted."""
+        if (running := self.drafting.pop(text, None)) is not None:
+            with failing(text):
+                running.close()
+
+
+def step(
+    texts: Sequence[Text],
+    batch: Batch,
+    pieces: Mapping[Text, Rows] | None = None,
+    *,
+    max_rows: int = NO_LIMIT,
+    watch: Watch | None = None,
+) -> None:
+    """Draft for all ``texts``, decode the drafts that are worth their rows, and accept.
+
+    ``pieces`` of the prompts of other texts ride in the same batch, and ``max_rows`` limits it
+    where drafts are chosen. A text that fails ends alone; if the decode fails, all in it do.
+    ``watch`` may end a long decode (``Target.decode``); then nothing is accepted.
+    """
+    cost, pieces = batch.cost, pieces or {}
+    if cost is not None:
+        cost.n_texts = max(1, len(texts))
+    # 1. Each text drafts a tree below its last token. Among all of them, keep what is worth its
+    #    rows.
+    written = batch.propose(texts)
+    n_prompt = sum([len(rows) for rows in pieces.values()])
+    n_prompt += sum([text.cache.n_deferred for text in written])
+    choose(written, n_prompt, max_rows)
+    if cost is not None and len(written) + len(pieces) > 1:
+        give_one_length(written, cost)
+    # Trees precede prompts: only their rows have output, so that these are found quickly.
+    rows: dict[Text, Rows] = {}
+    for text in written:
+        with failing(text):
+            rows[text] = text.rows()
+    rows.update(pieces)
+    if not rows:
+        return
+    order = list(rows)
+    if order[0].cache.target.n_rewind < NO_LIMIT:  # drafts come last, as in ``rows_back``
+        order.sort(key=lambda text: text not in pieces and len(text.tree) > 1)
+    # 2. Decode all rows in one forward pass.
+    began = now()
     try:
-        run(text.begin())
-        while True:
-            if text.is_plain():
-                # No drafter would draft: plain steps, without a tree.
-                for emitted in plain_steps(text, cancelled):
-                    yield emitted
+        outputs = batch.slots.decode([(text.cache.target, rows[text]) for text in order], watch)
+    except Cancelled:
+        return
+    except Exception as error:
+        for text in order:
+            text.fail(error)
+        return
+    seconds = now() - began
+    if cost is not None:
+        follow(written, cost, [len(rows[text]) for text in order], n_prompt, seconds)
+    # 3. Each text verifies its tree, keeps the KV entries of the accepted path, and adds the bonus
+    #    token.
+    for text, output in zip(order, outputs, strict=True):
+        with failing(text):
+            if text in pieces:
+                text.take_piece(output)
             else:
-                # 1. Draft a tree below the last token, and keep what is worth its rows.
-                run(text.draft())
-                choose([text])
-                rows = text.rows()
-                # 2. Decode the whole tree in one forward pass.
-                start = perf_counter()
-                output = text.cache.target.decode(rows, text.cache.watch)
-                seconds = perf_counter() - start
-                follow([text], len(rows), seconds)
-                # 3. Verify it, keep the accepted path's KV entries, and add the bonus token.
-                emitted = text.accept(output, seconds)
-                yield emitted
-            if emitted.finish_reason is not None:
-                return
-    finally:
-        text.end()
+                text.deliver(text.accept(output, seconds), len(texts))

@@ -1,105 +1,50 @@
-"""Engine: loads a model and generates text with any method. The API for users, bench and app."""
+"""Engine: loads a model and writes texts with any method. The API for users, bench and app."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+import atexit
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from batching.cache import SequenceCache
-from batching.errors import (
-    ContextError,
-    InvalidParameter,
-    UnsupportedModel,
-    VocabularyMismatch,
-)
-from batching.gguf.reader import fingerprint
-from batching.llama.context import Context, ContextParams, choose_flash_attn
-from batching.llama.device_memory import CacheSize
-from batching.llama.devices import Placement
+from batching.errors import InvalidParameter
+from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
-from speculation.auto import learnt
-from speculation.auto.cost import Cost
-from speculation.chat.detokenizer import Token as Token
+from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
 from speculation.conversion import model_file
-from speculation.drafter import Drafter, Requirements
-from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.exclusive import Exclusive
-from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
-from speculation.generation import Generation as Generation
-from speculation.generation import GenerationRequest, Settings
-from speculation.heads.base import HeadInContext
-from speculation.load_heads import load_heads, require_no_heads
-from speculation.methods import Method
-from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
+from speculation.driver import Driver
+from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
+from speculation.loaded import Loaded, Source
+from speculation.registry import default_model
+from speculation.request import Request, Settings
 from speculation.resources import Resources
-from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
-from speculation.system.files import require_writable
+from speculation.sampling import SamplingParams
+from speculation.scheduler import Scheduler
+from speculation.text import Text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Engine:
-    """One model, one context, one generation at a time. Close it or use it as a context manager.
+    """A model that writes texts, up to ``parallel`` at a time, with one decode for all of them.
 
-    Starting a generation ends the previous one, unless another thread is iterating over it:
-    ``generate``, ``chat``, ``reserve``, ``prepare``, ``stop_running`` and ``close`` then raise
-    EngineInUse.
+    Everything is computed in a thread of the engine's own, so it may be used from any thread.
+    ``generate``, ``chat`` and ``submit`` return at once with a ``Text``, which is written whether
+    or not anybody waits for its tokens. Close the engine, or use it as a context manager.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        context: Context,
-        draft: Context | None = None,
-        heads: Mapping[str, Any] | None = None,
-        memory: Path | None = None,
-    ) -> None:
-        """``draft`` is the context of a draft model with the same vocabulary.
-
-        ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
-        ``memory`` is a file as in ``load``.
-
-        Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none, InvalidParameter if ``memory`` is not a memory of this model.
-        """
-        check_vocabulary(model)
-        if draft is not None:
-            check_same_vocabulary(model, draft.model)
-        self.model = model
-        self.context = context
-        self._params = context.params  # as they were asked for
-        self.draft = draft
-        self.cache = SequenceCache(context)
-        self._memory_file = memory
-        self._learnt_file = learnt.file_for(context)
-        self._learnt = learnt.load(self._learnt_file)
-        # What drafts beside the target decides what its sources gain.
-        beside = [draft.model.path.name if draft is not None else "", *sorted(heads or {})]
-        self._states_key = " ".join(beside)
-        self.resources = Resources(
-            self._measure_cost,
-            model=model,
-            n_rewind=context.n_rewind,
-            draft=draft,
-            heads=heads,
-            draft_sampler=self._draft_sampler,
-            memory=_load_memory(memory, model),
-            saved=learnt.states(self._learnt, self._states_key),
-        )
-        for head in self._heads_in_context():
-            head.start(_head_params(context), context)
-        self.exclusive = Exclusive()
-        self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
-        self._running: Generation | None = None
-        self._preparing: Callable[[], None] | None = None
+    def __init__(self, driver: Driver, loaded: Loaded, scheduler: Scheduler, parallel: int) -> None:
+        """For ``load``."""
+        self.parallel = parallel
+        self._driver, self._loaded, self._scheduler = driver, loaded, scheduler
+        driver.step = scheduler.step
+        atexit.register(self.close)  # the thread must not compute while Python ends
 
     @classmethod
     def load(
@@ -107,6 +52,8 @@ class Engine:
         model: str | Path | None = None,
         params: ContextParams | None = None,
         *,
+        n_ctx: int | None = None,
+        parallel: int = 1,
         draft_model: str | Path | None = None,
         heads: str | Path | Sequence[str | Path] = (),
         mtp: bool = True,
@@ -115,12 +62,16 @@ class Engine:
         draft_device: str | Sequence[str] | None = None,
         rpc: str | Sequence[str] = (),
         memory: str | Path | None = None,
+        keep_texts: int = 0,
         chat_template: str | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> Engine:
         """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
 
+        params         of the context
+        n_ctx          tokens in the context, instead of that of ``params``
+        parallel       texts that are written at a time; they share the context
         draft_model    a smaller model with the same vocabulary, for the methods draft and auto, or
                        ``"paired"``: the one paired with the model in models.txt
         heads          files of heads trained for this model, one per method (docs/heads.md), or
@@ -135,76 +86,78 @@ class Engine:
                        draft model stays on this machine
         memory         a file that keeps what this model read and wrote, for the methods suffix and
                        auto: loaded if it exists, saved on ``close``
+        keep_texts     MB of texts that nobody writes, kept on disk in the cache folder, for all
+                       models together. They are there again when the model is loaded again with
+                       the same settings. Without effect if one text is written at a time
         chat_template  a Jinja template to use instead of the GGUF's
         trace_batches  a file that gets one JSON line per decode
         progress       called with the share of the model loaded so far, then that of the draft
-                       model; an exception it raises ends loading
+                       model, in the engine's thread; an exception it raises ends loading
+
+        Several texts share measured costs: with ``parallel`` above 1 they are measured now, if
+        they are not known yet.
         """
-        model = default_model() if model is None else model
-        memory = None if memory is None else Path(memory)
-        if memory is not None:
-            require_writable(memory)
-        loading = model_file(model)
-        placement = draft_placement = Placement.of(n_gpu_layers, device, rpc)
-        if draft_device is not None:
-            draft_placement = Placement.of(None, draft_device, ())
-        opened: list[Model | Context | HeadInContext] = []
+        if isinstance(heads, bool) or heads is None:
+            raise InvalidParameter(
+                f"heads is {heads!r}; give files, or 'paired' for those that models.txt names"
+            )
+        if keep_texts < 0:
+            raise InvalidParameter(
+                f"{{keep_texts}} is {keep_texts}; give 0 or more", settings=("keep_texts",)
+            )
+        params = params or ContextParams()
+        if n_ctx is not None:
+            params = replace(params, n_ctx=n_ctx)
+        source = Source(
+            model,
+            params,
+            parallel,
+            draft_model,
+            heads,
+            mtp,
+            n_gpu_layers,
+            device,
+            draft_device,
+            rpc,
+            None if memory is None else Path(memory),
+            chat_template,
+            trace_batches,
+        )
+        name = str(default_model() if model is None else model)
+        driver = Driver(name)
+
+        def open_all() -> Engine:
+            keeps = keep_texts > 0 and parallel > 1
+            own = _with_usual_flash_attn(source) if keeps else source
+            loaded = Loaded.open(own, _until_closed(driver, progress))
+            try:
+                if parallel > 1:
+                    loaded.measure()
+                files = _text_files(loaded, keep_texts) if keeps else None
+                return cls(driver, loaded, Scheduler(loaded, parallel, files), parallel)
+            except BaseException:
+                loaded.close()
+                raise
+
         try:
-            params = params or ContextParams()
-            cache = CacheSize(params.n_ctx, params.kv_type)
-            loaded = Model(loading, placement=placement, cache=cache, mtp=mtp, progress=progress)
-            opened.append(loaded)
-            loaded.own_template = chat_template
-            context = Context(loaded, params, trace=trace_batches)
-            opened.append(context)
-            given = [heads] if isinstance(heads, str | Path) else heads
-            files = [resolve(name) for name in heads_for(model, given)]
-            found = load_heads(files, loaded)
-            opened += [head for head in found.values() if isinstance(head, HeadInContext)]
-            if draft_model is None:
-                return cls(loaded, context, heads=found, memory=memory)
-            name = paired_draft(model) if draft_model == PAIRED else draft_model
-            loading = resolve(name)
-            small = Model(loading, placement=draft_placement.local, progress=progress)
-            opened.append(small)
-            check_same_vocabulary(loaded, small)
-            draft = Context(small, _draft_params(context))
-            opened.append(draft)
-            draft.use_fewest_threads()
-            return cls(loaded, context, draft, found, memory)
-        except BaseException as error:
-            for item in reversed(opened):
-                item.close()
-            if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
-                require_no_heads(loading)
+            return driver.call(open_all)
+        except BaseException:
+            driver.close(lambda: None)
             raise
 
-    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generation:
+    # Texts
+
+    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Text:
         """Continue a prompt, given as text or as token ids; iterate over the result for tokens.
 
-        Keyword arguments are the fields of ``Settings``. Ends the previous generation if it is
-        still running. Raises InvalidParameter, EngineInUse.
+        Keyword arguments are the fields of ``Settings`` and ``SamplingParams``. Raises
+        InvalidParameter, PromptTooLong; what the method finds wrong is raised when the result is
+        iterated.
         """
-        return self._start(GenerationRequest(self._tokens(prompt), **settings))
+        self._driver.check_open()
+        return self.start(Request.of(self.model, prompt, **settings))
 
-    def _start(self, request: GenerationRequest) -> Generation:
-        with self.exclusive:
-            self._end_running()
-            self._running = Generation(self, request)
-            return self._running
-
-    def _tokens(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        self._require_open()
-        if isinstance(prompt, str):
-            return tuple(self.model.tokenize(prompt))
-        tokens, last = tuple(prompt), self.model.n_vocab - 1
-        if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
-            invalid = next(token for token in tokens if not 0 <= token <= last)
-            raise InvalidParameter(f"the prompt has token {invalid}; this model has 0 to {last}")
-        return tokens
-
-    def _require_open(self) -> None:
-        _ = self.model.handle  # raises if the model is closed
+    submit = generate
 
     def chat(
         self,
@@ -212,165 +165,134 @@ class Engine:
         *,
         thinking: bool | None = None,
         **settings: Unpack[Settings],
-    ) -> Generation:
+    ) -> Text:
         """Reply to a conversation in the GGUF's chat format. A string is one user message.
 
         Messages are ``{"role": "system" | "user" | "assistant", "content": "..."}``. If the last
         one is from the assistant, generation continues it. A prefix that is still in the KV cache
         is reused. ``thinking`` turns reasoning on or off, for models with ``has_thinking_switch``;
-        None = the model's default. Keyword arguments are the fields of ``Settings``. Raises
-        InvalidParameter, EngineInUse.
+        None = the model's default. The rest as for ``generate``.
         """
-        self._require_open()
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+        self._driver.check_open()
+        messages = _messages(messages)
         prompt = chat_prompt(self.model, messages, thinking=thinking)
-        request = GenerationRequest(tuple(prompt.tokens), opening=prompt.opening, **settings)
+        request = Request.of(self.model, prompt.tokens, prompt.opening, **settings)
         check_grammar(messages, request.sampling)
-        return self._start(request)
+        return self.start(request)
 
-    def count_tokens(self, messages: Sequence[Message], *, thinking: bool | None = None) -> int:
-        """The number of prompt tokens of a conversation; for ``turns_to_leave_out``."""
-        return len(chat_prompt(self.model, messages, thinking=thinking).tokens)
+    def generate_batch(
+        self, prompts: Iterable[str | Sequence[int]], **settings: Unpack[Settings]
+    ) -> list[Text]:
+        """Continue all ``prompts``; return when all texts have ended."""
+        if isinstance(prompts, str):
+            raise InvalidParameter("prompts is one text; give a list, such as [text]")
+        texts = [self.generate(prompt, **settings) for prompt in prompts]
+        for text in texts:
+            text.run()
+        return texts
+
+    def start(self, request: Request) -> Text:
+        """Queue a request. As ``generate``."""
+        self._driver.check_open()
+        reply = ReplyText(self.model, request.stop, request.max_tokens)
+        text = Text(request, reply, self._driver.wake, self._driver.check_thread)
+        if not self._scheduler.submit(text):
+            self._driver.check_open()  # it was closed meanwhile
+        self._driver.wake()
+        return text
+
+    def count_tokens(
+        self, messages: str | Sequence[Message], *, thinking: bool | None = None
+    ) -> int:
+        """The number of prompt tokens of a conversation; a string is one user message."""
+        return len(chat_prompt(self.model, _messages(messages), thinking=thinking).tokens)
 
     @property
     def has_thinking_switch(self) -> bool:
         """Whether the chat template can turn the model's reasoning on or off."""
         return asks_for_thinking(self.model.chat_template)
 
-    def reserve(self, n_seq: int) -> None:
-        """Make room for ``n_seq`` sequences; one is in use until a tree needs more.
+    @property
+    def n_running(self) -> int:
+        """How many texts have a slot."""
+        return self._scheduler.n_running
 
-        If the context has fewer, it is replaced. Ends a running generation. Raises InvalidParameter
-        above 256, llama.cpp's limit.
-        """
-        with self.exclusive:
-            self._end_running()
-            self.fit(Requirements(branches=n_seq - 1))
+    @property
+    def n_waiting(self) -> int:
+        """How many texts wait for one."""
+        return self._scheduler.n_waiting
 
-    def fit(self, needed: Requirements) -> None:
-        """Replace the context if it has too few sequences for ``needed``, or if flash attention was
-        to be chosen and the other setting is faster for that many rows."""
-        context = self.context
-        flash_attn = self._flash_attn_for(needed.rows)
-        if 1 + needed.branches > context.n_seq_max or flash_attn != context.flash_attn:
-            wider = replace(
-                context.params,
-                n_ctx=context.n_ctx,
-                n_seq_max=max(1 + needed.branches, context.n_seq_max),
-                flash_attn="on" if flash_attn else "off",
-            )
-            attached = [head for head in self._heads_in_context() if head.attends_to_target]
-            for head in attached:
-                head.stop()
-            context.close()
-            try:
-                self.context = Context(self.model, wider, trace=context.trace_path)
-                # Not every model supports it; then do not try again.
-                self._flash_attn[needed.rows] = self.context.flash_attn
-            except BaseException:
-                self.context = Context(self.model, context.params, trace=context.trace_path)
-                raise
-            finally:
-                self.cache = SequenceCache(self.context)
-                for head in attached:
-                    head.start(_head_params(self.context), self.context)
-        self.cache.reserve(1)
-
-    def _flash_attn_for(self, rows: int) -> bool:
-        if self._params.flash_attn != "auto":
-            return self._flash_attn[1]
-        if rows not in self._flash_attn:
-            chosen = choose_flash_attn(self.model, self._params, rows)
-            self._flash_attn[rows] = self._flash_attn[1] if chosen == "auto" else chosen == "on"
-        return self._flash_attn[rows]
+    # The rest
 
     def prepare(self, progress: Callable[[], None] | None = None) -> None:
         """Measure the cost of a decode now, in a second or two, instead of in the first reply.
 
-        ``progress`` is called meanwhile; an exception it raises ends the measurement. Empties the
-        KV cache. Does nothing if the cost is known, or if the model cannot drop rejected drafts and
-        so never drafts.
+        ``progress`` is called meanwhile; an exception it raises ends the measurement. Ends all
+        texts, and empties the KV cache. Does nothing if the cost is known, or if the model cannot
+        drop rejected drafts and so never drafts.
         """
-        self._require_open()
-        if not self.context.n_rewind or self.resources.known_cost is not None:
-            return
-        with self.exclusive:
-            self._end_running()
-            self._preparing = progress
-            try:
-                _ = self.resources.cost
-            finally:
-                self._preparing = None
+        self._driver.check_open()
+        if self.context.n_rewind and self.resources.known_cost is None:
+            self.call(lambda: self._loaded.measure(progress))
 
-    def _measure_cost(self) -> Cost:
-        self.cache.truncate(0)
-        progress = self._preparing
-        cost = learnt.cost(self._learnt, self.context, progress and (lambda _: progress()))
-        self._save_learnt(cost)  # if this process is killed, the next one need not measure
-        return cost
+    def call(self, function: Callable[[], T]) -> T:
+        """End all texts, and run ``function`` in the engine's thread, which alone may use
+        ``context`` and ``cache``."""
 
-    def method_drafters(self, method: Method) -> list[Drafter]:
-        """The drafters of a method for one text."""
-        return method.drafters(self.resources)
+        def run() -> T:
+            self._scheduler.end_all()
+            return function()
 
-    def _draft_sampler(self) -> DraftDistribution:
-        sampling = self.resources.sampling
-        sampler = make_sampler(sampling, self.model, self.context.n_ctx)
-        return DraftDistribution(sampler, sampling.seed)
-
-    def _heads_in_context(self) -> list[HeadInContext]:
-        heads = self.resources.heads.values()
-        return [head for head in heads if isinstance(head, HeadInContext)]
+        return self._driver.call(run)
 
     def stop_running(self) -> None:
-        """End the running generation, if any. The KV cache stays clean and usable."""
-        with self.exclusive:
-            self._end_running()
-
-    def _end_running(self) -> None:
-        if self._running is not None:
-            self._running.end()
-            self._running = None
+        """End all texts. The KV cache stays clean and usable."""
+        self.call(lambda: None)
 
     def close(self) -> None:
-        """Free the context and the model. Idempotent.
+        """End all texts, save what is to be kept, and free the context and the model. Idempotent.
 
-        Raises EngineInUse, and frees nothing, while another thread is generating.
+        From any thread, but not from a callback: raises EngineInUse.
         """
-        with self.exclusive:
-            if self.model.is_closed:
-                return
-            self._end_running()
-            if self.resources.known_cost is not None:
-                self._save_learnt(self.resources.known_cost)
-            self._save_memory()
-            for head in self._heads_in_context():
-                head.close()
-            self.context.close()
-            self.model.close()
-            if self.draft is not None:
-                self.draft.close()
-                self.draft.model.close()
 
-    def _save_learnt(self, cost: Cost) -> None:
-        states = self.resources.states
-        learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
+        def last() -> None:
+            self._scheduler.close()
+            self._loaded.close()
 
-    def _save_memory(self) -> None:
-        """Save the memory if it has a file. A failure is only logged: the texts are not lost."""
-        path = self._memory_file
-        if path is not None:
-            try:
-                self.resources.memory.save(path, fingerprint(self.model.path))
-            except OSError as error:
-                log.warning("cannot save the memory in %s: %s", path, error.strerror or error)
+        self._driver.check_thread()
+        atexit.unregister(self.close)
+        self._scheduler.cancel_all()  # a long decode ends sooner
+        self._driver.close(last)
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def model(self) -> Model:
+        return self._loaded.model
+
+    @property
+    def context(self) -> Context:
+        """The model's context. It may be replaced while no text runs."""
+        return self._loaded.context
+
+    @property
+    def draft(self) -> Context | None:
+        """The draft model's context."""
+        return self._loaded.draft
+
+    @property
+    def resources(self) -> Resources:
+        """What the methods share."""
+        return self._loaded.resources
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The cache of the first slot."""
+        return self._scheduler.places.places[0].cache
 
 
 def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) -> None:
@@ -384,19 +306,32 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
         )
 
 
-def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
-    if path is None or not path.exists():
-        return SuffixMemory()
-    return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
+def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
-def _draft_params(context: Context) -> ContextParams:
-    """Parameters of a draft model's context: as long as the target's, with fewer branches."""
-    n_batch, n_seq_max = min(context.n_batch, context.n_ctx), max(16, 2 * context.n_seq_max // 5)
-    return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=n_seq_max)
+def _until_closed(
+    driver: Driver, progress: Callable[[float], None] | None
+) -> Callable[[float], None]:
+    """``progress``, which ends the load if nobody waits for it any more."""
+
+    def check(share: float) -> None:
+        if driver.is_closed:
+            raise InterruptedError("the load was interrupted")
+        if progress is not None:
+            progress(share)
+
+    return check
 
 
-def _head_params(context: Context) -> ContextParams:
-    """Parameters of a head's own context: as a draft model's, with the target's flash attention."""
-    flash_attn = "on" if context.flash_attn else "off"
-    return replace(_draft_params(context), flash_attn=flash_attn)
+def _with_usual_flash_attn(source: Source) -> Source:
+    """With the setting of flash attention that the texts on disk have."""
+    name = default_model() if source.model is None else source.model
+    flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.params)
+    return replace(source, params=replace(source.params, flash_attn=flash_attn))
+
+
+def _text_files(loaded: Loaded, n_megabytes: int) -> TextFiles:
+    context = loaded.context
+    identity = identity_of(loaded.model.path, context.params.kv_type, flash_attn=context.flash_attn)
+    return TextFiles(texts_folder(), identity, n_megabytes * 10**6)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
 from batching.errors import CacheFull, OutOfMemory
 from batching.llama.context import Context
 from batching.prompt_context import PromptContext
+from batching.slots import Slot
 from batching.tree import NO_LIMIT
-from speculation.active_text import ActiveText
 from speculation.auto.cost import SIZES, Cost
-from speculation.generation import Host
+from speculation.loaded import Loaded
+from speculation.text import Text, failing
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ class LongPrompts:
         self._row_seconds = cost.row_seconds  # more than a prompt's take, which is learnt
 
     @classmethod
-    def open(cls, engine: Host, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
+    def open(cls, loaded: Loaded, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
         """For texts with ``n_seq_max`` sequences each, which wait ``max_seconds`` at most.
 
         None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
         sliding window is short, if its cells are not in main memory, or if that is too small.
         """
-        context, cost = engine.context, engine.resources.known_cost
+        context, cost = loaded.context, loaded.resources.known_cost
         model = context.model
         is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
         is_on_cpu = model.n_host_layers == model.n_layer
@@ -64,22 +64,16 @@ class LongPrompts:
     def close(self) -> None:
         self._context.close()
 
-    def takes(self, text: ActiveText) -> bool:
+    def takes(self, text: Text) -> bool:
         """Whether what is left of a prompt is to be read here."""
         reading = text.reading
-        is_short = reading.n_left < _LONG or len(text.generation.prompt) > self._prompts.n_ctx
+        assert reading is not None
+        is_short = reading.n_left < _LONG or len(text.request.prompt) > self._prompts.n_ctx
         return not (is_short or reading.needs_output)
 
-    def read(
-        self,
-        texts: Sequence[ActiveText],
-        n_writing: int,
-        max_seconds: float,
-        failing: Callable[[ActiveText], AbstractContextManager[None]],
-    ) -> None:
+    def read(self, texts: Sequence[Text], n_writing: int, max_seconds: float) -> None:
         """Read prompts that it ``takes``, one after another. Together with a step of the
-        ``n_writing`` texts that wait, this takes about ``max_seconds``. An error ends in
-        ``failing``, which is called with its text."""
+        ``n_writing`` texts that wait, this takes about ``max_seconds``."""
         end = perf_counter() + max_seconds - self._cost.curve(0).at(n_writing)
         for i, text in enumerate(texts):
             start = perf_counter()
@@ -93,15 +87,16 @@ class LongPrompts:
                 spent = perf_counter() - start
                 self._row_seconds += (spent - n * self._row_seconds) / (n + 1000)
 
-    def _read_piece(self, text: ActiveText, n_most: int) -> int:
+    def _read_piece(self, text: Text, n_most: int) -> int:
         """Read at most ``n_most`` tokens of a prompt; return how many. At its end, it begins."""
-        slot, reading = text.place.slot, text.reading
-        slot.n_batch = n = min(n_most, reading.n_left)
-        rows = reading.next_rows(n)
+        assert text.reading is not None and isinstance(text.cache.target, Slot)
+        slot = text.cache.target
+        slot.n_batch = n = min(n_most, text.reading.n_left)
+        rows = text.next_piece(n)
         assert rows is not None
-        if not self._prompts.read(text.generation.prompt, slot, rows):
+        if not self._prompts.read(text.request.prompt, slot, rows):
             raise CacheFull(f"no room for {n} tokens of a prompt")
-        text.read(None)
-        if not reading.n_left:
-            text.begin()
+        text.take_piece(None)
+        if not text.reading.n_left:
+            text.next_piece(n)
         return n

@@ -17,6 +17,8 @@ from speculation.drafting.estimates import Estimates
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
+_MOST_CLIENTS = 32  # whose memories are kept: those used last
+_CLIENT_TOKENS = 1 << 17  # in the memory of a client: 5 MB with its index
 T = TypeVar("T")
 
 
@@ -31,8 +33,11 @@ class Resources:
     draft     the draft model's context, or None
     heads     drafting heads by the method named in their files
     memory    the texts read and written before, for suffix decoding
-    sampling  the current text's sampling parameters
-    prediction  tokens that the current text is expected to have for the most part; may be empty
+
+    Of one text, in what ``for_text`` returns:
+
+    sampling  its sampling parameters
+    prediction  tokens that it is expected to have for the most part; may be empty
     """
 
     def __init__(
@@ -43,15 +48,14 @@ class Resources:
         n_rewind: int = NO_LIMIT,
         draft: Target | None = None,
         heads: Mapping[str, Any] | None = None,
-        draft_sampler: Callable[[], DraftSampler] | None = None,
+        draft_sampler: Callable[[SamplingParams], DraftSampler] | None = None,
         memory: SuffixMemory | None = None,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
         """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
-        is called for each text whose drafts are sampled. ``saved`` are the ``states`` of an earlier
-        run."""
+        is called for each text whose drafts are sampled, with its sampling parameters. ``saved``
+        are the ``states`` of an earlier run."""
         self._measure_cost = measure_cost
-        self._cost: Cost | None = None
         self._kept: dict[Any, Any] = {}
         self._saved = dict(saved or {})
         self._states: dict[str, Callable[[], list[float]]] = {}
@@ -59,24 +63,23 @@ class Resources:
         self.n_rewind = n_rewind
         self.draft = draft
         self.heads = dict(heads or {})
-        self.draft_sampler = draft_sampler
+        self._draft_sampler = draft_sampler
         self.memory = SuffixMemory() if memory is None else memory
+        self._memories: dict[str, SuffixMemory] = {}  # those of clients, least recently used first
         self.sampling = SamplingParams()
         self.prediction: tuple[int, ...] = ()
 
     @property
     def cost(self) -> Cost:
         """The cost of decoding n rows. The first use measures it, in a second or two."""
-        if self._cost is None:
-            if self._measure_cost is None:
-                raise RuntimeError("these resources were made without a way to measure cost")
-            self._cost = self._measure_cost()
-        return self._cost
+        if self._measure_cost is None:
+            raise RuntimeError("these resources were made without a way to measure cost")
+        return self.keep("cost", self._measure_cost)
 
     @property
     def known_cost(self) -> Cost | None:
         """The cost if it has been measured, else None."""
-        return self._cost
+        return self._kept.get("cost")
 
     def step_seconds(self) -> float:
         """The target's time for a plain step."""
@@ -110,17 +113,42 @@ class Resources:
 
         return self.keep(("estimates", name), make)
 
-    def of_slot(self, index: int, n_slots: int) -> Resources:
-        """The resources for a text beside others: its slots in the contexts of the draft model and
-        the heads."""
+    @property
+    def draft_sampler(self) -> Callable[[], DraftSampler] | None:
+        """Makes the sampler of drafts for the text."""
+        make, sampling = self._draft_sampler, self.sampling
+        return None if make is None else lambda: make(sampling)
+
+    def for_text(
+        self,
+        slot: int = 0,
+        n_slots: int = 1,
+        *,
+        sampling: SamplingParams | None = None,
+        prediction: tuple[int, ...] = (),
+        memory: str | None = "",
+    ) -> Resources:
+        """The resources for a text in ``slot``: what it needs, its memory (``Settings``), and its
+        slots in the contexts of the draft model and the heads."""
         view = copy(self)
-        view.heads = {kind: self._head_of_slot(kind, index, n_slots) for kind in self.heads}
+        view.sampling, view.prediction = sampling or SamplingParams(), prediction
+        if memory != "":
+            view.memory = SuffixMemory() if memory is None else self._memory_of(memory)
         draft = self.draft
-        if draft is not None:
-            slot = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[index]
-            slot.n_batch = draft.n_batch // n_slots
-            view.draft = slot
+        if n_slots > 1:
+            view.heads = {kind: self._head_of_slot(kind, slot, n_slots) for kind in self.heads}
+        if n_slots > 1 and draft is not None:
+            own = self.keep("draft slots", lambda: Slots(draft, n_slots)).slots[slot]
+            own.n_batch = draft.n_batch // n_slots
+            view.draft = own
         return view
+
+    def _memory_of(self, client: str) -> SuffixMemory:
+        memory = self._memories.pop(client, None) or SuffixMemory(_CLIENT_TOKENS)
+        self._memories[client] = memory
+        if len(self._memories) > _MOST_CLIENTS:
+            del self._memories[next(iter(self._memories))]
+        return memory
 
     def _head_of_slot(self, kind: str, index: int, n_slots: int) -> Any:
         head = self.heads[kind]

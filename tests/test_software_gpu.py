@@ -12,7 +12,6 @@ from batching.errors import InvalidParameter, OutOfMemory
 from batching.llama.context import ContextParams
 from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
-from speculation.parallel import ParallelEngine
 from tests.speculation.test_shared_drafting import blocks, hybrid, mtp, states
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
@@ -80,7 +79,7 @@ def test_texts_written_together_are_what_they_would_be_alone(
     prompts = [PROMPT, "a dog", "the cat sat on the mat"]
     with Engine.load(tiny_model, EXACT) as engine:
         alone = [engine.generate(p, method="ar", max_tokens=30).run().token_ids for p in prompts]
-    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_draft) as engine:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_draft, parallel=4) as engine:
         for method in ("ar", "auto", "draft:p_min=0.02"):
             found = engine.generate_batch(prompts, method=method, max_tokens=30)
             assert [one.token_ids for one in found] == alone, method

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from app.worker.messages import Event
-from speculation.channel import Channel
+from speculation.system.channel import Channel
 
 
 class Events(Channel[Event]):

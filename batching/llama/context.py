@@ -361,6 +361,10 @@ class Context:
             use_threads(1)
             self.n_threads = 1
 
+    @property
+    def is_closed(self) -> bool:
+        return self._handle is None
+
     def close(self) -> None:
         """Free the context and close the trace. Idempotent; the model stays loaded."""
         if self._handle is not None:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 
+from batching import clock
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
 from batching.tree import TokenTree
@@ -235,7 +235,7 @@ class Auto(Drafter):
             tree.sources.update(dict.fromkeys(source.nodes, source.name))
 
     def observe(self, step: Step) -> None:
-        start = perf_counter()
+        start = clock.now()
         self._counter.n_steps += 1
         self._n_tokens += len(step.tokens)
         for source in self.sources:
@@ -244,7 +244,7 @@ class Auto(Drafter):
         if not asked:
             return
         cost, curve, plain = self.cost, self._curve, self._plain
-        spent = step.own_seconds + perf_counter() - start
+        spent = step.own_seconds + clock.now() - start
         rest = spent - sum([source.seconds for source in asked])
         cost.overhead += RATE * (rest - cost.overhead)
         n_drafted = cost.last_rows - cost.n_texts

@@ -153,35 +153,34 @@ def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Pat
 def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
     expected = engine.generate(PROMPT, max_tokens=30).run().text
     for method in METHODS:
-        generation = engine.generate(PROMPT, method=method)
+        generation = engine.generate(PROMPT, method=method, sampling=endless(engine))
         for _ in range(5):
-            next(iter(generation))
-        generation.close()
-        assert generation.finish_reason == "cancelled"
+            next(generation)
+        generation.cancel()
+        assert generation.run().finish_reason == "cancelled"
         assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
 
 
-def test_a_new_text_ends_the_previous_one(engine: Engine) -> None:
-    first = engine.generate(PROMPT)
-    next(iter(first))
-    engine.generate(PROMPT, max_tokens=3).run()
-    assert first.finish_reason == "cancelled"
-    assert list(first) == []
+def endless(engine: Engine) -> SamplingParams:
+    return SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, float("-inf")))
 
 
-def test_cancelling_takes_effect_within_a_step(engine: Engine) -> None:
-    stop = False
-    generation = engine.generate(PROMPT, method="ar", cancelled=lambda: stop)
-    tokens = iter(generation)
-    next(tokens)
-    stop = True
-    assert list(tokens) == []
-    assert (generation.finish_reason, len(generation.token_ids)) == ("cancelled", 1)
+def test_leaving_a_loop_cancels_the_text_and_taking_a_token_does_not(engine: Engine) -> None:
+    text = engine.generate(PROMPT, method="ar", sampling=endless(engine))
+    first = next(text)
+    for _ in text:
+        break
+    assert text.run().finish_reason == "cancelled"
+    assert text.token_ids[0] == first.id
+    whole = engine.generate(PROMPT, method="ar", max_tokens=9)
+    begun = [next(whole), next(whole)]
+    assert [token.id for token in [*begun, *whole]][:9] == whole.token_ids
+    assert whole.finish_reason == "length"
 
 
 def test_count_tokens_counts_the_prompt_that_is_decoded(engine: Engine) -> None:
     messages = [{"role": "user", "content": "the cat saw"}]
-    assert engine.count_tokens(messages) == 14
+    assert engine.count_tokens(messages) == engine.count_tokens("the cat saw") == 14
     assert engine.chat(messages, max_tokens=1).stats.n_prompt == 14
 
 
@@ -334,9 +333,10 @@ def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -
         for method in ("ar", "prompt-lookup", "suffix:memory=off"):
             engine.generate(PROMPT, method=method, max_tokens=5).run()
         assert engine.resources.memory.index.n_tokens == 0
-        abandoned = engine.generate(PROMPT, method="suffix", max_tokens=50)
-        next(iter(abandoned))
-        abandoned.close()
+        abandoned = engine.generate(PROMPT, method="suffix", sampling=endless(engine))
+        next(abandoned)
+        abandoned.cancel()
+        abandoned.run()
         tokens = engine.resources.memory.index.tokens().tolist()
         assert tokens == [*abandoned.prompt, *abandoned.token_ids, -1]
 
@@ -351,7 +351,5 @@ def test_a_prediction_is_drafted_and_changes_nothing(engine: Engine) -> None:
     assert found.stats.n_accepted > 30
     after = engine.generate(PROMPT, method="prediction", max_tokens=40).run()
     assert (after.token_ids, after.stats.n_drafted) == (plain.token_ids, 0)
-    with pytest.raises(
-        InvalidParameter, match="the prediction has tokens from -1 to 5; this model"
-    ):
+    with pytest.raises(InvalidParameter, match="the prediction has token -1; this model has 0 to"):
         engine.generate(PROMPT, prediction=[-1, 5])

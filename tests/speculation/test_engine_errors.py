@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from batching.errors import (
     ContextError,
     DecodeFailed,
-    EngineInUse,
     GrammarError,
     InvalidParameter,
     ModelError,
@@ -32,7 +30,7 @@ from batching.errors import (
 from batching.llama.context import Context, ContextParams
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.model import Model
-from speculation import engine as engine_module
+from speculation import loaded as loaded_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
@@ -132,7 +130,7 @@ def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
 
     with Engine.load(tiny_model, replace(EXACT, n_seq_max=8)) as engine:
         before = engine.generate(PROMPT, method="ar", max_tokens=9).run().text
-        monkeypatch.setattr(engine_module, "Context", limited)
+        monkeypatch.setattr(loaded_module, "Context", limited)
         with pytest.raises(OutOfMemory):
             engine.generate(PROMPT, method="prompt-lookup:branches=20", max_tokens=9).run()
         assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before
@@ -248,25 +246,6 @@ def test_a_closed_engine_refuses_every_call(tiny_model: Path) -> None:
     ):
         with pytest.raises(ModelError, match="is closed; load it again"):
             use()
-
-
-def test_a_text_generated_in_one_thread_cannot_be_ended_by_another(tiny_model: Path) -> None:
-    with Engine.load(tiny_model) as engine:
-        inside, proceed = threading.Event(), threading.Event()
-
-        def cancelled() -> bool:
-            inside.set()
-            return proceed.wait()
-
-        generation = engine.generate("hi", max_tokens=50, cancelled=cancelled)
-        thread = threading.Thread(target=generation.run)
-        thread.start()
-        inside.wait()
-        with pytest.raises(EngineInUse, match="another thread is generating"):
-            engine.generate("ho")
-        proceed.set()
-        thread.join()
-        assert generation.finish_reason == "cancelled"
 
 
 def test_ctrl_c_is_not_lost_in_a_callback_from_llama_cpp(tiny_model: Path) -> None:

@@ -9,23 +9,20 @@ import numpy as np
 import pytest
 
 import speculation.fast_path
-from batching.cache import SequenceCache
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows
+from batching.slots import Slots
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Source
 from speculation.chat.detokenizer import ReplyText
-from speculation.continuation import Continuation, Emitted
-from speculation.decode import decode
 from speculation.drafter import DraftBudget, Drafter, PlainSteps, Step
 from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
-from speculation.stats import Stats
-from speculation.verify import Match
-from tests.support.fake_target import FakeSampler, FakeTarget, FakeText, plain_text, prompt_of
+from tests.support.fake_target import FakeSampler, FakeTarget, plain_text, prompt_of
+from tests.support.written import WrittenText, write
 
 
 @pytest.fixture(autouse=True)
@@ -34,27 +31,16 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", 1e9)
 
 
-def emitted(
+def written(
     prompt: Sequence[int],
     drafters: Sequence[Drafter],
     n_tokens: int = NO_LIMIT,
-    stats: Stats | None = None,
-    cancelled: Callable[[], bool] | None = None,
-    sampler: FakeSampler | None = None,
-) -> list[Emitted]:
-    cache = SequenceCache(FakeTarget())
-    cache.prefill(prompt[:-1])
-    text = Continuation(
-        cache=cache,
-        tokens=list(prompt),
-        drafters=drafters,
-        verifier=Match(),
-        sampler=sampler or FakeSampler(0, 0),
-        text=FakeText(n_tokens),
-        stats=stats or Stats(),
-        max_length=len(prompt) + n_tokens,
-    )
-    return list(decode(text, cancelled))
+    is_wanted: Callable[[], bool] = lambda: False,
+) -> WrittenText:
+    slots = Slots(FakeTarget(), 1)
+    text = WrittenText(prompt, slots.slots[0], drafters, n_tokens=n_tokens)
+    list(write(text, slots, is_wanted))
+    return text
 
 
 class Waiting(Drafter):
@@ -77,8 +63,8 @@ class Waiting(Drafter):
 
 
 def test_without_drafters_all_steps_after_the_first_form_one_run() -> None:
-    stats = Stats()
-    steps = emitted(prompt_of(26), [], 10, stats)
+    text = written(prompt_of(26), [], 10)
+    steps, stats = text.emitted, text.stats
     assert [len(step.tokens) for step in steps] == [1, 9]
     assert [step.finish_reason for step in steps] == [None, "length"]
     assert [token for step in steps for token in step.tokens] == plain_text(26, n_tokens=10)
@@ -90,21 +76,22 @@ def test_without_drafters_all_steps_after_the_first_form_one_run() -> None:
 def test_a_run_ends_where_a_drafter_would_draft() -> None:
     assert plain_text(26, n_tokens=8) == [8, 1, 2, 7, 2, 9, 6, 5]
     drafter = Waiting([7, 6])
-    steps = emitted(prompt_of(26), [drafter], 8)
+    steps = written(prompt_of(26), [drafter], 8).emitted
     assert [step.tokens for step in steps] == [[8], [1, 2, 7], [2], [9, 6], [5]]
     assert drafter.runs == [[1, 2, 7], [9, 6]]
     assert drafter.n_asked == 3  # also in the first step, which decodes the end of the prompt
 
 
-def test_a_cancelled_run_ends_with_the_current_step() -> None:
+def test_a_run_ends_with_the_present_step_if_something_else_is_wanted() -> None:
     answers = iter([False, False, True])
-    steps = emitted(prompt_of(26), [], 8, cancelled=lambda: next(answers, False))
+    steps = written(prompt_of(26), [], 8, lambda: next(answers, False)).emitted
     assert [len(step.tokens) for step in steps] == [1, 3, 4]
 
 
 def test_a_run_that_exceeds_its_time_is_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation.fast_path, "FRAME_SECONDS", -1.0)
-    assert [len(step.tokens) for step in emitted(prompt_of(26), [], 5)] == [1, 1, 1, 1, 1]
+    steps = written(prompt_of(26), [], 5).emitted
+    assert [len(step.tokens) for step in steps] == [1, 1, 1, 1, 1]
 
 
 def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
@@ -114,16 +101,13 @@ def test_an_error_in_a_run_keeps_the_tokens_generated_before_it() -> None:
                 raise ValueError("no token is allowed here")
             return super().sample(output, row)
 
-    cache, text = SequenceCache(FakeTarget()), FakeText()
-    prompt = prompt_of(26)
-    cache.prefill(prompt[:-1])
-    steps = decode(Continuation(cache, list(prompt), [], Match(), Failing(0, 0), text, Stats()))
-    assert next(steps).tokens == [8]
-    assert next(steps).tokens == [1, 2, 7]
+    slots, prompt = Slots(FakeTarget(), 1), prompt_of(26)
+    text = WrittenText(prompt, slots.slots[0], sampler=Failing(0, 0))
     with pytest.raises(ValueError, match="no token is allowed here"):
-        next(steps)
-    assert cache.tokens == [*prompt, 8, 1, 2]
-    assert text.tokens == [8, 1, 2, 7]
+        list(write(text, slots))
+    assert [step.tokens for step in text.emitted] == [[8], [1, 2, 7]]
+    assert text.cache.tokens == [*prompt, 8, 1, 2]
+    assert text.token_ids == [8, 1, 2, 7]
 
 
 class AlwaysAsked(Drafter):
@@ -158,9 +142,9 @@ def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(
     n_runs = 0
     for seed in range(60):
         prompt = prompt_of(seed)[:4]
-        quick, asked = Stats(), Stats()
-        runs = [len(step.tokens) for step in emitted(prompt, [PromptLookup(params)], 40, quick)]
-        emitted(prompt, [AlwaysAsked(PromptLookup(params))], 40, asked)
+        one = written(prompt, [PromptLookup(params)], 40)
+        runs, quick = one.emitted, one.stats
+        asked = written(prompt, [AlwaysAsked(PromptLookup(params))], 40).stats
         assert (quick.n_steps, quick.n_drafted) == (asked.n_steps, asked.n_drafted)
         assert quick.rows_histogram == asked.rows_histogram
         n_runs += len(runs) < quick.n_steps
@@ -171,7 +155,7 @@ def test_auto_decodes_plainly_while_no_source_has_evidence() -> None:
     drafter = Waiting()
     cost = Cost(CostCurve.linear(1.0, 0.46))
     auto = Auto(AutoParams(), [Source("waiting", drafter)], cost)
-    emitted(prompt_of(26), [auto], 30)
+    written(prompt_of(26), [auto], 30)
     assert drafter.n_asked == 0
     assert sum(map(len, drafter.runs)) == 29
 

@@ -17,7 +17,6 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows, pack, rows_back
 from speculation.engine import Engine
-from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
@@ -191,14 +190,15 @@ def test_texts_in_one_batch_are_what_they_would_be_alone(
         }
         for _ in range(40)
     ]
-    with ParallelEngine.load(model, params) as engine, Engine.load(model, params) as alone:
+    several = Engine.load(model, params, parallel=4)
+    with several as engine, Engine.load(model, params) as alone:
         assert (engine.parallel, engine.context.n_seq_max) == (4, 4)
         running = []
         for i, request in enumerate(requests):
             running.append(engine.submit(**request))  # type: ignore[arg-type]
             time.sleep(rng.choice((0.0, 0.0, 0.01)))
             if i % 9 == 5:
-                running[i].close()
+                running[i].cancel()
         for request, found in zip(requests, running, strict=True):
             expected = alone.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
             is_whole = found.run().finish_reason != "cancelled"
@@ -215,8 +215,8 @@ def test_conversations_that_take_turns_go_on_from_their_states(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     texts = [[260 + (i * step) % 40 for i in range(100)] for step in (1, 3)]
-    with ParallelEngine.load(write(tmp_path / "model.gguf"), EXACT, parallel=2) as engine:
-        places = engine._scheduler.places  # type: ignore[union-attr]
+    with Engine.load(write(tmp_path / "model.gguf"), EXACT, parallel=2) as engine:
+        places = engine._scheduler.places.places
 
         def reply(prompt: list[int]) -> tuple[list[int], int]:
             done = engine.submit(prompt, method="ar", max_tokens=9).run()
@@ -233,7 +233,7 @@ def test_conversations_that_take_turns_go_on_from_their_states(
         assert n_reused == 138 - 1 - TAIL
         for place in places:
             place.cache.truncate(0)
-        engine._scheduler._shelf._texts.clear()  # type: ignore[union-attr]
+        engine._scheduler.places.idle._texts.clear()
         assert reply(edited) == (again, 0)
 
 

@@ -12,32 +12,29 @@ from itertools import pairwise
 
 import pytest
 
-from batching import together
-from batching.cache import Reading, SequenceCache
+from batching.cache import SequenceCache
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import Cost, CostCurve
-from speculation.choice import choose, level
-from speculation.continuation import Continuation
-from speculation.decode import decode
+from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
 from speculation.methods import load_method_file, parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
-from speculation.verify import Match
+from speculation.text import Text
 from tests.support.fake_target import (
     N_VOCAB,
     FakeEagleHead,
     FakeHeads,
     FakeSampler,
     FakeTarget,
-    FakeText,
     fake_logits,
     plain_text,
     prompt_of,
 )
 from tests.support.paths import ROOT
+from tests.support.written import WrittenText, write
 
 
 class RandomTrees(Drafter):
@@ -150,7 +147,7 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
         ]
     shared = resources(n_rewind)
     if "prediction" in method:
-        shared.prediction = edited(plain_text(seed), seed)
+        shared = shared.for_text(prediction=edited(plain_text(seed), seed))
     return parse_method(load_method_file(method)).drafters(shared)
 
 
@@ -176,38 +173,20 @@ def run(
     prompt = prompt_of(seed)
     drafters = drafters_of(method, seed, n_rewind) if drafters is None else drafters
     target = FakeTarget(n_ctx=n_ctx, n_rewind=n_rewind)
-    cache = SequenceCache(target)
-    needed = Requirements.of_all(drafter.requires for drafter in drafters)
-    defer = not needed.reads_states
-    cache.prefill(prompt[:-1], reader=needed.prompt_reader, defer=defer)
+    slots = Slots(target, 1)
     sampler = FakeSampler(temperature, seed, penalty)
-    stats = Stats()
-    ending = FakeText(n_tokens)
-    steps = list(
-        decode(
-            Continuation(
-                cache=cache,
-                tokens=list(prompt),
-                drafters=drafters,
-                verifier=Match(),
-                sampler=sampler,
-                text=ending,
-                stats=stats,
-                max_length=len(prompt) + n_tokens,
-            )
-        )
-    )
-    text = ending.tokens
-    assert [token for step in steps for token in step.tokens] == text
+    text = WrittenText(prompt, slots.slots[0], drafters, sampler=sampler, n_tokens=n_tokens)
+    steps, cache, found = list(write(text, slots)), text.cache, text.token_ids
+    assert [token for step in steps for token in step.tokens] == found
     assert [step.finish_reason is not None for step in steps] == [False] * (len(steps) - 1) + [True]
     # Whatever was drafted, each sequence now holds exactly the text without its last token.
-    assert cache.tokens == (prompt + text)[: cache.n_past]
-    assert cache.n_past == len(prompt) + len(text) - 1
+    assert cache.tokens == (prompt + found)[: cache.n_past]
+    assert cache.n_past == len(prompt) + len(found) - 1
     assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
-    if defer and n_rewind == NO_LIMIT:
-        assert len(target.decoded) == stats.n_steps
+    if not text.needed.reads_states and n_rewind == NO_LIMIT:
+        assert len(target.decoded) == text.stats.n_steps
         assert len(target.decoded[0]) >= len(prompt)
-    return text, stats, cache
+    return found, text.stats, cache
 
 
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
@@ -247,60 +226,44 @@ def test_text_of_a_target_with_limited_rewind_equals_plain_decoding(
 @pytest.mark.parametrize("n_rewind", [1, 5])
 def test_texts_in_one_batch_of_a_recurrent_target_equal_plain_decoding(n_rewind: int) -> None:
     methods = ("unnamed-trees", "auto", "prompt-lookup", "suffix:p_min=0.1", "jacobi:guesses=5")
-    curve = CostCurve.linear(1.0, 0.003)
     n_accepted = n_cancelled = 0
     for first in range(0, 80, 8):
         rng = random.Random(first)
         shared = Slots(FakeTarget(n_rewind=n_rewind, n_seq_max=3), 3)
+        batch = Batch(shared, Cost(CostCurve.linear(1.0, 0.003)))
         caches = {slot: SequenceCache(slot) for slot in shared.slots}
         waiting = list(range(first, first + 8))
-        reading: dict[Slot, tuple[int, Reading]] = {}
-        writing: dict[Slot, tuple[int, Continuation, FakeText]] = {}
-        while waiting or reading or writing:
-            for slot in shared.slots:
-                if waiting and slot not in reading and slot not in writing and rng.random() < 0.3:
+        running: dict[Slot, tuple[int, WrittenText]] = {}
+        while waiting or running:
+            for slot, own in caches.items():
+                if waiting and slot not in running and rng.random() < 0.3:
                     seed = waiting.pop()
-                    reading[slot] = seed, Reading(caches[slot], prompt_of(seed)[:-1], defer=True)
-            parts: list[tuple[Slot, Rows]] = []
-            for slot, (seed, read) in list(reading.items()):
-                if (rows := read.next_rows(rng.randrange(2, 20))) is not None:
-                    parts.append((slot, rows))
-                    continue
-                del reading[slot]
-                text = FakeText(32)
-                one = Continuation(
-                    cache=caches[slot],
-                    tokens=prompt_of(seed),
-                    drafters=drafters_of(rng.choice(methods), seed, n_rewind),
-                    verifier=Match(),
-                    sampler=FakeSampler(0.8, seed),
-                    text=text,
-                    stats=Stats(),
-                )
-                together.run(one.begin())
-                writing[slot] = seed, one, text
-            for _, one, _ in writing.values():
-                if (proposing := one.propose()) is not None:
-                    together.run(proposing)
-            continuations = [one for _, one, _ in writing.values()]
-            choose(continuations)
-            level(continuations, curve)
-            order = sorted(writing, key=lambda slot: len(writing[slot][1].tree) > 1)
-            parts += [(slot, writing[slot][1].rows()) for slot in order]
-            for (slot, _), output in zip(parts, shared.decode(parts) if parts else (), strict=True):
-                if slot in reading:
-                    reading[slot][1].take(output)
-                    continue
-                seed, one, text = writing[slot]
-                emitted = one.accept(output, 0.0)
-                n_accepted += emitted.n_drafted
-                is_cancelled = rng.random() < 0.01
-                n_cancelled += is_cancelled
-                if is_cancelled or emitted.finish_reason is not None:
-                    one.end()
-                    del writing[slot]
+                    drafters = drafters_of(rng.choice(methods), seed, n_rewind)
+                    sampler = FakeSampler(0.8, seed)
+                    text = WrittenText(
+                        prompt_of(seed), slot, drafters, sampler=sampler, n_tokens=32, cache=own
+                    )
+                    running[slot] = seed, text
+            texts = [text for _, text in running.values()]
+            pieces: dict[Text, Rows] = {
+                text: rows
+                for text in texts
+                if not text.is_writing
+                and (rows := text.next_piece(rng.randrange(2, 20))) is not None
+            }
+            step([text for text in texts if text.is_writing], batch, pieces)
+            for slot, (seed, text) in list(running.items()):
+                is_cancelled = text.is_writing and not text.has_ended and rng.random() < 0.01
+                if is_cancelled:
+                    text.end("cancelled")
+                    n_cancelled += 1
+                if text.has_ended:
+                    assert text.error is None
+                    del running[slot]
                     expected = plain_text(seed, temperature=0.8)
-                    assert text.tokens == expected[: len(text.tokens) if is_cancelled else None]
+                    n = len(text.token_ids) if is_cancelled else None
+                    assert text.token_ids == expected[:n]
+                    n_accepted += text.stats.n_accepted
     assert n_accepted > 50 and n_cancelled > 3
 
 
@@ -362,22 +325,12 @@ def test_counts_add_up() -> None:
 
 def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     target = FakeTarget()
-    cache = SequenceCache(target)
-    cache.prefill([1, 2])
-    steps = decode(
-        Continuation(
-            cache=cache,
-            tokens=[1, 2, 3],
-            drafters=[RandomTrees(5)],
-            verifier=Match(),
-            sampler=FakeSampler(0, 0),
-            text=FakeText(),
-            stats=Stats(),
-        )
-    )
-    text = [token for _ in range(4) for token in next(steps).tokens]
-    steps.close()  # type: ignore[attr-defined]
-    assert cache.tokens == [1, 2, 3, *text[:-1]]
+    slots = Slots(target, 1)
+    text = WrittenText([1, 2, 3], slots.slots[0], [RandomTrees(5)])
+    steps, cache = write(text, slots), text.cache
+    written = [token for _ in range(4) for token in next(steps).tokens]
+    text.end("cancelled")
+    assert cache.tokens == [1, 2, 3, *written[:-1]]
     assert cache.n_seq > 1
     assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,11 @@ from batching.rows import Rows
 from batching.target import Output, Watch
 from speculation.auto.cost import Cost, CostCurve
 from speculation.engine import Engine
-from speculation.parallel import ParallelEngine
+from speculation.request import Request
 from speculation.sampling import SamplingParams
-from speculation.scheduler import Scheduler
-from speculation.submitted import Submitted
+from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT
+from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import write_gemma_gguf
 
 METHODS = (
@@ -39,8 +39,8 @@ SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_pe
 
 
 @pytest.fixture(scope="module")
-def parallel(tiny_model: Path) -> Iterator[ParallelEngine]:
-    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
+def parallel(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, EXACT, parallel=4, draft_model=tiny_model) as engine:
         yield engine
 
 
@@ -59,11 +59,11 @@ def requests(rng: random.Random, n: int) -> list[dict[str, object]]:
 
 
 def test_texts_that_come_and_go_are_what_they_would_be_alone(
-    engine: Engine, parallel: ParallelEngine
+    engine: Engine, parallel: Engine
 ) -> None:
     rng = random.Random(3)
     every = requests(rng, 120)
-    running: list[Submitted] = []
+    running: list[Text] = []
     for request in every:
         running.append(parallel.submit(**request))  # type: ignore[arg-type]
         time.sleep(rng.choice((0.0, 0.0, 0.01)))
@@ -75,7 +75,7 @@ def test_texts_that_come_and_go_are_what_they_would_be_alone(
 
 
 def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
-    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
+    parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, prompt_rows = Context.decode, {True: 0, False: 0}
 
@@ -86,7 +86,7 @@ def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
     monkeypatch.setattr(Context, "decode", counting)
     prompt = [7 + i % 90 for i in range(300)]
     asked = ([*range(9, 29)], [*prompt, 5])
-    short, long = parallel._worker.call(  # both begin with the same step
+    short, long = parallel._driver.call(  # both begin with the same step
         lambda: [parallel.submit(one, method="ar", max_tokens=9) for one in asked]
     )
     assert (short.run().stats.n_reused, long.run().stats.n_reused) == (0, 0)
@@ -96,7 +96,7 @@ def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
 
 
 def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
-    parallel: ParallelEngine,
+    parallel: Engine,
 ) -> None:
     prompt = [9 + i % 70 for i in range(300)]
     every = parallel.generate_batch([[*prompt, last] for last in range(5, 13)], max_tokens=20)
@@ -108,7 +108,7 @@ def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
 
 
 def test_a_prompt_is_read_in_large_pieces_after_texts_that_drafted_together(
-    parallel: ParallelEngine,
+    parallel: Engine,
 ) -> None:
     parallel.generate_batch([[*PROMPT.encode(), last] for last in range(9)], method="recycling")
     read: list[int] = []
@@ -121,7 +121,7 @@ def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: 
     methods = ("recycling", "draft:width=4,nodes=20,p_min=0.01", "prompt-lookup:branches=6")
     sampled = "draft:width=4,nodes=20,p_min=0.01,verify=rejection"
     hot = SamplingParams(temperature=0.9, seed=5)
-    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=64) as narrow:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=64) as narrow:
         assert narrow.context.n_seq_max == 256  # four for each text
         found = [narrow.submit(PROMPT, method=method, max_tokens=40) for method in methods]
         texts = [one.run().token_ids for one in found]
@@ -132,27 +132,27 @@ def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: 
 
 
 def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
-    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
+    parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = Cost(CostCurve.linear(0.05, 0.01))
-    monkeypatch.setattr(parallel.resources, "_cost", cost)
+    monkeypatch.setitem(parallel.resources._kept, "cost", cost)
     scheduler = parallel._scheduler
-    assert isinstance(scheduler, Scheduler)
+    few, many = ([Text(Request((1,)), FakeReply()) for _ in range(n)] for n in (3, 60))
     row = cost.curve(0).at(64) / 64
     # 0.2 s beside two written texts, whose rows take 0.06 s; 1 s if nobody waits for a token.
-    assert scheduler._chunk(3, 2) == int((0.2 - 0.06) / row) == 13
-    assert scheduler._chunk(3, 0) == int(1.0 / row) == 94
-    assert scheduler._chunk(60, 60) == 2
-    monkeypatch.setattr(parallel.resources, "_cost", Cost(CostCurve.linear(0.001, 0.0001)))
+    assert scheduler._chunk(few, 2) == int((0.2 - 0.06) / row) == 13
+    assert scheduler._chunk(few, 0) == int(1.0 / row) == 94
+    assert scheduler._chunk(many, 60) == 2
+    monkeypatch.setitem(parallel.resources._kept, "cost", Cost(CostCurve.linear(0.001, 0.0001)))
     monkeypatch.setattr(parallel.context, "flash_attn", True)  # on a CPU: 63 rows in all
-    assert scheduler._chunk(3, 2) == 60
-    assert (scheduler._chunk(60, 50), scheduler._chunk(3, 0)) == (256, 320)
+    assert scheduler._chunk(few, 2) == 60
+    assert (scheduler._chunk(many, 50), scheduler._chunk(few, 0)) == (272, 320)
 
 
 def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_model: Path) -> None:
     first, second = ([7 + (i * step) % 90 for i in range(200)] for step in (1, 3))
-    with ParallelEngine.load(tiny_model, EXACT, parallel=3) as engine:
-        places = engine._scheduler.places  # type: ignore[union-attr]
+    with Engine.load(tiny_model, EXACT, parallel=3) as engine:
+        places = engine._scheduler.places.places
         begun = engine.submit(first, method="ar", max_tokens=9).run()
         engine.submit(second, method="ar", max_tokens=9).run()
         assert [len(place.cache.tokens) for place in places].count(0) == 2
@@ -183,32 +183,32 @@ def test_texts_of_a_model_with_a_sliding_window_begin_with_parts_of_others(
         [[*second[:70], 12]],
     ]
     found, reused = [], []
-    with ParallelEngine.load(model, EXACT, parallel=3) as engine:
+    with Engine.load(model, EXACT, parallel=3) as engine:
         for prompts in rounds:
-            every = engine._worker.call(  # they begin with the same step
+            every = engine._driver.call(  # they begin with the same step
                 lambda prompts=prompts: [engine.submit(p, max_tokens=9) for p in prompts]  # type: ignore[misc]
             )
             found += [one.run().token_ids for one in every]
             reused += [one.stats.n_reused for one in every]
     with Engine.load(model, EXACT) as alone:
         for prompt, tokens in zip(itertools.chain(*rounds), found, strict=True):
-            alone.cache.truncate(0)
+            alone.call(lambda: alone.cache.truncate(0))
             assert tokens == alone.generate(prompt, method="ar", max_tokens=9).run().token_ids
     assert reused[:3] == [0, 0, 60]  # of a text in the cache, not of a copy
 
 
-def test_a_text_that_is_closed_makes_place_for_the_next(parallel: ParallelEngine) -> None:
+def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> None:
     endless = SamplingParams(grammar="root ::= [a-z] root")
     running = [parallel.submit(PROMPT, method="ar", sampling=endless) for _ in range(5)]
     running.append(parallel.submit(PROMPT, method="ar", max_tokens=50))
     for generation in running[:5]:
-        generation.close()
+        generation.cancel()
     assert [generation.run().finish_reason for generation in running[:5]] == ["cancelled"] * 5
     assert running[5].run().finish_reason in ("length", "stop")
 
 
 def test_a_text_uses_the_whole_context_if_no_other_needs_it(
-    engine: Engine, parallel: ParallelEngine
+    engine: Engine, parallel: Engine
 ) -> None:
     n_ctx = parallel.context.n_ctx
     sampling = SamplingParams(logit_bias={token: float("-inf") for token in engine.model.ends})
@@ -226,7 +226,7 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     assert n_tokens[0] >= n_ctx // 4 - 64 and sum(n_tokens) <= n_ctx
 
 
-def test_a_prediction_is_that_of_its_own_text_alone(parallel: ParallelEngine) -> None:
+def test_a_prediction_is_that_of_its_own_text_alone(parallel: Engine) -> None:
     prompts = (PROMPT, "a dog", PROMPT)
     plain = parallel.generate_batch(prompts, method="ar", max_tokens=40)
     predictions = (plain[0].token_ids, plain[1].token_ids, ())
@@ -239,7 +239,7 @@ def test_a_prediction_is_that_of_its_own_text_alone(parallel: ParallelEngine) ->
     assert running[2].stats.n_drafted == 0
 
 
-def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
+def test_an_error_ends_only_its_own_text(parallel: Engine) -> None:
     running = parallel.submit(PROMPT, method="ar", max_tokens=60)
     wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
     with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 40"):
@@ -249,7 +249,7 @@ def test_an_error_ends_only_its_own_text(parallel: ParallelEngine) -> None:
         parallel.submit([5] * (parallel.context.n_ctx + 1))
 
 
-def test_tokens_arrive_in_an_event_loop(parallel: ParallelEngine) -> None:
+def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
     async def text_of(prompt: str) -> str:
         generation = parallel.submit(prompt, method="ar", max_tokens=20)
         return "".join([token.text async for token in generation])
@@ -262,26 +262,45 @@ def test_tokens_arrive_in_an_event_loop(parallel: ParallelEngine) -> None:
 
 
 def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
-    parallel: ParallelEngine, monkeypatch: pytest.MonkeyPatch
+    parallel: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speculation.submitted.FRAME_SECONDS", 1e9)
-    alone = list(parallel.submit(PROMPT, method="ar", max_tokens=30).channel)
-    assert [len(tokens) for tokens in alone] == [1, 29]
-    others: list[Submitted] = []
-    polls = itertools.count()
+    monkeypatch.setattr("speculation.text.FRAME_SECONDS", 1e9)
+    monkeypatch.setattr("speculation.fast_path.FRAME_SECONDS", 0.0)  # no runs of steps
 
-    def ask_in_between() -> bool:
-        if next(polls) == 20:
+    def groups_of(text: Text) -> list[int]:
+        return [len(tokens) for tokens in text._channel]
+
+    assert groups_of(parallel.submit(PROMPT, method="ar", max_tokens=30)) == [1, 29]
+    others: list[Text] = []
+
+    def ask_in_between(token: int) -> bool:
+        if len(running.token_ids) == 20:
             others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
         return False
 
-    running = parallel.submit(PROMPT, method="ar", max_tokens=30, cancelled=ask_in_between)
-    groups = [len(tokens) for tokens in running.channel]
+    def begin() -> Text:
+        text = parallel.submit(PROMPT, method="ar", max_tokens=30)
+        text.reply.ends = Ends(ask_in_between)
+        return text
+
+    running = parallel._driver.call(begin)
+    groups = groups_of(running)
     assert len(groups) == 3 and sum(groups) == 30
     assert len(others[0].run().token_ids) == 2
+
+
+class Ends:
+    """Asks ``is_end`` for each token whether it may end a text."""
+
+    def __init__(self, is_end: Callable[[int], bool]) -> None:
+        self._is_end = is_end
+
+    def __contains__(self, token: object) -> bool:
+        assert isinstance(token, int)
+        return self._is_end(token)
 
 
 def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
     for parallel in (0, 257):
         with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):
-            ParallelEngine.load(tiny_model, EXACT, parallel=parallel)
+            Engine.load(tiny_model, EXACT, parallel=parallel)

@@ -16,7 +16,6 @@ from batching.rows import Rows
 from batching.slots import Slots
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.engine import Engine
-from speculation.parallel import ParallelEngine
 from speculation.sampling import SamplingParams
 from tests.speculation.drafters.test_eagle import write_head as write_eagle_head
 from tests.speculation.drafters.test_medusa import random_weights as medusa_weights
@@ -78,11 +77,9 @@ def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
         return decode(self, parts, watch)  # type: ignore[arg-type]
 
     rng, found = random.Random(5), []
-    with ParallelEngine.load(
-        target, EXACT, heads=heads, draft_model=target if len(heads) > 1 else None
-    ) as engine:
-        assert engine.parallel == 4
-        target_slots = engine._scheduler._shared  # type: ignore[union-attr]
+    draft = target if len(heads) > 1 else None
+    with Engine.load(target, EXACT, heads=heads, draft_model=draft, parallel=4) as engine:
+        target_slots = engine._scheduler.places.slots
         monkeypatch.setattr(Slots, "decode", counted)
         endless = dict.fromkeys(engine.model.ends, -math.inf)
         requests = [
@@ -110,7 +107,7 @@ def test_a_draft_model_reads_a_prefix_of_several_texts_once(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [7 + i % 90 for i in range(200)]
-    with ParallelEngine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=4) as engine:
         n_read: list[int] = []
         decode = Context.decode
 
@@ -121,7 +118,7 @@ def test_a_draft_model_reads_a_prefix_of_several_texts_once(
 
         monkeypatch.setattr(Context, "decode", counted)
         first = engine.submit([*prompt, 5], method="draft", max_tokens=200)
-        next(iter(first))
+        next(first)
         assert sum(n_read) == 200
         second = engine.submit([*prompt, 6], method="draft", max_tokens=9).run()
         assert second.stats.n_reused == 200

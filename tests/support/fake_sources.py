@@ -10,8 +10,8 @@ import pytest
 
 from batching.together import run
 from batching.tree import TokenTree
+from speculation.auto.choose import choose
 from speculation.auto.drafter import Auto
-from speculation.choice import choose
 from speculation.drafter import DraftBudget, Drafter, Step
 
 

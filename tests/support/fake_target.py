@@ -20,6 +20,7 @@ from batching.rows import Rows, rows_back
 from batching.target import Cancelled, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
+from speculation.chat.detokenizer import Token
 from speculation.heads.tree import best_tree
 
 N_VOCAB = 12
@@ -279,23 +280,30 @@ class FakeSampler:
         self.seen.append(token)
 
 
-class FakeText:
+class FakeReply:
     """Ends with token 0, or after ``n_tokens``."""
 
     ends: Container[int] = (0,)
+    shown = stopped_by = ""
 
     def __init__(self, n_tokens: int = NO_LIMIT) -> None:
-        self.tokens: list[int] = []
+        self.ids: list[int] = []
         self._n_tokens = n_tokens
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         for n, token in enumerate(tokens, 1):
-            self.tokens.append(token)
+            self.ids.append(token)
             if token == 0:
                 return n, "stop"
-            if len(self.tokens) == self._n_tokens:
+            if len(self.ids) == self._n_tokens:
                 return n, "length"
         return len(tokens), None
+
+    def release(self, n: int, n_drafted: int) -> list[Token]:
+        return []
+
+    def rest(self) -> list[Token]:
+        return []
 
 
 def prompt_of(seed: int) -> list[int]:
@@ -311,11 +319,11 @@ def plain_text(
     n_tokens: int = 32,
 ) -> list[int]:
     """The text of the same prompt and sampler, without our cache, trees or decode loop."""
-    prompt, text = prompt_of(seed), FakeText(n_tokens)
+    prompt, text = prompt_of(seed), FakeReply(n_tokens)
     sampler = FakeSampler(temperature, seed, penalty)
     reason = None
-    while reason is None and len(prompt) + len(text.tokens) <= n_ctx:
-        prefix = (*prompt, *text.tokens)
+    while reason is None and len(prompt) + len(text.ids) <= n_ctx:
+        prefix = (*prompt, *text.ids)
         output = FakeOutput([prefix], [True], fake_logits)
         _, reason = text.take([sampler.sample(output, 0)])
-    return text.tokens
+    return text.ids

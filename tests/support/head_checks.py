@@ -21,10 +21,10 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
-from speculation.generation import Generation
 from speculation.load_heads import load_heads
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
+from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeOutput, fake_logits
 
@@ -113,7 +113,7 @@ def check_a_tree(
 
 def compared_texts(
     engine: Engine, methods: Sequence[str], max_tokens: int = 40
-) -> Iterator[tuple[str, Generation, Generation]]:
+) -> Iterator[tuple[str, Text, Text]]:
     """Check that every method gives the text of plain decoding under each of SAMPLINGS.
 
     Yields the method, plain decoding's text and the method's.

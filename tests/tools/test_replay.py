@@ -51,7 +51,7 @@ def test_a_replay_takes_the_steps_of_a_real_run(
         for method in ("ar", "prompt-lookup", "suffix", "draft", "draft:width=3"):
             engine.resources._kept.clear()
             engine.resources.memory.clear()
-            engine.resources._cost = Cost(cost)
+            engine.resources._kept["cost"] = Cost(cost)
             steps = []
             for text in texts:
                 settings = {"method": parse_method(method), "max_tokens": 40}

@@ -9,7 +9,7 @@ from typing import Any
 
 import batching.together
 import speculation.auto.drafter
-import speculation.choice
+import speculation.auto.choose
 import speculation.continuation
 import speculation.decode
 import speculation.fast_path
@@ -53,7 +53,7 @@ _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
 _MODULES = (
     batching.together,
     speculation.auto.drafter,
-    speculation.choice,
+    speculation.auto.choose,
     speculation.decode,
     speculation.continuation,
     speculation.fast_path,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batching.cache import SequenceCache
 from batching.together import run
 from speculation.auto.cost import Cost
-from speculation.choice import choose, follow
+from speculation.auto.choose import choose, follow
 from speculation.continuation import Continuation
 from speculation.resources import Resources
 from speculation.stats import Stats

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.target import Cancelled
-from speculation.engine import Engine, Generation
+from speculation.engine import Engine
+from speculation.text import Text
 from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
 
 PARAMS = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -34,16 +37,19 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         yield made
 
 
-def aborted(engine: Engine, after: int) -> tuple[Generation, list[int]]:
-    """Start PROMPT, abort it after ``after`` progress reports, and return those too."""
+def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Text, list[int]]:
+    """Start a text, abort it after ``after`` progress reports, and return those too."""
     reported: list[int] = []
-    text = engine.generate(
-        PROMPT,
-        method="ar",
-        max_tokens=8,
-        progress=lambda done, total: reported.append(done),
-        cancelled=lambda: len(reported) >= after,
-    )
+
+    def progress(done: int, total: int) -> None:
+        reported.append(done)
+        if len(reported) == after:
+            text.cancel()
+
+    def start() -> Text:  # before the engine's first step
+        return engine.generate(prompt, method="ar", max_tokens=8, progress=progress)
+
+    text = engine.call(start)
     return text.run(), reported
 
 
@@ -78,14 +84,8 @@ def test_a_decode_of_a_few_rows_can_be_aborted(engine: Engine) -> None:
     expected = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run().token_ids
     engine.cache.truncate(0)
     engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
-    reported: list[int] = []
-    text = engine.generate(
-        PROMPT[:104],
-        method="ar",
-        progress=lambda done, total: reported.append(done),
-        cancelled=lambda: len(reported) >= 10,
-    )
-    assert text.run().finish_reason == "cancelled"
+    text, _ = aborted(engine, 10, PROMPT[:104])
+    assert text.finish_reason == "cancelled"
     again = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run()
     assert again.token_ids == expected
 
@@ -140,11 +140,14 @@ def test_ctrl_c_aborts_a_long_decode_at_once(engine: Engine) -> None:
     def progress(done: int, total: int) -> None:
         reported.append(done)
         if len(reported) == 5:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01 * (len(reported) >= 5))  # the main thread handles it meanwhile
 
+    text = engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress)
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(PROMPT, method="ar", max_tokens=8, progress=progress).run()
-    assert len(reported) == 5
+        text.run()
+    engine.call(lambda: None)
+    assert (text.finish_reason, text.token_ids) == ("cancelled", [])
     assert engine.generate(PROMPT, method="ar", max_tokens=8).run().stats.n_tokens == 8
 
 

@@ -25,7 +25,6 @@ from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
 from speculation.load_heads import load_heads
-from speculation.resources import Resources
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
 from tests.support.head_checks import TEXT, check_texts
@@ -227,9 +226,11 @@ def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
     assert max(tree.rows_histogram) == 17
 
 
-def test_auto_uses_dflash_if_rows_are_cheap(engine: Engine) -> None:
+def test_auto_uses_dflash_if_rows_are_cheap(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cost = Cost(CostCurve.linear(0.02, 6e-5))
-    engine.resources = Resources(lambda: cost, heads=engine.resources.heads)
+    monkeypatch.setitem(engine.resources._kept, "cost", cost)
     sampling = endless(engine)
     plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()
     drafted = engine.generate(

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter
-from batching.llama.context import Context, ContextParams
-from batching.llama.model import Model
+from batching.llama.context import ContextParams
 from batching.rows import tree_rows
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
@@ -202,11 +201,10 @@ def test_batches_equal_those_of_llama_lookahead_row_for_row(
     same to ours; everything else must be equal.
     """
     trace = tmp_path / "trace.jsonl"
-    with Model(STORIES) as model:
-        params = ContextParams(n_ctx=512, n_threads=1, flash_attn="on")  # as recorded
-        with Engine(model, Context(model, params, trace=trace)) as engine:
-            prompt = "Once upon a time, there was a little girl named Lily."
-            engine.generate(prompt, method=method, max_tokens=202).run()
+    params = ContextParams(n_ctx=512, n_threads=1, flash_attn="on")  # as recorded
+    with Engine.load(STORIES, params, trace_batches=trace) as engine:
+        prompt = "Once upon a time, there was a little girl named Lily."
+        engine.generate(prompt, method=method, max_tokens=202).run()
     ours = as_recorded([json.loads(line) for line in trace.read_text().splitlines()])
     theirs = [json.loads(line) for line in (GOLDEN / recording).read_text().splitlines()]
     assert len(ours) + 1 == len(theirs) == n_batches

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from speculation.parallel import ParallelEngine
 
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.engine import Engine
-from speculation.parallel import ParallelEngine
 from speculation.train import TrainError
 from speculation.train.texts import Sample, generate_replies, read_texts
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from time import perf_counter
+from typing import Protocol
 
+from batching.cache import SequenceCache
+from batching.clock import now
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost import CostCurve
+from speculation.auto.cost import Cost
 from speculation.auto.selection import select
-from speculation.continuation import Continuation
+from speculation.drafter import DraftBudget, Drafter
 
 
-def choose(texts: Sequence[Continuation], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
+class Drafted(Protocol):
+    """A text with its drafts for a step. Implemented by ``speculation.text.Text``."""
+
+    tokens: list[int]
+    cache: SequenceCache
+    tree: TokenTree
+    budget: DraftBudget
+    chooser: Drafter | None
+    draft_seconds: float
+
+
+def choose(texts: Sequence[Drafted], prompt_rows: int = 0, max_rows: int = NO_LIMIT) -> None:
     """Keep of the texts' trees the drafts that are worth decoding together, up to ``max_rows``.
 
     A method with parameters of its own decodes all that it drafted: those rows are given, as are
@@ -21,7 +34,7 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0, max_rows: int = 
     open_texts = [text for text in texts if text.chooser is not None and len(text.tree) > 1]
     if not open_texts:
         return
-    start = perf_counter()
+    start = now()
     choosers = [text.chooser for text in open_texts if text.chooser is not None]
     cost = choosers[0].cost
     assert cost is not None
@@ -43,20 +56,23 @@ def choose(texts: Sequence[Continuation], prompt_rows: int = 0, max_rows: int = 
     )
     for text, chooser, nodes in zip(open_texts, choosers, chosen, strict=True):
         chooser.keep(text.tree, nodes)
-    spent = (perf_counter() - start) / len(open_texts)
+    spent = (now() - start) / len(open_texts)
     for text in open_texts:
         text.draft_seconds += spent
 
 
-def level(texts: Sequence[Continuation], curve: CostCurve) -> None:
+def give_one_length(texts: Sequence[Drafted], cost: Cost) -> None:
     """Give the drafts of a recurrent model's texts one length, and some texts none, so that they
-    can be taken back (``rows.rows_back``).
+    can be taken back (``rows.rows_back``). Does nothing for other models.
 
     Such a model decodes the texts without drafts first, then those with drafts. So of all lengths
     the one with the most expected tokens per second is chosen.
     """
+    if not texts or texts[0].cache.target.n_rewind == NO_LIMIT:
+        return
+    curve = cost.curve(0)
 
-    def n_drafts(text: Continuation) -> int:
+    def n_drafts(text: Drafted) -> int:
         return 0 if text.cache.n_deferred else len(text.tree) - 1
 
     def expected(tree: TokenTree, n: int) -> float:
@@ -77,9 +93,16 @@ def level(texts: Sequence[Continuation], curve: CostCurve) -> None:
             keep(list(range(1, 1 + n)) if n_drafts(text) >= n else [])
 
 
-def follow(texts: Sequence[Continuation], n_rows: int, seconds: float, n_steps: int = 1) -> None:
-    """Learn what a decode cost, or each of ``n_steps`` plain ones: ``n_rows`` in ``seconds``."""
-    for text in texts:
-        if text.chooser is not None and text.chooser.cost is not None:
-            text.chooser.cost.follow(n_rows, text.cache.n_past, seconds, n_steps)
-            return
+def follow(
+    texts: Sequence[Drafted], cost: Cost, parts: Sequence[int], n_prompt: int, seconds: float
+) -> None:
+    """Learn what a decode cost: rows of each of its ``parts``, ``n_prompt`` of them of prompts."""
+    n_rows = sum(parts)
+    chosen = [text for text in texts if text.chooser is not None]
+    # Parts of different sizes are several decodes for a recurrent model. A prompt's rows are
+    # cheaper, since they have no output.
+    is_one = not texts or texts[0].cache.target.n_rewind == NO_LIMIT or len({*parts}) == 1
+    if chosen and is_one and not n_prompt:
+        cost.follow(n_rows, chosen[0].cache.n_past, seconds)
+    else:
+        cost.decoded(n_rows)

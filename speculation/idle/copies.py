@@ -1,9 +1,9 @@
-"""Shelf: texts copied out of the cache, for requests that go on with them.
+"""IdleTexts: texts copied out of the cache, for requests that go on with them.
 
 A text that nobody writes costs time in the cache: attention passes over its cells. SmolLM2-135M
 took 28% longer for a token beside 6,000 idle cells on two cores, and three times as long without
 flash attention. Copying 1,000 tokens out and in takes a few milliseconds, reading them again
-seconds. What does not fit goes to disk, if that is wanted (``text_files``).
+seconds. What does not fit goes to disk, if that is wanted (``files``).
 
 From a GPU's memory llama.cpp copies each token that was written beside others by itself, layer by
 layer, while many are read at once. So copies are timed there, and end if reading is quicker.
@@ -18,14 +18,14 @@ from time import perf_counter
 from typing import Any
 
 from batching.cache import common_prefix, n_kept
-from speculation.text_files import SPEED, TextFile, TextFiles, begins
+from speculation.idle.files import SPEED, TextFile, TextFiles, begins
 
 MAX_BYTES = 2**29
 _LEAST = 32  # tokens; fewer are read as quickly
 
 
 @dataclass(eq=False)
-class Shelved:
+class IdleText:
     """A text's tokens, and its part of the cache as an array of bytes.
 
     saved  states of a target that cannot rewind, as in ``SequenceCache``; None if it can
@@ -40,7 +40,7 @@ class Shelved:
         return len(self.state) + sum([len(state) for _, state in self.saved or ()])
 
 
-class Shelf:
+class IdleTexts:
     """Keeps the texts used last, up to a number of bytes; older ones in ``files``, if given."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Shelf:
     ) -> None:
         """``read_seconds``: what a copy of a token must not take; by default it always pays."""
         self._max_bytes, self.files, self._read_seconds = max_bytes, files, read_seconds
-        self._texts: list[Shelved] = []  # least recently used first
+        self._texts: list[IdleText] = []  # least recently used first
         self._n_copied, self._copy_seconds = 0, 0.0
 
     @property
@@ -67,33 +67,33 @@ class Shelf:
     ) -> None:
         """Keep a text if it is worth a copy, which ``copy`` makes: if it is not short, not here
         already, and a copy pays or files are wanted. It replaces those that it continues. ``saved``
-        as in ``Shelved``.
+        as in ``IdleText``.
         """
         is_here = any(begins(tokens, text.tokens) for text in self._texts)
         if len(tokens) < _LEAST or is_here or not (self.pays or self.files is not None):
             return
         start = perf_counter()
-        new = Shelved(tuple(tokens), copy(), saved)
+        new = IdleText(tuple(tokens), copy(), saved)
         self._copy_seconds += perf_counter() - start
         self._n_copied += len(tokens)
         self._texts = [text for text in self._texts if not begins(text.tokens, tokens)]
         self._append(new)
 
-    def _append(self, new: Shelved) -> None:
+    def _append(self, new: IdleText) -> None:
         self._texts.append(new)
         while sum([text.n_bytes for text in self._texts]) > self._max_bytes:
             self._write(self._texts.pop(0))
 
-    def _write(self, text: Shelved) -> None:
+    def _write(self, text: IdleText) -> None:
         if self.files is not None and text.saved is None:
             self.files.put(text.tokens, text.state)
 
-    def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[Shelved | None, int]:
+    def best(self, prompt: Sequence[int], more_than: int = 0) -> tuple[IdleText | None, int]:
         """The text that saves most of reading ``prompt``, and how many tokens they share.
 
         None if it saves no more than ``more_than`` tokens, what restoring it costs deducted.
         """
-        found: list[tuple[int, int, Shelved | TextFile]] = []
+        found: list[tuple[int, int, IdleText | TextFile]] = []
         for text in self._texts:
             n = n_kept(text.tokens, prompt, text.saved)
             found.append((n, n, text))
@@ -103,15 +103,15 @@ class Shelf:
         for gain, n, best in sorted(found, key=lambda item: item[0], reverse=True):
             if gain <= max(more_than, _LEAST - 1):
                 break
-            if isinstance(best, Shelved):
+            if isinstance(best, IdleText):
                 return best, n
             assert self.files is not None
             state = self.files.read(best)
             if state is not None:
-                return Shelved(best.tokens, state), n
+                return IdleText(best.tokens, state), n
         return None, 0
 
-    def use(self, text: Shelved, *, whole: bool) -> None:
+    def use(self, text: IdleText, *, whole: bool) -> None:
         """A text went back into the cache; if ``whole``, it goes on there."""
         if text in self._texts:
             self._texts.remove(text)

@@ -1,4 +1,4 @@
-"""Texts on disk: those the shelf has no room for, and all it has when the engine is closed.
+"""Idle texts on disk: those that main memory has no room for, and all when the engine is closed.
 
 Restoring a text from disk, check included, was this many times as quick as reading it again (texts
 of 200, 1,000 and 4,000 tokens; two cores, F16 cache, medians of five on a busy machine):

@@ -73,10 +73,15 @@ class Channel(Generic[T]):
                     listener(self._queue.get_nowait())
 
     def __iter__(self) -> Iterator[T]:
-        while (item := self._queue.get()) is not None:
+        while (item := self._get()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
+
+    def _get(self) -> T | Exception | None:
+        while True:
+            with suppress(Empty):  # on Windows, Ctrl-C does not interrupt a wait without an end
+                return self._queue.get(timeout=1.0)
 
     def hand_over(self, take: Callable[[T | Exception | None], object]) -> None:
         """Call ``take`` with each item in the running event loop."""

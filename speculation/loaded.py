@@ -1,0 +1,283 @@
+"""Loaded: a model with its context, its draft model, its heads, and what is learnt about them.
+
+Everything here happens in the engine's thread (``driver``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from batching.errors import (
+    ContextError,
+    InvalidParameter,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from batching.gguf.reader import fingerprint
+from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.device_memory import CacheSize
+from batching.llama.devices import Placement
+from batching.llama.model import Model
+from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
+from speculation.auto import learnt
+from speculation.auto.cost import Cost
+from speculation.conversion import model_file
+from speculation.drafter import Requirements
+from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.heads.base import HeadInContext
+from speculation.load_heads import load_heads, require_no_heads
+from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
+from speculation.resources import Resources
+from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
+from speculation.system.files import require_writable
+
+log = logging.getLogger(__name__)
+
+SEQUENCES = 40  # of a text among several: recycling uses as many, lookahead 31
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to load, and where; the arguments of ``Engine.load``."""
+
+    model: str | Path | None = None
+    params: ContextParams = field(default_factory=ContextParams)
+    parallel: int = 1
+    draft_model: str | Path | None = None
+    heads: str | Path | Sequence[str | Path] = ()
+    mtp: bool = True
+    n_gpu_layers: int | None = None
+    device: str | Sequence[str] | None = None
+    draft_device: str | Sequence[str] | None = None
+    rpc: str | Sequence[str] = ()
+    memory: Path | None = None
+    chat_template: str | None = None
+    trace_batches: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.parallel <= MAX_SEQUENCES:
+            raise InvalidParameter(
+                f"{{parallel}} is {self.parallel}; give 1 to {MAX_SEQUENCES}",
+                settings=("parallel",),
+            )
+
+    @property
+    def context_params(self) -> ContextParams:
+        """Those of the context: several texts divide its sequences among them."""
+        params, n = self.params, self.parallel
+        if n == 1:
+            return params
+        n_seq_max = max(min(SEQUENCES * n, MAX_SEQUENCES), params.n_seq_max)
+        return replace(params, n_seq_max=n_seq_max, n_slots=n)
+
+
+class Loaded:
+    """A loaded model, its context, and what the methods share."""
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        draft: Context | None = None,
+        heads: Mapping[str, Any] | None = None,
+        memory: Path | None = None,
+    ) -> None:
+        """``draft`` is the context of a draft model with the same vocabulary.
+
+        ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
+        ``memory`` is a file as in ``Engine.load``.
+
+        Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
+        none, InvalidParameter if ``memory`` is not a memory of this model.
+        """
+        check_vocabulary(model)
+        if draft is not None:
+            check_same_vocabulary(model, draft.model)
+        self.model, self.context, self.draft = model, context, draft
+        self._params = context.params  # as they were asked for
+        self._memory_file = memory
+        self._learnt_file = learnt.file_for(context)
+        self._learnt = learnt.load(self._learnt_file)
+        # What drafts beside the target decides what its sources gain.
+        beside = [draft.model.path.name if draft is not None else "", *sorted(heads or {})]
+        self._states_key = " ".join(beside)
+        self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
+        self._measuring: Callable[[], None] | None = None
+        self.empty: Callable[[], None] = lambda: None  # the cache, before a measurement
+        self.resources = Resources(
+            self._measure_cost,
+            model=model,
+            n_rewind=context.n_rewind,
+            draft=draft,
+            heads=heads,
+            draft_sampler=self._draft_sampler,
+            memory=_load_memory(memory, model),
+            saved=learnt.states(self._learnt, self._states_key),
+        )
+        for head in self._heads_in_context():
+            head.start(_head_params(context), context)
+
+    @classmethod
+    def open(cls, source: Source, progress: Callable[[float], None] | None = None) -> Loaded:
+        """Load what ``source`` says. ``progress`` as in ``Engine.load``."""
+        name = default_model() if source.model is None else source.model
+        if source.memory is not None:
+            require_writable(source.memory)
+        loading = model_file(name)
+        placement = draft_placement = Placement.of(source.n_gpu_layers, source.device, source.rpc)
+        if source.draft_device is not None:
+            draft_placement = Placement.of(None, source.draft_device, ())
+        opened: list[Model | Context | HeadInContext] = []
+        try:
+            params = source.context_params
+            cache = CacheSize(params.n_ctx, params.kv_type)
+            model = Model(
+                loading, placement=placement, cache=cache, mtp=source.mtp, progress=progress
+            )
+            opened.append(model)
+            model.own_template = source.chat_template
+            context = Context(model, params, trace=source.trace_batches)
+            opened.append(context)
+            given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
+            heads = load_heads([resolve(file) for file in heads_for(name, given)], model)
+            opened += [head for head in heads.values() if isinstance(head, HeadInContext)]
+            if source.draft_model is None:
+                return cls(model, context, heads=heads, memory=source.memory)
+            is_paired = source.draft_model == PAIRED
+            loading = resolve(paired_draft(name) if is_paired else source.draft_model)
+            small = Model(loading, placement=draft_placement.local, progress=progress)
+            opened.append(small)
+            check_same_vocabulary(model, small)
+            draft = Context(small, _draft_params(context))
+            opened.append(draft)
+            draft.use_fewest_threads()
+            return cls(model, context, draft, heads, source.memory)
+        except BaseException as error:
+            for item in reversed(opened):
+                item.close()
+            if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
+                require_no_heads(loading)
+            raise
+
+    def fits(self, needed: Requirements) -> bool:
+        """Whether the context has the sequences that ``needed`` asks for, and the setting of flash
+        attention that is the faster one for that many rows."""
+        context = self.context
+        is_wide_enough = needed.branches < context.n_seq_max
+        return is_wide_enough and self._flash_attn_for(needed.rows) == context.flash_attn
+
+    def fit(self, needed: Requirements) -> None:
+        """Replace the context by one that ``fits``. Its texts are lost.
+
+        If that fails, the context is made again as it was. If that fails, too, the engine cannot
+        go on: every later use raises the error that it raised.
+        """
+        context, flash_attn = self.context, self._flash_attn_for(needed.rows)
+        wider = replace(
+            context.params,
+            n_ctx=context.n_ctx,
+            n_seq_max=max(1 + needed.branches, context.n_seq_max),
+            flash_attn="on" if flash_attn else "off",
+        )
+        attached = [head for head in self._heads_in_context() if head.attends_to_target]
+        for head in attached:
+            head.stop()
+        context.close()
+        try:
+            try:
+                self.context = Context(self.model, wider, trace=context.trace_path)
+                # Not every model supports it; then do not try again.
+                self._flash_attn[needed.rows] = self.context.flash_attn
+            except BaseException:
+                self.context = Context(self.model, context.params, trace=context.trace_path)
+                raise
+        finally:
+            if not self.context.is_closed:
+                for head in attached:
+                    head.start(_head_params(self.context), self.context)
+
+    def _flash_attn_for(self, rows: int) -> bool:
+        if self._params.flash_attn != "auto" or self._params.n_slots > 1:
+            return self._flash_attn[1]
+        if rows not in self._flash_attn:
+            chosen = choose_flash_attn(self.model, self._params, rows)
+            self._flash_attn[rows] = self._flash_attn[1] if chosen == "auto" else chosen == "on"
+        return self._flash_attn[rows]
+
+    def measure(self, progress: Callable[[], None] | None = None) -> None:
+        """Measure what a decode costs, if that is not known and the model can draft at all.
+
+        The cache is empty afterwards. An exception from ``progress`` ends the measurement.
+        """
+        if self.context.n_rewind and self.resources.known_cost is None:
+            self._measuring = progress
+            try:
+                _ = self.resources.cost
+            finally:
+                self._measuring = None
+
+    def _measure_cost(self) -> Cost:
+        self.empty()
+        progress = self._measuring
+        cost = learnt.cost(self._learnt, self.context, progress and (lambda _: progress()))
+        self._save_learnt(cost)  # if this process is killed, the next one need not measure
+        return cost
+
+    def _draft_sampler(self, sampling: SamplingParams) -> DraftDistribution:
+        sampler = make_sampler(sampling, self.model, self.context.n_ctx)
+        return DraftDistribution(sampler, sampling.seed)
+
+    def _heads_in_context(self) -> list[HeadInContext]:
+        heads = self.resources.heads.values()
+        return [head for head in heads if isinstance(head, HeadInContext)]
+
+    def close(self) -> None:
+        """Save what was learnt, and free everything."""
+        if self.model.is_closed:
+            return
+        if self.resources.known_cost is not None:
+            self._save_learnt(self.resources.known_cost)
+        self._save_memory()
+        for head in self._heads_in_context():
+            head.close()
+        self.context.close()
+        self.model.close()
+        if self.draft is not None:
+            self.draft.close()
+            self.draft.model.close()
+
+    def _save_learnt(self, cost: Cost) -> None:
+        states = self.resources.states
+        learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
+
+    def _save_memory(self) -> None:
+        """Save the memory if it has a file. A failure is only logged: the texts are not lost."""
+        path = self._memory_file
+        if path is not None:
+            try:
+                self.resources.memory.save(path, fingerprint(self.model.path))
+            except OSError as error:
+                log.warning("cannot save the memory in %s: %s", path, error.strerror or error)
+
+
+def _load_memory(path: Path | None, model: Model) -> SuffixMemory:
+    if path is None or not path.exists():
+        return SuffixMemory()
+    return SuffixMemory.load(path, fingerprint(model.path), model.n_vocab)
+
+
+def _draft_params(context: Context) -> ContextParams:
+    """Parameters of a draft model's context: as long as the target's, with fewer branches."""
+    n_batch, n_seq_max = min(context.n_batch, context.n_ctx), max(16, 2 * context.n_seq_max // 5)
+    return replace(context.params, n_ctx=context.n_ctx, n_batch=n_batch, n_seq_max=n_seq_max)
+
+
+def _head_params(context: Context) -> ContextParams:
+    """Parameters of a head's own context: as a draft model's, with the target's flash attention."""
+    flash_attn = "on" if context.flash_attn else "off"
+    return replace(_draft_params(context), flash_attn=flash_attn)

@@ -1,0 +1,199 @@
+"""Places: which slot a text takes, and what is done with the texts that nobody writes.
+
+A text begins with as much of its prompt as any slot has, or an idle text (``idle``): prefixes are
+shared, not read again. Cells are reserved for running texts; idle ones make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import inf
+from time import perf_counter
+
+from batching.cache import SequenceCache, common_prefix
+from batching.slots import Slot, Slots
+from batching.tree import NO_LIMIT
+from speculation.idle.copies import IdleTexts
+from speculation.idle.files import TextFiles
+from speculation.loaded import Loaded
+from speculation.resources import Resources
+from speculation.text import ROOM, Text
+
+_WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
+
+
+class Place:
+    """A slot with its cache, and the text that is there now, or None."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.cache = SequenceCache(slot)
+        self.text: Text | None = None
+        self.used = 0.0  # when its last text ended
+
+
+class Places:
+    """The slots of a context, and the texts in them."""
+
+    def __init__(self, loaded: Loaded, n_slots: int, files: TextFiles | None = None) -> None:
+        """Idle texts may go to ``files``."""
+        self.loaded = loaded
+        self.n_slots = n_slots
+        self.idle = IdleTexts(files=files, read_seconds=_read_seconds(loaded))
+        self.renew()
+        loaded.empty = self.empty
+
+    def renew(self) -> None:
+        """The context was replaced: all texts in it are lost."""
+        self.slots = Slots(self.loaded.context, self.n_slots)
+        self.places = [Place(slot) for slot in self.slots.slots]
+
+    def empty(self) -> None:
+        """Drop all texts."""
+        for place in self.places:
+            place.cache.truncate(0)
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells of the context."""
+        return self.loaded.context.n_ctx
+
+    @property
+    def can_rewind(self) -> bool:
+        return self.loaded.context.n_rewind == NO_LIMIT
+
+    def active(self) -> list[Text]:
+        return [place.text for place in self.places if place.text is not None]
+
+    def resources_of(self, place: Place, text: Text | None = None) -> Resources:
+        """The resources of ``place``, for ``text``."""
+        resources, slot = self.loaded.resources, place.slot.index
+        if text is None:
+            return resources.for_text(slot, self.n_slots)
+        request = text.request
+        return resources.for_text(
+            slot,
+            self.n_slots,
+            sampling=request.sampling,
+            prediction=request.prediction,
+            memory=request.memory,
+        )
+
+    def is_being_read(self, prompt: Sequence[int]) -> bool:
+        """Whether another text is reading much that ``prompt`` begins with."""
+        reading = [text for text in self.active() if not text.is_writing]
+        if not reading or not self.can_rewind:
+            return False
+        known = max([place.cache.n_kept(prompt) for place in self.places])
+        coming = max([common_prefix(text.request.prompt[:-1], prompt) for text in reading])
+        return coming - known >= _WORTH_WAITING
+
+    def find(self, text: Text) -> Place | None:
+        """A free place with room for a text, and as much of its prompt as is kept anywhere.
+
+        None while all places are taken, or too few cells are free.
+        """
+        free = [place for place in self.places if place.text is None]
+        n_cells = self._cells_for(text)
+        if not free or n_cells + self._n_reserved() > self.n_ctx:
+            return None
+        prompt = text.request.prompt[:-1]
+        common = {place: place.cache.n_kept(prompt) for place in self.places}
+        chosen = max(free, key=common.__getitem__)
+        if 2 * common[chosen] < len(chosen.cache.tokens):  # it would lose a long text
+            chosen = min(free, key=lambda place: (bool(place.cache.tokens), place.used))
+        # A recurrent state is not shared: it is that of a whole text, which goes on elsewhere.
+        best = max(self.places if self.can_rewind else [chosen], key=common.__getitem__)
+        chosen.cache.reserve(1)
+        idle, n_idle = self.idle.best(prompt, common[best])
+        if idle is not None:
+            self._drop(chosen)
+            self._make_room(max(n_cells, len(idle.tokens)), free)
+            if self.loaded.context.copy_in(chosen.slot.first, idle.state):
+                chosen.cache.tokens = list(idle.tokens)
+                chosen.cache.saved = list(idle.saved or ())
+                self.idle.use(idle, whole=n_idle == len(idle.tokens))
+        elif common[chosen] < common[best]:
+            self._drop(chosen)
+            chosen.slot.share(best.slot, common[best])
+            self.resources_of(chosen).share_text(self.resources_of(best), common[best])
+            chosen.cache.tokens = list(prompt[: common[best]])
+        chosen.slot.n_ctx = n_cells
+        others = [place for place in free if place is not chosen]
+        resources = self.loaded.resources
+        reads_again = resources.draft is not None or resources.heads  # what drafts, that is
+        if self.idle.pays and not reads_again:
+            for place in others:
+                self._drop(place)
+        self._make_room(n_cells, others)
+        return chosen
+
+    def leave(self) -> None:
+        """Free the places of texts that have ended."""
+        for place in self.places:
+            if place.text is not None and place.text.has_ended:
+                place.text, place.used = None, perf_counter()
+
+    def extend(self, place: Place, n_tokens: int) -> None:
+        """Give a text cells for ``n_tokens`` more, or as many as there are."""
+        n_missing = len(place.cache.tokens) + n_tokens - place.slot.n_ctx
+        if n_missing <= 0:
+            return
+        n_more = min(n_missing, self.n_ctx - self._n_reserved())
+        if n_more > 0:
+            self._make_room(n_more, [place for place in self.places if place.text is None])
+            place.slot.n_ctx += n_more
+
+    def close(self) -> None:
+        """Put all texts on disk, if that is wanted."""
+        if self.idle.files is not None:
+            for place in sorted(self.places, key=lambda place: place.used):
+                self._drop(place)
+            self.idle.close()
+
+    def _n_reserved(self) -> int:
+        """Cells that running texts may use."""
+        return sum([place.slot.n_ctx for place in self.places if place.text is not None])
+
+    def _cells_for(self, text: Text) -> int:
+        """Cells for a text at first: up to its end, or a share of the context."""
+        n_ctx, n_prompt = self.n_ctx, len(text.request.prompt)
+        if self.n_slots == 1:
+            return n_ctx
+        share = n_ctx // self.n_slots
+        most = max(share - n_prompt - ROOM, share // 2)
+        n_tokens = min(text.request.max_tokens or most, most)
+        return min(n_ctx, n_prompt + n_tokens + ROOM)
+
+    def _make_room(self, n_more: int, idle: Sequence[Place]) -> None:
+        """Drop idle texts, least recently used first, until ``n_more`` cells can be reserved."""
+        n_used = n_more + self._n_reserved() + sum([len(place.cache.tokens) for place in idle])
+        for place in sorted(idle, key=lambda place: place.used):
+            if n_used > self.n_ctx:
+                n_used -= len(place.cache.tokens)
+                self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        """Empty a place; a text worth it is kept outside of the cache."""
+        cache = place.cache
+        cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
+        if self._is_copied_whole(len(cache.tokens)):
+            saved = None if self.can_rewind else list(cache.saved)
+            copy = partial(self.loaded.context.copy_out, place.slot.first)
+            self.idle.put(cache.tokens, copy, saved)
+        cache.truncate(0)
+        self.resources_of(place).forget_text()
+
+    def _is_copied_whole(self, n_tokens: int) -> bool:
+        """Whether another text can start with any part of a copy: of layers with a sliding window,
+        llama.cpp copies no more than the window."""
+        n_window = self.loaded.model.n_window
+        return not n_window or n_tokens <= n_window
+
+
+def _read_seconds(loaded: Loaded) -> float:
+    """What reading a token again takes, where copying it may take longer: on a GPU."""
+    model, cost = loaded.model, loaded.resources.known_cost
+    on_gpu = model.n_host_layers < model.n_layer
+    return cost.row_seconds if on_gpu and cost is not None else inf

@@ -1,0 +1,62 @@
+"""Texts written step by step on a fake target, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from batching.cache import SequenceCache
+from batching.rows import Rows
+from batching.slots import Slot, Slots
+from batching.tree import NO_LIMIT
+from speculation.decode import Batch, step
+from speculation.drafter import Drafter
+from speculation.fast_path import run_plain
+from speculation.request import Request
+from speculation.text import Emitted, Text, failing
+from speculation.verify import Match, Verifier
+from tests.support.fake_target import FakeReply, FakeSampler
+
+
+class WrittenText(Text):
+    """A text in a slot, and what its steps emitted."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        slot: Slot,
+        drafters: Sequence[Drafter] = (),
+        *,
+        sampler: FakeSampler | None = None,
+        n_tokens: int = NO_LIMIT,
+        verifier: Verifier | None = None,
+        cache: SequenceCache | None = None,
+    ) -> None:
+        most = None if n_tokens == NO_LIMIT else n_tokens
+        super().__init__(Request(tuple(prompt), max_tokens=most), FakeReply(n_tokens))
+        self.emitted: list[Emitted] = []
+        sampler = sampler or FakeSampler(0, 0)
+        self.start(cache or SequenceCache(slot), drafters, verifier or Match(), sampler)
+
+    def deliver(self, emitted: Emitted, n_texts: int = 1) -> None:
+        self.emitted.append(emitted)
+        super().deliver(emitted, n_texts)
+
+
+def write(
+    text: WrittenText, slots: Slots, is_wanted: Callable[[], bool] = lambda: False
+) -> Iterator[Emitted]:
+    """Write a text that is alone, as the scheduler does; yields what each step emits."""
+    batch, n_seen = Batch(slots), 0
+    while not text.has_ended:
+        pieces: dict[Text, Rows] = {}
+        if not text.is_writing and (rows := text.next_piece(NO_LIMIT)) is not None:
+            pieces[text] = rows
+        if text.is_writing and text.is_plain():
+            with failing(text):
+                run_plain(text, is_wanted)
+        else:
+            step([text] if text.is_writing else [], batch, pieces)
+        yield from text.emitted[n_seen:]
+        n_seen = len(text.emitted)
+        if text.error is not None:
+            raise text.error
