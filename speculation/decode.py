@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from batching.clock import now
@@ -12,6 +12,7 @@ from batching.together import Running, advance
 from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
 from speculation.auto.cost import Cost
+from speculation.fast_path import run_plain
 from speculation.text import Text, failing
 
 MAX_WAIT = 0.2  # seconds that texts wait for the drafter of another one, or for its prompt
@@ -57,7 +58,9 @@ class Batch:
                     else:
                         drafting[text] = Running(proposing)
         end = start + MAX_WAIT
-        while any([one.work for one in drafting.values()]) and (len(texts) == 1 or now() < end):
+        while any(one.work for one in drafting.values()):
+            if len(texts) > 1 and now() > end:
+                break
             advance(list(drafting.values()))
         for text, one in list(drafting.items()):
             if one.work is None:
@@ -82,14 +85,24 @@ def step(
     *,
     max_rows: int = NO_LIMIT,
     watch: Watch | None = None,
+    is_wanted: Callable[[], bool] = lambda: False,
 ) -> None:
     """Draft for all ``texts``, decode the drafts that are worth their rows, and accept.
 
     ``pieces`` of the prompts of other texts ride in the same batch, and ``max_rows`` limits it
     where drafts are chosen. A text that fails ends alone; if the decode fails, all in it do.
-    ``watch`` may end a long decode (``Target.decode``); then nothing is accepted.
+    ``watch`` may end a long decode (``Target.decode``); then nothing is accepted. A text that is
+    alone and would draft nothing takes a run of plain steps, up to a moment when ``is_wanted`` says
+    that the engine is (``fast_path``).
     """
     cost, pieces = batch.cost, pieces or {}
+    if len(texts) == 1 and not pieces and not batch.drafting:
+        with failing(texts[0]):
+            if texts[0].is_plain():
+                run_plain(texts[0], is_wanted)
+                return
+        if texts[0].has_ended:
+            return
     if cost is not None:
         cost.n_texts = max(1, len(texts))
     # 1. Each text drafts a tree below its last token. Among all of them, keep what is worth its
@@ -97,7 +110,7 @@ def step(
     written = batch.propose(texts)
     n_prompt = sum([len(rows) for rows in pieces.values()])
     n_prompt += sum([text.cache.n_deferred for text in written])
-    choose(written, n_prompt, max_rows)
+    choose(written, n_prompt if len(texts) + len(pieces) > 1 else 0, max_rows)
     if cost is not None and len(written) + len(pieces) > 1:
         give_one_length(written, cost)
     # Trees precede prompts: only their rows have output, so that these are found quickly.

@@ -145,6 +145,12 @@ class Places:
             self._make_room(n_more, [place for place in self.places if place.text is None])
             place.slot.n_ctx += n_more
 
+    def shrink(self, place: Place, n_tokens: int) -> None:
+        """Leave a text at most cells for ``n_tokens`` more, but what it had at first."""
+        assert place.text is not None
+        n_least = max(self._cells_for(place.text), len(place.cache.tokens) + n_tokens)
+        place.slot.n_ctx = min(place.slot.n_ctx, n_least)
+
     def close(self) -> None:
         """Put all texts on disk, if that is wanted."""
         if self.idle.files is not None:

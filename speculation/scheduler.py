@@ -18,7 +18,6 @@ from batching.tree import NO_LIMIT
 from speculation.auto.cost import Cost
 from speculation.decode import MAX_WAIT, Batch, step
 from speculation.drafter import Requirements
-from speculation.fast_path import run_plain
 from speculation.idle.files import TextFiles
 from speculation.loaded import Loaded
 from speculation.long_prompts import LongPrompts
@@ -32,7 +31,7 @@ MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request wa
 # From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
 # A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
 _TILE = 64
-_RUN_ROOM = 512  # cells for a run of plain steps, which ends after 16 ms
+_RUN_ROOM = 512  # cells for a run of plain steps of a text that is alone, which ends after 16 ms
 
 
 class Scheduler:
@@ -111,9 +110,7 @@ class Scheduler:
         self._end_cancelled()
         self._admit()
         texts = self.places.active()
-        if len(texts) == 1 and self._is_plain(texts[0]):
-            self._run_plain(texts[0])
-        elif texts:
+        if texts:
             self._decode(texts)
 
     # The queue
@@ -214,24 +211,6 @@ class Scheduler:
 
     # Steps
 
-    def _is_plain(self, text: Text) -> bool:
-        """Whether a text, which is alone, would draft nothing."""
-        is_ready = text.is_writing and text not in self._batch.drafting
-        try:
-            return is_ready and text.is_plain()
-        except Exception as error:
-            text.fail(error)
-            return False
-
-    def _run_plain(self, text: Text) -> None:
-        place = self._place_of(text)
-        n_before = place.slot.n_ctx
-        with failing(text):
-            self.places.extend(place, _RUN_ROOM)
-            run_plain(text, lambda: bool(self._waiting) or text.is_cancelled)
-        # Others may need the rest.
-        place.slot.n_ctx = max(n_before, len(place.cache.tokens) + 1)
-
     def _decode(self, texts: Sequence[Text]) -> None:
         """A step: read some prompt, draft for the texts that are written, decode all of it."""
         self._tell_cost(texts)
@@ -240,13 +219,13 @@ class Scheduler:
                 text.flush()
         pieces = self._pieces(texts)
         writing = [text for text in texts if text.is_writing and not text.has_ended]
-        shares = self._shares(texts)
+        shares, is_alone = self._shares(texts), len(texts) == 1
         for text in writing:
             if text not in self._batch.drafting:
                 place = self._place_of(text)
                 place.slot.n_batch = shares[text] + place.cache.n_deferred
                 with failing(text):  # a full context would end the text
-                    self.places.extend(place, text.room + 1)
+                    self.places.extend(place, _RUN_ROOM if is_alone else text.room + 1)
         self._decoding = texts
         prompts = [(text, len(rows)) for text, rows in pieces.items()]
         prompts += [(text, text.cache.n_deferred) for text in writing if text.cache.n_deferred]
@@ -257,7 +236,10 @@ class Scheduler:
             pieces,
             max_rows=self._max_rows if len(writing) > 1 else NO_LIMIT,
             watch=self._watch,
+            is_wanted=lambda: bool(self._waiting) or texts[0].is_cancelled,
         )
+        if is_alone and writing:  # others may need the rest
+            self.places.shrink(self._place_of(texts[0]), texts[0].room + 1)
 
     def _watch(self, share: float) -> bool:
         """Called during a long decode: whether nobody wants it any more."""

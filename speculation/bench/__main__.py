@@ -29,9 +29,10 @@ from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.resume import read_earlier, require_fit
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
-from speculation.engine import Engine, Generation
+from speculation.engine import Engine
 from speculation.registry import heads_for, resolve
 from speculation.system.console import replace_unencodable, worded
+from speculation.text import Text
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 COMPARE = "tools.compare"
@@ -144,7 +145,7 @@ def _measure(
     n_all = suite.n_measurements(engine, prompts, plan)
     with Progress(n_all, len(results.curves), results.runs) as progress:
 
-        def on_run(method: str, prompt_id: str, done: Generation) -> None:
+        def on_run(method: str, prompt_id: str, done: Text) -> None:
             stats = done.stats
             n_timed = stats.n_tokens - stats.n_first
             progress.add(method, prompt_id, n_timed, stats.decode_seconds)

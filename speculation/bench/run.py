@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
@@ -12,9 +13,10 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.chat.template import Message, chat_prompt
 from speculation.drafter import BASELINE
-from speculation.engine import Engine, Generation
+from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
+from speculation.text import Text
 
 WARM_UP_TOKENS = 32
 
@@ -73,7 +75,7 @@ def measure(
     engine: Engine,
     prompts: Sequence[Prompt],
     plan: Plan,
-    on_run: Callable[[str, str, Generation], None],
+    on_run: Callable[[str, str, Text], None],
     earlier: Mapping[tuple[str, int], Sequence[Run]] | None = None,
 ) -> Iterator[list[Run] | Skipped]:
     """Yield each round (one run of every method on a prompt) and each skipped turn.
@@ -102,7 +104,7 @@ def measure(
                     baseline = baseline or _tokens_of(BASELINE, known)
                     n_rounds += 1
                     continue
-                done: dict[str, Generation] = {}
+                done: dict[str, Text] = {}
                 with memory.paused():
                     for method in plan.rotated(n_rounds):
                         done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
@@ -142,8 +144,10 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     Prefills the prompt and decodes the text token by token as the baseline does, so these are
     exactly the logits it sampled from.
     """
-    engine.stop_running()
-    cache = engine.cache
+    return engine.call(lambda: _decode_plainly(engine.cache, prompt, text))
+
+
+def _decode_plainly(cache: SequenceCache, prompt: Sequence[int], text: Sequence[int]) -> Floats:
     cache.truncate(0)
     cache.reserve(1)
     cache.prefill(prompt[:-1], defer=True)
@@ -157,9 +161,8 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
 
 def _generate(
     engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
-) -> Generation:
-    engine.stop_running()
-    engine.cache.truncate(0)  # no reuse, so that every method prefills the same
+) -> Text:
+    engine.call(lambda: engine.cache.truncate(0))  # so that every method reads the same
     generation = engine.generate(
         tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
     )
@@ -172,7 +175,7 @@ def _as_run(
     turn: int,
     repeat: int,
     baseline: Sequence[int],
-    done: Generation,
+    done: Text,
 ) -> Run:
     stats = done.stats
     return Run(
@@ -202,7 +205,7 @@ def _tokens_of(method: str, runs: Sequence[Run]) -> Sequence[int]:
     return next(run.tokens for run in runs if run.method == method)
 
 
-def _difference(engine: Engine, baseline: Sequence[int], done: Generation) -> Difference | None:
+def _difference(engine: Engine, baseline: Sequence[int], done: Text) -> Difference | None:
     """Where the text diverges from ``baseline``, plain decoding's token ids."""
     index = first_difference(baseline, done.token_ids)
     if index is None:

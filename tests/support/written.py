@@ -10,9 +10,8 @@ from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.decode import Batch, step
 from speculation.drafter import Drafter
-from speculation.fast_path import run_plain
 from speculation.request import Request
-from speculation.text import Emitted, Text, failing
+from speculation.text import Emitted, Text
 from speculation.verify import Match, Verifier
 from tests.support.fake_target import FakeReply, FakeSampler
 
@@ -51,11 +50,7 @@ def write(
         pieces: dict[Text, Rows] = {}
         if not text.is_writing and (rows := text.next_piece(NO_LIMIT)) is not None:
             pieces[text] = rows
-        if text.is_writing and text.is_plain():
-            with failing(text):
-                run_plain(text, is_wanted)
-        else:
-            step([text] if text.is_writing else [], batch, pieces)
+        step([text] if text.is_writing else [], batch, pieces, is_wanted=is_wanted)
         yield from text.emitted[n_seen:]
         n_seen = len(text.emitted)
         if text.error is not None:

@@ -16,9 +16,10 @@ from batching.llama.model import Model
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
-from speculation.engine import Engine, Generation
+from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
+from speculation.text import Text
 from tools.compare import programs
 from tools.compare.programs import Figures, Program, ProgramFailed, Settings
 
@@ -300,9 +301,8 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Fi
     return Figures(len(task.tokens), n_counted, rate, with_prompt), text
 
 
-def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Generation:
-    engine.stop_running()
-    engine.cache.truncate(0)
+def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Text:
+    engine.call(lambda: engine.cache.truncate(0))
     return engine.generate(
         prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
     ).run()

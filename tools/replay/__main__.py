@@ -147,7 +147,10 @@ def table(plain: Sequence[Result], results: dict[str, list[Result]]) -> str:
 
 
 def table_together(
-    replay: Replay, texts: Sequence[recording.Text], methods: Sequence[str], counts: Sequence[int]
+    replay: Replay,
+    texts: Sequence[recording.Recorded],
+    methods: Sequence[str],
+    counts: Sequence[int],
 ) -> str:
     """Tokens/s of all texts, the ratio to plain decoding in brackets, and rows per step."""
     lines = [f"{'texts':>6}{BASELINE:>12}" + "".join(f"{method[:24]:>26}" for method in methods)]

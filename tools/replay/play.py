@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import batching.together
-import speculation.auto.drafter
-import speculation.auto.choose
-import speculation.continuation
-import speculation.decode
-import speculation.fast_path
+from batching import clock as clocks
 from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
-from batching.target import Output
+from batching.rows import Rows
+from batching.target import Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.drafter import Auto, auto_spec
-from speculation.continuation import Continuation
-from speculation.decode import decode
+from speculation.chat.detokenizer import Token
+from speculation.decode import Batch, step
 from speculation.drafter import (
     BASELINE,
     DraftBudget,
@@ -35,10 +30,12 @@ from speculation.drafters import autoregressive, draft_model, prompt_lookup, rec
 from speculation.drafting.confidence import LevelTime
 from speculation.drafting.tree_growth import Candidate, Candidates
 from speculation.methods import Method, parse_method
+from speculation.request import Request
 from speculation.resources import Resources
 from speculation.stats import Stats
+from speculation.text import Text
 from speculation.verify import Match
-from tools.replay.recording import Draft, Header, Text
+from tools.replay.recording import Draft, Header, Recorded
 from tools.replay.target import Clock, PlaybackTarget
 
 # Seconds of Python beside a small model on two cores of an EPYC, by profile (docs/replay.md).
@@ -50,14 +47,6 @@ LOOK, DRAFT, NODE, OBSERVE = 10e-6, 35e-6, 0.3e-6, 7e-6  # of any source
 RECYCLED_NODE, RECYCLED_ROW = 2e-6, 20e-6
 PROMPT_ROWS = 8  # prompt rows that the draft model reads in the time of one
 _SOURCES = (prompt_lookup.spec, suffix.spec, recycling.spec, draft_model.spec)
-_MODULES = (
-    batching.together,
-    speculation.auto.drafter,
-    speculation.auto.choose,
-    speculation.decode,
-    speculation.continuation,
-    speculation.fast_path,
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Result:
     ``seconds`` exclude the first step, as the bench does, and the noise that the method met.
     """
 
-    text: Text
+    text: Recorded
     method: str
     n_tokens: int
     seconds: float
@@ -97,7 +86,7 @@ class Replay:
         if self.draft_seconds and draft_seconds is not None:
             self.draft_seconds = [draft_seconds]
 
-    def run(self, method: str, texts: Iterable[Text]) -> list[Result]:
+    def run(self, method: str, texts: Iterable[Recorded]) -> list[Result]:
         """The results of ``method``, from a fresh start, on ``texts`` in order."""
         clock = Clock()
         target = PlaybackTarget(
@@ -108,11 +97,11 @@ class Replay:
         resources = Resources(lambda: measured(self.cost()), draft=draft)  # type: ignore[arg-type]
         parsed = self.method(method, clock, context)
         results = []
-        with simulated(clock):
+        with clocks.using(clock):
             for text in texts:
                 target.play(text)
                 context.text = text
-                results.append(_play(method, parsed, text, target, resources, clock))
+                results.append(_play(method, parsed, text, target, resources))
         return results
 
     def method(self, method: str, clock: Clock, context: RecordedDraft) -> Method:
@@ -129,45 +118,45 @@ class Replay:
         return Method(specs[parsed.name], parsed.params)
 
 
-@contextmanager
-def simulated(clock: Clock) -> Any:
-    real = [module.perf_counter for module in _MODULES]
-    try:
-        for module in _MODULES:
-            module.perf_counter = clock  # type: ignore[attr-defined]
-        yield
-    finally:
-        for module, counter in zip(_MODULES, real, strict=True):
-            module.perf_counter = counter  # type: ignore[attr-defined]
+def begun(method: Method, played: Recorded, target: PlaybackTarget, resources: Resources) -> Text:
+    """A recorded text at its beginning, to be written by ``method``."""
+    request = Request(tuple(played.prompt), max_tokens=len(played.reply))
+    text = Text(request, Sink(len(played.reply), target))
+    text.start(SequenceCache(target), method.drafters(resources), Match(), Greedy())
+    while text.next_piece(NO_LIMIT) is not None:
+        raise RuntimeError("a prompt is decoded with the first step")
+    return text
+
+
+class Alone:
+    """Decodes for one text at a time. Implements ``speculation.decode.Slots``."""
+
+    def decode(
+        self, parts: Sequence[tuple[PlaybackTarget, Rows]], watch: Watch | None = None
+    ) -> list[Output]:
+        ((target, rows),) = parts
+        return [target.decode(rows)]
 
 
 def _play(
-    name: str,
-    method: Method,
-    text: Text,
-    target: PlaybackTarget,
-    resources: Resources,
-    clock: Clock,
+    name: str, method: Method, played: Recorded, target: PlaybackTarget, resources: Resources
 ) -> Result:
-    stats = Stats(n_prompt=len(text.prompt))
-    cache = SequenceCache(target)
-    cache.prefill(text.prompt[:-1], defer=True)
-    continuation = Continuation(
-        cache=cache,
-        tokens=list(text.prompt),
-        drafters=method.drafters(resources),
-        verifier=Match(),
-        sampler=Greedy(),
-        text=Sink(len(text.reply), target, clock),
-        stats=stats,
-        max_length=len(text.prompt) + len(text.reply),
-    )
-    for _ in decode(continuation):
-        pass
-    if continuation.tokens != text.prompt + text.reply:
-        raise RuntimeError(f"{name} wrote another text than recorded in {text.id}")
+    text = begun(method, played, target, resources)
+    batch = Batch(Alone(), resources.known_cost)
+    while not text.has_ended:
+        step([text], batch)
+    check(name, text, played)
+    stats = text.stats
     seconds = stats.decode_seconds - target.excess
-    return Result(text, name, stats.n_tokens - stats.n_first, seconds, stats)
+    return Result(played, name, stats.n_tokens - stats.n_first, seconds, stats)
+
+
+def check(name: str, text: Text, played: Recorded) -> None:
+    """Raise what ended a text, or RuntimeError if it is not the recorded one."""
+    if text.error is not None:
+        raise text.error
+    if text.tokens != played.prompt + played.reply:
+        raise RuntimeError(f"{name} wrote another text than recorded in {played.id}")
 
 
 class Greedy:
@@ -186,13 +175,23 @@ class Sink:
     """Takes the tokens, and charges each step its time outside drafting and decoding."""
 
     ends: Container[int] = ()
+    shown = stopped_by = ""
 
-    def __init__(self, n_left: int, target: PlaybackTarget, clock: Clock) -> None:
-        self._n_left, self._target, self._clock = n_left, target, clock
+    def __init__(self, n_left: int, target: PlaybackTarget) -> None:
+        self._n_left, self._target = n_left, target
+        self.ids: list[int] = []
+
+    def release(self, n: int, n_drafted: int) -> Sequence[Token]:
+        return ()
+
+    def rest(self) -> Sequence[Token]:
+        return ()
 
     def take(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         n = min(len(tokens), self._n_left)
-        self._clock.now += TREE_STEP if self._target.decoded_tree else PLAIN_STEP * len(tokens)
+        self._target.clock.now += (
+            TREE_STEP if self._target.decoded_tree else PLAIN_STEP * len(tokens)
+        )
         self._n_left -= n
         return n, None if self._n_left else "length"
 
@@ -312,7 +311,7 @@ class RecordedDraft:
 
     def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
         self._clock, self._seconds = clock, seconds
-        self.text: Text
+        self.text: Recorded
         self.tree: Draft = []
         self.n_ctx, self.n_rewind, self.n_seq_max, self.target = NO_LIMIT, NO_LIMIT, 16, self
 

@@ -20,11 +20,11 @@ from speculation.chat.template import Message
 from speculation.drafter import Drafter, MethodSpec, NoParams, Step
 from speculation.drafting.tree_growth import grow, top_children, top_tokens
 from speculation.engine import Engine
-from speculation.generation import Settings
 from speculation.methods import Method
+from speculation.request import Settings
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams
-from tools.replay.recording import Draft, Header, Successors, Text
+from tools.replay.recording import Draft, Header, Recorded, Successors
 
 COST_SECONDS = 10.0  # to measure the cost of nearly every number of rows
 N_SUCCESSORS = 8  # as many as token recycling keeps
@@ -82,11 +82,11 @@ def record(
     *,
     sampling: SamplingParams | None = None,
     raw: bool = False,
-    on_text: Callable[[Text], None] = lambda text: None,
-) -> tuple[Header, list[Text]]:
+    on_text: Callable[[Recorded], None] = lambda text: None,
+) -> tuple[Header, list[Recorded]]:
     """Record the reply to every turn of ``prompts``; of a conversation, each with those before."""
     draft = None if engine.draft is None else DraftContext(engine.draft)
-    texts: list[Text] = []
+    texts: list[Recorded] = []
     seconds: list[list[float]] = [[] for _ in range(WIDTH)]
     for prompt in prompts:
         messages: list[Message] = []
@@ -99,7 +99,7 @@ def record(
             generation = start.run()
             messages.append({"role": "assistant", "content": generation.answer})
             reply = list(generation.token_ids)
-            text = Text(
+            text = Recorded(
                 prompt.turn_id(turn),
                 prompt.category,
                 generation.prompt,
@@ -111,9 +111,8 @@ def record(
                 every += new
             texts.append(text)
             on_text(text)
-    engine.stop_running()
-    engine.cache.truncate(0)
-    cost = measure(engine.context, COST_SECONDS, sizes=SIZES)
+    engine.call(lambda: engine.cache.truncate(0))
+    cost = engine.call(lambda: measure(engine.context, COST_SECONDS, sizes=SIZES))
     measured = {"near": asdict(cost.near), "far": cost.far and asdict(cost.far)}
     drafted = [median(some) for some in seconds if some]
     return Header(engine.model.path.name, engine.model.n_vocab, measured, drafted), texts

@@ -37,7 +37,7 @@ class Header:
 
 
 @dataclass
-class Text:
+class Recorded:
     """A prompt and the model's reply.
 
     successors  the likeliest tokens after the prompt and after each token of the reply but the last
@@ -52,14 +52,14 @@ class Text:
     drafts: list[Draft] = field(default_factory=list)
 
 
-def write(path: Path, header: Header, texts: Sequence[Text]) -> None:
+def write(path: Path, header: Header, texts: Sequence[Recorded]) -> None:
     """Write a recording. Raises OSError."""
     lines = [asdict(header), *map(asdict, texts)]
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def read(path: Path) -> tuple[Header, list[Text]]:
+def read(path: Path) -> tuple[Header, list[Recorded]]:
     """Read a recording. Raises InvalidParameter for anything else."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -67,7 +67,7 @@ def read(path: Path) -> tuple[Header, list[Text]]:
             header = Header(**next(lines))
             if header.version != VERSION:
                 raise InvalidParameter(f"{path} has version {header.version}; record it anew")
-            return header, [Text(**line) for line in lines]
+            return header, [Recorded(**line) for line in lines]
     except (OSError, ValueError, TypeError, StopIteration, EOFError) as error:
         raise InvalidParameter(f"{path} is not a recording: {error}; record it anew") from error
 

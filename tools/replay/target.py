@@ -11,7 +11,7 @@ from batching.rows import Rows
 from batching.target import Watch
 from batching.tree import NO_LIMIT, Floats
 from speculation.auto.cost import Cost
-from tools.replay.recording import Text
+from tools.replay.recording import Recorded
 
 
 class Clock:
@@ -74,7 +74,7 @@ class PlaybackTarget:
     ) -> None:
         self.n_ctx = 1 << 20
         self._cost = cost
-        self._clock = clock
+        self.clock = clock
         self._noise, self._hiccups = noise, hiccups
         self._random = random.Random(1)
         self._text: list[int] = []
@@ -88,7 +88,7 @@ class PlaybackTarget:
         self.excess = 0.0  # seconds of noise in this text, without its first step
         self.decoded_tree = False  # whether the last decode was a tree's
 
-    def play(self, text: Text) -> None:
+    def play(self, text: Recorded) -> None:
         """Play ``text`` from now on."""
         self._text = [*text.prompt, *text.reply]
         self._n_prompt = len(text.prompt)
@@ -122,7 +122,7 @@ class PlaybackTarget:
         noise = max(0.5, self._random.gauss(1.0, self._noise)) if self._noise else 1.0
         if self._hiccups and self._random.random() < self._hiccups:
             noise *= 4.0
-        self._clock.now += noise * seconds
+        self.clock.now += noise * seconds
         if self._is_first:  # of the text, which counts as prefill
             self._is_first = False
         else:

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.cache import SequenceCache
-from batching.together import run
-from speculation.auto.cost import Cost
-from speculation.auto.choose import choose, follow
-from speculation.continuation import Continuation
+from batching import clock as clocks
+from batching.rows import Rows
+from batching.target import Output, Watch
+from speculation.decode import Batch, step
 from speculation.resources import Resources
-from speculation.stats import Stats
-from speculation.verify import Match
-from tools.replay.play import Greedy, RecordedDraft, Replay, Sink, measured, simulated
-from tools.replay.recording import Text
-from tools.replay.target import Clock, PlaybackTarget
-
-
-class _Silent(PlaybackTarget):
-    """A text's own target, whose decodes take no time: the batch's do."""
-
-    def spend(self, n_rows: int, n_past: int) -> None: ...
+from speculation.text import Text
+from tools.replay.play import RecordedDraft, Replay, begun, check, measured
+from tools.replay.recording import Recorded
+from tools.replay.target import Clock, Playback, PlaybackTarget
 
 
 @dataclass
@@ -37,76 +29,75 @@ class Played:
     seconds: float = 0.0
 
 
-def run_together(replay: Replay, method: str, texts: Sequence[Text], n_places: int) -> Played:
+class _Silent(PlaybackTarget):
+    """A text's own target, whose decodes take the time of the batch."""
+
+    batch: _Together
+
+    def spend(self, n_rows: int, n_past: int) -> None: ...
+
+    def decode_row(self, token: int, position: int, seq_ids: range) -> Playback:
+        self.batch.spend(1)
+        return super().decode_row(token, position, seq_ids)
+
+
+class _Together:
+    """Decodes for several texts. Implements ``speculation.decode.Slots``."""
+
+    def __init__(self, target: PlaybackTarget, played: Played) -> None:
+        self._target, self._played = target, played
+        self.n_past = 0  # tokens that a row attends to, on average
+
+    def decode(
+        self, parts: Sequence[tuple[PlaybackTarget, Rows]], watch: Watch | None = None
+    ) -> list[Output]:
+        self.spend(sum([len(rows) - rows.n_before for _, rows in parts]))
+        return [target.decode(rows) for target, rows in parts]
+
+    def spend(self, n_rows: int) -> None:
+        self._target.spend(n_rows, self.n_past)
+        self._played.n_rows += n_rows
+        self._played.n_steps += 1
+
+
+def run_together(replay: Replay, method: str, texts: Sequence[Recorded], n_places: int) -> Played:
     """Play ``texts`` in order, ``n_places`` at a time, each in the place of one that has ended."""
     clock, played = Clock(), Played()
-    batch = PlaybackTarget(
+    target = PlaybackTarget(
         replay.header.n_vocab, replay.cost(), clock, noise=replay.noise, hiccups=replay.hiccups
     )
     draft = RecordedDraft(clock, replay.draft_seconds) if replay.draft_seconds else None
     resources = Resources(lambda: measured(replay.cost()), draft=draft)  # type: ignore[arg-type]
-    waiting, active = list(reversed(texts)), list[tuple[Continuation, PlaybackTarget]]()
-    cost = resources.cost
-    with simulated(clock):
+    together, cost = _Together(target, played), resources.cost
+    batch = Batch(together, cost)
+    waiting, active = list(reversed(texts)), dict[Text, Recorded]()
+    with clocks.using(clock):
         while waiting or active:
             while waiting and len(active) < n_places:
-                active.append(_begun(replay, method, waiting.pop(), resources, clock))
-            active = _step(active, cost, batch, clock, played)
+                recorded = waiting.pop()
+                text = _begun(replay, method, recorded, resources, together, clock)
+                active[text] = recorded
+            n_past = sum(len(text.cache.tokens) for text in active) // len(active)
+            together.n_past = cost.n_past = n_past
+            step(list(active), batch)
+            for text in [text for text in active if text.has_ended]:
+                check(method, text, active.pop(text))
+                played.n_tokens += text.stats.n_tokens
     played.seconds = clock.now
     return played
 
 
 def _begun(
-    replay: Replay, method: str, text: Text, resources: Resources, clock: Clock
-) -> tuple[Continuation, PlaybackTarget]:
-    target = _Silent(replay.header.n_vocab, replay.cost(), clock)
-    target.play(text)
-    context = RecordedDraft(clock, replay.draft_seconds)
-    context.text = text
-    cache = SequenceCache(target)
-    cache.prefill(text.prompt[:-1])
-    continuation = Continuation(
-        cache=cache,
-        tokens=list(text.prompt),
-        drafters=replay.method(method, clock, context).drafters(resources),
-        verifier=Match(),
-        sampler=Greedy(),
-        text=Sink(len(text.reply), target, clock),
-        stats=Stats(n_prompt=len(text.prompt)),
-        max_length=len(text.prompt) + len(text.reply),
-    )
-    run(continuation.begin())
-    return continuation, target
-
-
-def _step(
-    active: Sequence[tuple[Continuation, PlaybackTarget]],
-    cost: Cost,
-    batch: PlaybackTarget,
+    replay: Replay,
+    method: str,
+    recorded: Recorded,
+    resources: Resources,
+    together: _Together,
     clock: Clock,
-    played: Played,
-) -> list[tuple[Continuation, PlaybackTarget]]:
-    """One step of all texts; returns those that go on."""
-    texts = [text for text, _ in active]
-    cost.n_texts = len(texts)
-    cost.n_past = sum(text.cache.n_past for text in texts) // len(texts)
-    for text in texts:
-        if (proposing := text.propose()) is not None:
-            run(proposing)
-    choose(texts)
-    rows = [text.rows() for text in texts]
-    n_rows, before = sum(len(one) for one in rows), clock.now
-    batch.spend(n_rows, cost.n_past)
-    seconds = clock.now - before
-    follow(texts, n_rows, seconds)
-    left = []
-    for (text, target), one in zip(active, rows, strict=True):
-        emitted = text.accept(target.decode(one), seconds)
-        played.n_tokens += len(emitted.tokens)
-        if emitted.finish_reason is None:
-            left.append((text, target))
-        else:
-            text.end()
-    played.n_rows += n_rows
-    played.n_steps += 1
-    return left
+) -> Text:
+    target = _Silent(replay.header.n_vocab, replay.cost(), clock)
+    target.batch = together
+    target.play(recorded)
+    context = RecordedDraft(clock, replay.draft_seconds)
+    context.text = recorded
+    return begun(replay.method(method, clock, context), recorded, target, resources)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,9 +77,8 @@ class Cost(Suite):
         return [f"the context or the batch is too small for n_past {', '.join(map(str, skipped))}"]
 
     def warm_up(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
-        engine.stop_running()
-        engine.cache.truncate(0)
-        measure_cost(engine.context, sizes=(1, 2), n_past=0)
+        engine.call(lambda: engine.cache.truncate(0))
+        engine.call(lambda: measure_cost(engine.context, sizes=(1, 2), n_past=0))
 
     def measure(
         self,
@@ -92,8 +92,14 @@ class Cost(Suite):
         for n_past in _reachable(engine):
             if n_past in known:
                 continue
-            curve = measure_cost(
-                engine.context, sizes=SIZES, n_past=n_past, budget_seconds=BUDGET_SECONDS
+            curve = engine.call(
+                partial(
+                    measure_cost,
+                    engine.context,
+                    sizes=SIZES,
+                    n_past=n_past,
+                    budget_seconds=BUDGET_SECONDS,
+                )
             )
             yield Curve(n_past, list(curve.sizes), list(curve.seconds))
 
