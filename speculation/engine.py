@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -177,6 +179,13 @@ class Engine:
         messages = _messages(messages)
         prompt = chat_prompt(self.model, messages, thinking=thinking)
         request = Request.of(self.model, prompt.tokens, prompt.opening, **settings)
+        if prompt.stop:
+            log.warning(
+                "%s has no chat template: the conversation is written as a transcript, and the "
+                "reply ends before the next turn",
+                self.model.path,
+            )
+            request = replace(request, stop=(*request.stop, *prompt.stop))
         check_grammar(messages, request.sampling)
         return self.start(request)
 

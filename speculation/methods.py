@@ -185,6 +185,10 @@ def parse_method(text: str) -> Method:
         )
     fields = {field.name: field for field in dataclasses.fields(spec.params)}
     values: dict[str, Any] = {}
+    if "[" in rest:
+        raise InvalidParameter(
+            f"{spec.name} has no lists; write paths with dots and slashes, 0.0/1 for [[0, 0], [1]]"
+        )
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if key not in fields:
@@ -201,10 +205,33 @@ def parse_method(text: str) -> Method:
     return Method(spec, params)
 
 
+# What other programs call a parameter: the names here, of which a method has one at most.
+_OTHER_NAMES = {
+    "num_pred_tokens": ("draft", "draft_max"),
+    "prompt_lookup_num_tokens": ("draft", "draft_max"),
+    "num_speculative_tokens": ("draft", "draft_max", "depth", "nodes"),
+    "num_draft_tokens": ("draft", "draft_max", "depth", "nodes"),
+    "n_max": ("draft_max", "draft"),
+    "max_ngram_size": ("max_ngram",),
+    "max_matching_ngram_size": ("max_ngram",),
+    "ngram_prompt_lookup_max": ("max_ngram",),
+    "prompt_lookup_max": ("max_ngram",),
+    "ngram_prompt_lookup_min": ("min_ngram",),
+    "prompt_lookup_min": ("min_ngram",),
+    "W": ("window",),
+    "N": ("ngram",),
+    "G": ("guesses",),
+    "medusa_choices": ("choices",),
+}
+
+
 def _alternatives(key: str, fields: Collection[str]) -> str:
     """What to write instead of an unknown parameter."""
     if not fields:
         return "it has none"
+    for own in _OTHER_NAMES.get(key, ()):
+        if own in fields:
+            return f"here it is called {own}"
     return f"{_suggestion(key, fields)}write parameter=value with one of: {', '.join(fields)}"
 
 

@@ -34,6 +34,8 @@ TRANSCRIPT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+# A model without a chat template ends no turn: it would go on with the next one.
+TRANSCRIPT_STOPS = ("\nuser:", "\nsystem:", "\nassistant:")
 
 
 class ChatOptions(TypedDict, total=False):
@@ -57,10 +59,12 @@ class ChatPrompt(NamedTuple):
 
     tokens   up to the start of the assistant's reply, or to the end of what it has written of it
     opening  the opening mark of the reasoning that the generated text starts inside of; else empty
+    stop     strings that end the reply, for a model without a chat template
     """
 
     tokens: list[int]
     opening: str
+    stop: tuple[str, ...] = ()
 
 
 def render_messages(
@@ -313,12 +317,14 @@ def chat_prompt(
     call stay plain text, so quoting one cannot end a turn. Raises as ``render_messages`` does.
     """
     conversation = _Conversation(model, messages, **options)
+    stop = TRANSCRIPT_STOPS if model.chat_template is None else ()
     parts, begun = conversation.parts(), conversation.begun
     inside = _unclosed_opening(begun, conversation.opening)
     has_bos = bool(conversation.bos) and conversation.text.startswith(conversation.bos)
     if len(parts) == 1 and not model.has_control_tokens(begun):
         text = parts[0][0] + begun
-        return ChatPrompt(model.tokenize(text, add_special=not has_bos, parse_special=True), inside)
+        tokens = model.tokenize(text, add_special=not has_bos, parse_special=True)
+        return ChatPrompt(tokens, inside, stop)
     # In the begun reply, only the marks of reasoning are control tokens.
     marks = _split_at_marks(begun, conversation.opening)
     parts += [(part, i % 2 == 0) for i, part in enumerate(marks)]
@@ -326,7 +332,7 @@ def chat_prompt(
     for i, (part, is_template) in enumerate(parts):
         add_special = i == 0 and not has_bos
         tokens += model.tokenize(part, add_special=add_special, parse_special=is_template)
-    return ChatPrompt(tokens, inside)
+    return ChatPrompt(tokens, inside, stop)
 
 
 def _without_reasoning(messages: Sequence[Message], opening: str = "") -> list[Message]:

@@ -11,10 +11,13 @@ import pytest
 
 from batching.errors import CannotRewind, InvalidParameter
 from batching.llama.context import ContextParams
+from speculation.drafter import MethodSpec
 from speculation.engine import Engine
+from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
-from tests.support.tiny_gguf import write_recurrent_gguf
+from tests.support.paths import ROOT
+from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
 METHODS = (
     "auto",
@@ -353,3 +356,39 @@ def test_a_prediction_is_drafted_and_changes_nothing(engine: Engine) -> None:
     assert (after.token_ids, after.stats.n_drafted) == (plain.token_ids, 0)
     with pytest.raises(InvalidParameter, match="the prediction has token -1; this model has 0 to"):
         engine.generate(PROMPT, prediction=[-1, 5])
+
+
+def test_settings_may_be_written_in_several_ways(engine: Engine) -> None:
+    seeded = SamplingParams(temperature=0.9, seed=7)
+    expected = engine.chat("the cat", sampling=seeded, max_tokens=20).run().token_ids
+    own = MethodSpec(name="own", title="Own", make=lambda params, resources: None)
+    for settings in (
+        {"temperature": 0.9, "seed": 7},
+        {"sampling": {"temperature": 0.9, "seed": 7}},
+        {"sampling": SamplingParams(temperature=0.9), "seed": 7},
+        {"sampling": seeded, "method": own},
+        {"sampling": seeded, "method": parse_method("suffix")},
+        {"sampling": seeded, "method": f"{ROOT / 'examples' / 'bigrams.py'}:spec"},
+    ):
+        found = engine.chat("the cat", max_tokens=20, **settings).run()  # type: ignore[arg-type]
+        assert found.token_ids == expected, settings
+
+
+def test_several_prompts_are_continued_in_their_order(engine: Engine) -> None:
+    found = engine.generate_batch(["the cat", "a dog"], method="ar", max_tokens=9)
+    assert [text.prompt for text in found] == [
+        engine.model.tokenize("the cat"),
+        engine.model.tokenize("a dog"),
+    ]
+    assert {len(text.token_ids) for text in found} == {9}
+
+
+def test_a_reply_of_a_model_without_a_chat_template_ends_before_the_next_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tiny_gguf(tmp_path / "base.gguf", chat_template=None)
+    turns = SamplingParams(grammar='root ::= " a cat\\n" ("user" | "system") ": why?"')
+    with Engine.load(path, EXACT) as engine:
+        reply = engine.chat("a dog", sampling=turns, max_tokens=60).run()
+    assert (reply.text, reply.finish_reason) == (" a cat", "stop")
+    assert "has no chat template" in caplog.text

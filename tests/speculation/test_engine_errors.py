@@ -327,3 +327,43 @@ def test_a_memory_that_cannot_be_saved_is_only_a_warning(
     engine.close()
     assert "cannot save the memory in" in caplog.text
     assert engine.model.is_closed
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 5}, "there is no setting 'max_new_tokens'; did you mean max_tokens?"),
+        ({"temprature": 1}, "there is no setting 'temprature'; did you mean temperature?"),
+        ({"xyzzy": 1}, "there is no setting 'xyzzy'; give some of method, sampling, max_tokens"),
+        ({"sampling": {"temp": 0.5}}, "sampling has 'temp'; give some of temperature, seed"),
+        ({"sampling": 0.5}, r"sampling is 0.5; give SamplingParams\(temperature=0.8\), or"),
+        ({"temperature": -1}, "temperature is -1; give 0.0 to 100.0"),
+        ({"method": 5}, "method is 5; give a name such as 'suffix', 'FILE.py:SPEC' or a"),
+        ({"method": "./none.py:spec"}, "file not found: .*none.py; give FILE.py:SPEC"),
+        ({"stop": ["a", ""]}, "a stop string is empty; leave it out"),
+        ({"method": "prompt-lookup:num_pred_tokens=5"}, "'num_pred_tokens'; here it is called dra"),
+        ({"method": "prompt-lookup:max_ngram_size=5"}, "here it is called max_ngram"),
+        ({"method": "prompt-lookup:ngram_prompt_lookup_max=5"}, "here it is called max_ngram"),
+        ({"method": "draft:num_speculative_tokens=5"}, "here it is called draft_max"),
+        ({"method": "lookahead:W=5,N=3"}, "no parameter 'W'; here it is called window"),
+        ({"method": "lookahead:G=5"}, "here it is called guesses"),
+        ({"method": "medusa:choices=[[0],[0,1]]"}, "medusa has no lists; write paths with dots"),
+    ],
+)
+def test_a_setting_under_another_name_is_refused_with_the_right_one(
+    engine: Engine, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        engine.chat("hi", **settings)
+
+
+def test_one_text_instead_of_several_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match=r"prompts is one text; give a list, such as \[te"):
+        engine.generate_batch("one string")
+    with pytest.raises(InvalidParameter, match="the prompt is 5.*; give a text, or token ids"):
+        engine.generate(5)  # type: ignore[arg-type]
+
+
+def test_heads_are_files(tiny_model: Path) -> None:
+    with pytest.raises(InvalidParameter, match="heads is True; give files, or 'paired' for those"):
+        Engine.load(tiny_model, heads=True)  # type: ignore[arg-type]

@@ -304,3 +304,36 @@ def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path)
     for parallel in (0, 257):
         with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):
             Engine.load(tiny_model, EXACT, parallel=parallel)
+
+
+def test_lookahead_has_its_whole_window_beside_other_texts(
+    engine: Engine, parallel: Engine
+) -> None:
+    """Its rows have one form. With less of a batch than that it drafts nothing."""
+    methods = ["lookahead"] * 6 + ["ar", "suffix"]
+    plain = engine.generate(PROMPT, method="ar", max_tokens=30).run().token_ids
+    running = [parallel.submit(PROMPT, method=method, max_tokens=30) for method in methods]
+    assert [text.run().token_ids for text in running] == [plain] * 8
+    for text in running[:6]:
+        rows = dict(text.stats.rows_histogram)
+        assert rows.pop(1, 0) <= 1, rows  # the last token needs no drafts
+        assert min(rows) >= 59, rows  # the window; n-grams come on top
+    wide = "lookahead:window=24,ngram=15,guesses=15"  # 550 rows
+    with pytest.raises(InvalidParameter, match=r"decodes \d+ rows at a time, but a batch has"):
+        parallel.submit(PROMPT, method=wide, max_tokens=3).run()
+
+
+def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
+    prompt = [11 + i % 5 for i in range(20)]
+
+    def steps(memory: str | None) -> int:
+        text = parallel.submit(prompt, method="suffix", memory=memory, max_tokens=60).run()
+        return text.stats.n_steps
+
+    half = steps(None) / 2  # about: what is learnt of drafts in general is for all
+    assert min(steps(None), steps("one"), steps("two"), steps("")) > half
+    assert max(steps("one"), steps("")) < half
+    for i in range(40):  # the memories of clients that come no more are dropped
+        steps(f"client {i}")
+    assert len(parallel.resources._memories) == 32
+    assert steps("one") > half
