@@ -70,6 +70,7 @@ class Slot:
         self.first = index * n_seq_max
         self.n_seq_max = n_seq_max
         self.n_used = 1
+        self._is_only = n_seq_max == self._target.n_seq_max  # there are no others
         self.n_ctx, self.n_batch = self._target.n_ctx, self._target.n_batch
         self.wants_hidden = self.wants_logits = False
         self.wants_layers: tuple[int, ...] = ()
@@ -108,8 +109,8 @@ class Slot:
         self._shared.want_states()
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if seq_id != ALL:
-            self._target.seq_rm(self.first + seq_id, p0, p1)
+        if seq_id != ALL or self._is_only:
+            self._target.seq_rm(self.first + seq_id if seq_id != ALL else ALL, p0, p1)
             return
         for used in range(self.first, self.first + self.n_used):
             self._target.seq_rm(used, p0, p1)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from batching.clock import now
 from batching.rows import Rows
 from batching.target import Cancelled, Output, Watch
-from batching.together import Running, advance
+from batching.together import Running, advance, run
 from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
 from speculation.auto.cost import Cost
@@ -55,11 +55,14 @@ class Batch:
                         text.started = start  # its step begins with that of the others
                     if proposing is None:
                         drafted.append(text)
+                    elif len(texts) == 1 and text.stats.n_steps:  # nothing to share, or to read
+                        run(proposing)
+                        drafted.append(text)
                     else:
                         drafting[text] = Running(proposing)
         end = start + MAX_WAIT
         while any(one.work for one in drafting.values()):
-            if len(texts) > 1 and now() > end:
+            if now() > end:
                 break
             advance(list(drafting.values()))
         for text, one in list(drafting.items()):

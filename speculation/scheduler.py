@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from time import perf_counter
 
 from batching.cache import check_fits
 from batching.errors import CannotRewind, InvalidParameter
@@ -23,7 +24,7 @@ from speculation.loaded import Loaded
 from speculation.long_prompts import LongPrompts
 from speculation.places import Place, Places
 from speculation.sampling import make_sampler
-from speculation.text import ROOM, Text, failing
+from speculation.text import FRAME_SECONDS, ROOM, Text, failing
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,10 @@ class Scheduler:
         self._end_cancelled()
         self._admit()
         texts = self.places.active()
-        if texts:
+        is_alone = len(texts) == 1 and not self._batch.drafting
+        if is_alone and texts[0].is_writing and texts[0].stats.n_steps:
+            self._decode_alone(texts[0])
+        elif texts:
             self._decode(texts)
 
     # The queue
@@ -211,6 +215,23 @@ class Scheduler:
 
     # Steps
 
+    def _decode_alone(self, text: Text) -> None:
+        """Steps of a text that is written alone, until a frame has passed or something comes."""
+
+        def is_wanted() -> bool:
+            return bool(self._waiting) or text.is_cancelled
+
+        place, end = self._place_of(text), perf_counter() + FRAME_SECONDS
+        self._decoding, self._piece = [text], None
+        self._tell_cost([text])
+        place.slot.n_batch = self._loaded.context.n_batch
+        with failing(text):
+            self.places.extend(place, _RUN_ROOM)
+            while not (text.has_ended or is_wanted() or perf_counter() > end):
+                self.places.extend(place, text.room + 1)
+                step([text], self._batch, watch=self._watch, is_wanted=is_wanted)
+        self.places.shrink(place, text.room + 1)  # others may need the rest
+
     def _decode(self, texts: Sequence[Text]) -> None:
         """A step: read some prompt, draft for the texts that are written, decode all of it."""
         self._tell_cost(texts)
@@ -219,13 +240,13 @@ class Scheduler:
                 text.flush()
         pieces = self._pieces(texts)
         writing = [text for text in texts if text.is_writing and not text.has_ended]
-        shares, is_alone = self._shares(texts), len(texts) == 1
+        shares = self._shares(texts)
         for text in writing:
             if text not in self._batch.drafting:
                 place = self._place_of(text)
                 place.slot.n_batch = shares[text] + place.cache.n_deferred
                 with failing(text):  # a full context would end the text
-                    self.places.extend(place, _RUN_ROOM if is_alone else text.room + 1)
+                    self.places.extend(place, text.room + 1)
         self._decoding = texts
         prompts = [(text, len(rows)) for text, rows in pieces.items()]
         prompts += [(text, text.cache.n_deferred) for text in writing if text.cache.n_deferred]
@@ -236,10 +257,7 @@ class Scheduler:
             pieces,
             max_rows=self._max_rows if len(writing) > 1 else NO_LIMIT,
             watch=self._watch,
-            is_wanted=lambda: bool(self._waiting) or texts[0].is_cancelled,
         )
-        if is_alone and writing:  # others may need the rest
-            self.places.shrink(self._place_of(texts[0]), texts[0].room + 1)
 
     def _watch(self, share: float) -> bool:
         """Called during a long decode: whether nobody wants it any more."""
