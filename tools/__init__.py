@@ -8,6 +8,4 @@ Run them from the root of a checkout; ``--help`` lists the options of each.
         compare our methods with llama.cpp's own programs, built in DIR
     python -m tools.screenshot
         take the screenshot for the docs
-    python -m tools.recipe.train, .export, .distil, ...
-        train the bundled models; needs the extra ``train``
 """
