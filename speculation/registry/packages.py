@@ -6,13 +6,13 @@ packages are never imported. Independent of llama.cpp and GGUF.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
 from speculation.registry.entries import ModelNotFound, PackageFile
 from speculation.system.cache_folder import cache_folder
+from speculation.system.files import sha256
 
 
 def installed_file(wanted: PackageFile) -> Path | None:
@@ -67,8 +67,4 @@ def verified_file(wanted: PackageFile) -> Path:
 @lru_cache
 def _sha256(file: Path, _size: int, _modified: int) -> str:
     """Hashed once per process, and again if the file has changed."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256(file)
