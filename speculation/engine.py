@@ -25,7 +25,6 @@ from speculation.auto import learnt
 from speculation.auto.cost import Cost
 from speculation.chat.detokenizer import Token as Token
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
-from speculation.conversion import model_file
 from speculation.drafter import Drafter, Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.exclusive import Exclusive
@@ -33,9 +32,10 @@ from speculation.generation import DEFAULT_METHOD as DEFAULT_METHOD
 from speculation.generation import Generation as Generation
 from speculation.generation import GenerationRequest, Settings
 from speculation.heads.base import HeadInContext
-from speculation.load_heads import load_heads, require_no_heads
-from speculation.methods import Method
+from speculation.heads.load import load_heads, require_no_heads
+from speculation.methods import METHODS, Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
+from speculation.registry.conversion import model_file
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.system.files import require_writable
@@ -159,7 +159,7 @@ class Engine:
             opened.append(context)
             given = [heads] if isinstance(heads, str | Path) else heads
             files = [resolve(name) for name in heads_for(model, given)]
-            found = load_heads(files, loaded)
+            found = load_heads(files, loaded, METHODS.heads_kinds())
             opened += [head for head in found.values() if isinstance(head, HeadInContext)]
             if draft_model is None:
                 return cls(loaded, context, heads=found, memory=memory)
@@ -176,7 +176,7 @@ class Engine:
             for item in reversed(opened):
                 item.close()
             if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
-                require_no_heads(loading)
+                require_no_heads(loading, METHODS.heads_kinds())
             raise
 
     def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generation:

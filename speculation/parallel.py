@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
-from speculation.conversion import model_file
 from speculation.drafter import Requirements
 from speculation.engine import Engine
 from speculation.generation import GenerationRequest, Settings
 from speculation.one_at_a_time import OneAtATime
 from speculation.registry import default_model
+from speculation.registry.conversion import model_file
 from speculation.scheduler import Scheduler
 from speculation.submitted import Submitted
 from speculation.text_files import TextFiles, identity_of, texts_folder, usual_flash_attn

@@ -1,7 +1,7 @@
 """Models by name: resolves names in models.txt and ``hf:`` sources to local GGUF files.
 
 ``entries`` parses models.txt, ``hub`` downloads from the Hugging Face Hub, ``packages`` finds files
-of installed Python packages. Nothing here opens a GGUF file; ``batching`` checks whether it runs.
+of installed Python packages, ``conversion`` converts one once if models.txt asks for that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from batching.gguf.splits import part_names
@@ -40,7 +40,6 @@ __all__ = [
     "BUNDLED_MODEL",
     "PAIRED",
     "BarMaker",
-    "Conversion",
     "DownloadFailed",
     "HubFile",
     "ModelEntry",
@@ -66,15 +65,6 @@ BUNDLED_MODEL = "bundled"
 PAIRED = "paired"  # as the draft model or heads: those paired with the model in models.txt
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A verified file that is still to be converted to ``file_type`` and saved as ``target``."""
-
-    source: Path
-    target: Path
-    file_type: str
-
-
 def default_model() -> str:
     """The first model in models.txt whose package is installed, else the bundled one."""
     try:
@@ -96,11 +86,11 @@ def is_local(entry: ModelEntry) -> bool:
     return _local_path(entry).is_file()
 
 
-def pending_conversion(name: str | os.PathLike[str]) -> Conversion | None:
+def pending_conversion(name: str | os.PathLike[str]) -> tuple[Path, Path, str] | None:
     """The conversion that models.txt asks for, if the model of this name still needs it.
 
-    None for paths, for models without a conversion, and once it is done. Raises ModelNotFound and
-    RegistryError.
+    The verified file, the file to write and its type. None for paths, for models without a
+    conversion, and once it is done. Raises ModelNotFound and RegistryError.
     """
     entry = read_registry().get(os.fspath(name))
     if entry is None or not entry.source.startswith("package:"):
@@ -108,7 +98,7 @@ def pending_conversion(name: str | os.PathLike[str]) -> Conversion | None:
     wanted = parse_package(entry.source)
     if wanted.file_type is None or is_converted(wanted):
         return None
-    return Conversion(verified_file(wanted), converted_file(wanted), wanted.file_type)
+    return verified_file(wanted), converted_file(wanted), wanted.file_type
 
 
 def resolve(

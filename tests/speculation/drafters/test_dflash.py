@@ -24,11 +24,10 @@ from speculation.drafting.block_context import BlockContext
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
-from speculation.load_heads import load_heads
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
-from tests.support.head_checks import TEXT, check_texts
+from tests.support.head_checks import TEXT, check_texts, load_heads
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
 from tests.support.tiny_dflash import (

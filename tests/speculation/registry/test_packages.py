@@ -11,7 +11,6 @@ import pytest
 from app.worker.messages import ModelSpec
 from batching.gguf.reader import GGUFFile
 from speculation.bench.options import parse_options
-from speculation.conversion import model_file
 from speculation.engine import Engine
 from speculation.registry import (
     ModelEntry,
@@ -23,6 +22,7 @@ from speculation.registry import (
     parse_registry,
     resolve,
 )
+from speculation.registry.conversion import model_file
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 
