@@ -33,24 +33,6 @@ class ModelNotFound(SpeculationError):
 
 
 @dataclass(frozen=True)
-class ModelEntry:
-    """One line of models.txt.
-
-    source    ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path
-    draft     name of the draft model paired with this model, or None
-    heads     names of the drafting heads paired with it
-    is_heads  whether this line is a file of drafting heads instead of a model
-    """
-
-    name: str
-    source: str
-    draft: str | None
-    description: str
-    heads: tuple[str, ...] = ()
-    is_heads: bool = False
-
-
-@dataclass(frozen=True)
 class HubFile:
     """A file in a repository on the hub, at a branch, tag or commit."""
 
@@ -70,6 +52,24 @@ class PackageFile:
     path: str
     sha256: str
     file_type: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of models.txt.
+
+    source    a file on the hub, of a package, or at an absolute path
+    draft     name of the draft model paired with this model, or None
+    heads     names of the drafting heads paired with it
+    is_heads  whether this line is a file of drafting heads instead of a model
+    """
+
+    name: str
+    source: HubFile | PackageFile | Path
+    draft: str | None
+    description: str
+    heads: tuple[str, ...] = ()
+    is_heads: bool = False
 
 
 def parse_hub(source: str) -> HubFile:
@@ -176,25 +176,23 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the source is empty")
     if not draft:
         raise RegistryError("the draft is empty; write - for none")
-    source = _checked_source(source, folder)
+    found = _parse_source(source, folder)
     if draft == HEADS:
-        return ModelEntry(name, source, None, description, is_heads=True)
-    return ModelEntry(name, source, None if draft == "-" else draft, description)
+        return ModelEntry(name, found, None, description, is_heads=True)
+    return ModelEntry(name, found, None if draft == "-" else draft, description)
 
 
-def _checked_source(source: str, folder: Path) -> str:
+def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:
     if source.startswith("hf:"):
-        parse_hub(source)
-        return source
+        return parse_hub(source)
     if source.startswith("package:"):
-        parse_package(source)
-        return source
+        return parse_package(source)
     if source.startswith("bundled:"):
         file = source.removeprefix("bundled:")
         if not file or Path(file).name != file:
             raise RegistryError(f"{source!r} must name a file in models/: bundled:file.gguf")
-        return source
-    return str(folder / Path(source).expanduser())
+        return folder / "models" / file
+    return folder / Path(source).expanduser()
 
 
 def _line_error(file: Path, number: int, line: str, reason: str) -> RegistryError:

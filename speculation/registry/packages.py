@@ -30,10 +30,6 @@ def converted_file(wanted: PackageFile) -> Path:
     return cache_folder() / "models" / name
 
 
-def is_local(wanted: PackageFile) -> bool:
-    return is_converted(wanted) or installed_file(wanted) is not None
-
-
 def is_converted(wanted: PackageFile) -> bool:
     return wanted.file_type is not None and converted_file(wanted).is_file()
 

@@ -19,13 +19,14 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from speculation.registry import DownloadFailed, ModelEntry, resolve
+from speculation.registry.entries import HubFile
 from tests.support.hub_server import COMMIT, HubServer
 from tests.support.paths import ROOT
 
 CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 SOURCE = "hf:owner/repo/model.gguf"
-REGISTRY = {"tiny": ModelEntry("tiny", SOURCE, None, "")}
+REGISTRY = {"tiny": ModelEntry("tiny", HubFile("owner/repo", "model.gguf"), None, "")}
 
 
 @pytest.fixture
