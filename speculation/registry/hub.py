@@ -89,10 +89,10 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
         lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{blob.name}.lock")
         blob.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
+        # Pinned to the commit, in case of a push in the meantime.
+        url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
         with FileLock(lock):  # two processes must not write one partial file
             if not blob.exists():
-                # Pinned to the commit, in case of a push in the meantime.
-                url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
                 made = (bar or tqdm)(
                     total=found.size,
                     desc=path.rpartition("/")[2],
@@ -127,7 +127,8 @@ def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> Non
     partial = blob.with_name(f"{blob.name}.incomplete")
     with partial.open("a+b") as file:
         if (received := file.tell()) > size:  # not a part of this file
-            received = file.truncate(0)
+            file.truncate(0)
+            received = file.seek(0)
         free = shutil.disk_usage(blob.parent).free
         if free < size - received:
             needs, has = (tqdm.format_sizeof(n, "B") for n in (size - received, free))
@@ -148,34 +149,24 @@ def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> Non
 def _receive(url: str, file: BinaryIO, size: int, bar: Bar) -> None:
     """Append to ``file`` until it has ``size`` bytes. A lost connection is made again."""
     failures = 0
-    while (before := file.seek(0, 2)) < size:
-        if failures:
-            time.sleep(1)
-        failure: OSError = _ConnectionLost("the server sent too few bytes")
+    while (before := file.tell()) < size:
+        time.sleep(1 if failures else 0)
         try:
             with closing(_chunks(url, before)) as chunks:
-                for position, chunk in chunks:
-                    if position < (end := file.tell()):  # the server sends all of it again
-                        file.truncate(position)
-                        bar.update(position - end)
+                for chunk in chunks:
                     file.write(chunk)
                     bar.update(len(chunk))
-        except _ConnectionLost as error:
-            failure = error
-        except HfHubHTTPError as error:
-            if error.response.status_code not in _BUSY:
+            if file.tell() < size:
+                raise _ConnectionLost("the server sent too few bytes")
+        except (_ConnectionLost, HfHubHTTPError) as error:
+            failures = 1 if file.tell() > before else failures + 1
+            refused = isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY
+            if refused or failures > _RETRIES:
                 raise
-            failure = error
-        failures = 1 if file.tell() > before else failures + 1
-        if failures > _RETRIES:
-            raise failure
 
 
-def _chunks(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
-    """The bytes of ``url`` from ``start``, in chunks, each with its position in the file.
-
-    Begins at 0 if the server sends whole files only. Raises _ConnectionLost and HfHubHTTPError.
-    """
+def _chunks(url: str, start: int) -> Generator[bytes, None, None]:
+    """The bytes of ``url`` from ``start``. Raises _ConnectionLost and HfHubHTTPError."""
     # With compression, the offset of a later Range request would be wrong.
     headers = {"Accept-Encoding": "identity"}
     if start:
@@ -190,10 +181,10 @@ def _chunks(url: str, start: int) -> Generator[tuple[int, bytes], None, None]:
         ) as response,
     ):
         hf_raise_for_status(response)
-        position = start if response.status_code == 206 else 0
+        n_known = 0 if response.status_code == 206 else start  # some servers send whole files only
         for chunk in response.iter_bytes():
-            yield position, chunk
-            position += len(chunk)
+            yield chunk[n_known:]
+            n_known = max(0, n_known - len(chunk))
 
 
 class _ConnectionLost(ConnectionError):
