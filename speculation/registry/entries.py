@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,22 +105,27 @@ def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        try:
+        with _errors_of_line(file, number, line):
             entry = _parse_line(line, file.parent)
             if entry.name in entries:
-                first, _ = lines[entry.name]
-                raise RegistryError(f"line {first} has the name {entry.name!r} too")
-        except RegistryError as error:
-            raise _line_error(file, number, line, str(error)) from None
+                raise RegistryError(f"line {lines[entry.name][0]} has the name {entry.name!r} too")
         entries[entry.name] = entry
         lines[entry.name] = (number, line)
-    for entry in entries.values():
-        number, line = lines[entry.name]
-        try:
-            entries[entry.name] = _pair(entry, entries)
-        except RegistryError as error:
-            raise _line_error(file, number, line, str(error)) from None
+    for name, (number, line) in lines.items():
+        with _errors_of_line(file, number, line):
+            entries[name] = _pair(entries[name], entries)
     return entries
+
+
+@contextmanager
+def _errors_of_line(file: Path, number: int, line: str) -> Iterator[None]:
+    """Add the file, the line and the right form to a RegistryError."""
+    try:
+        yield
+    except RegistryError as error:
+        raise RegistryError(
+            f"{file}, line {number}: {error}\n    {line.strip()}\nFormat: {LINE_FORMAT}"
+        ) from None
 
 
 def _pair(entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> ModelEntry:
@@ -193,8 +199,3 @@ def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:
             raise RegistryError(f"{source!r} must name a file in models/: bundled:file.gguf")
         return folder / "models" / file
     return folder / Path(source).expanduser()
-
-
-def _line_error(file: Path, number: int, line: str, reason: str) -> RegistryError:
-    where = f"{file}, line {number}"
-    return RegistryError(f"{where}: {reason}\n    {line.strip()}\nFormat: {LINE_FORMAT}")
