@@ -109,7 +109,10 @@ def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]
             return w[f"blk.{i}.{name}.weight"]
 
         inner = np.concatenate([features, rms_norm(x, weight("attn_norm"))])
-        q, k, v = ((inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv")
+        projected: list[Floats] = [
+            (inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv"
+        ]
+        q, k, v = projected
         q = rotated(rms_norm(q, weight("attn_q_norm")))[-n:]
         k = rotated(rms_norm(k, weight("attn_k_norm")))
         mixed = np.zeros((n, N_HEAD, HEAD), np.float32)
