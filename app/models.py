@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from batching.errors import SpeculationError
-from speculation.conversion import model_file
 from speculation.registry import ModelEntry, default_model, is_local, read_registry
+from speculation.registry.conversion import model_file
 from speculation.system.console import replace_unencodable
 
 

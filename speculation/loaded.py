@@ -26,11 +26,12 @@ from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.auto.cost import Cost
-from speculation.conversion import model_file
+from speculation.registry.conversion import model_file
 from speculation.drafter import Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.heads.base import HeadInContext
-from speculation.load_heads import load_heads, require_no_heads
+from speculation.heads.load import load_heads, require_no_heads
+from speculation.methods import METHODS
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
@@ -144,7 +145,8 @@ class Loaded:
             context = Context(model, params, trace=source.trace_batches)
             opened.append(context)
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
-            heads = load_heads([resolve(file) for file in heads_for(name, given)], model)
+            files = [resolve(file) for file in heads_for(name, given)]
+            heads = load_heads(files, model, METHODS.heads_kinds())
             opened += [head for head in heads.values() if isinstance(head, HeadInContext)]
             if source.draft_model is None:
                 return cls(model, context, heads=heads, memory=source.memory)
@@ -161,7 +163,7 @@ class Loaded:
             for item in reversed(opened):
                 item.close()
             if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
-                require_no_heads(loading)
+                require_no_heads(loading, METHODS.heads_kinds())
             raise
 
     def fits(self, needed: Requirements) -> bool:

@@ -39,6 +39,7 @@ from speculation.drafters import (
     redrafter,
     suffix,
 )
+from speculation.heads.kind import HeadsKind
 from speculation.resources import Resources
 from speculation.verify import Verifier
 
@@ -61,6 +62,10 @@ class MethodTable(Mapping[str, MethodSpec]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+    def heads_kinds(self) -> list[HeadsKind]:
+        """The kinds of heads that the methods draft with."""
+        return [kind for spec in self.values() for kind in spec.heads]
 
     def add(self, spec: MethodSpec) -> None:
         """Add a method. Raises InvalidParameter if another has its name."""

@@ -2,12 +2,14 @@
 
 Run them from the root of a checkout; ``--help`` lists the options of each.
 
-    python -m tools.upscale --width 2048 --layers 24 --out big.gguf
-        write a larger model with the same logits, to measure speed at a large model's cost
-    python -m speculation.bench --compare-llama-cpp DIR       (or python -m tools.compare ...)
-        compare our methods with llama.cpp's own programs, built in DIR
-    python -m tools.screenshot
-        take the screenshot for the docs
-    python -m tools.recipe.train, .export, .distil, ...
-        train the bundled models; needs the extra ``train``
+    python -m tools.compare      our methods beside llama.cpp's own programs
+    python -m tools.clients      several clients at a time, of our server and of llama-server
+    python -m tools.judge        ``auto`` beside the best single method, over many runs of the bench
+    python -m tools.network      models computed by workers, at several delays of the network
+    python -m tools.gpu_report   everything that a GPU may change, in one report
+    python -m tools.replay       the policy of ``auto`` on recorded steps
+    python -m tools.upscale      a larger model with the same logits
+    python -m tools.screenshot   the screenshot for the docs
+
+``run`` and ``check`` install, start and check the project.
 """

@@ -18,6 +18,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Its flags with a value that we have too, and our names.
+OURS = {
+    "host": "host",
+    "port": "port",
+    "alias": "alias",
+    "ctx-size": "ctx",
+    "parallel": "parallel",
+    "api-key": "api-key",
+    "chat-template-file": "chat-template",
+    "threads": "threads",
+}
 
 # llama-server's template for a model that has none.
 CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -29,9 +40,7 @@ CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
 def arguments(given: list[str]) -> list[str]:
     """Our flags for those of llama-server; others are ignored."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("host", "port", "temp", "seed", "alias", "ctx-size", "parallel"):
-        parser.add_argument(f"--{name}")
-    for name in ("api-key", "chat-template", "chat-template-file", "model-file", "threads"):
+    for name in (*OURS, "temp", "seed", "chat-template"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--no-ui", action="store_true")
     flags, _ = parser.parse_known_args(given)
@@ -46,17 +55,9 @@ def arguments(given: list[str]) -> list[str]:
         with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
             file.write(CHATML if text.isalnum() else text)
         flags.chat_template_file = file.name
-    for theirs, ours in (
-        ("host", "host"),
-        ("port", "port"),
-        ("alias", "alias"),
-        ("ctx_size", "ctx"),
-        ("parallel", "parallel"),
-        ("api_key", "api-key"),
-        ("chat_template_file", "chat-template"),
-        ("threads", "threads"),
-    ):
-        value = getattr(flags, theirs)
+    given_values = vars(flags)
+    for theirs, ours in OURS.items():
+        value = given_values[theirs.replace("-", "_")]
         if value is not None:
             found += [f"--{ours}", value]
     return found

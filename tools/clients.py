@@ -19,7 +19,6 @@ import http.client
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from pathlib import Path
 from statistics import median
 
 from speculation.bench.prompt_file import read_prompts
+from tools.network import free_port
 
 Body = dict[str, object]  # of a request
 
@@ -150,9 +150,7 @@ def _server(
     flags: argparse.Namespace, contender: str, slots: int, cache: str
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """A server of ``contender`` that is ready, and its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ctx = str(slots * flags.ctx)
     is_ours = contender.startswith(OURS)
     if is_ours:

@@ -29,10 +29,7 @@ HEADS = [
     Path(f"models/speculation-14m-{name}.gguf")
     for name in ("eagle", "eagle3", "medusa", "redrafter")
 ]
-NEEDS = {
-    "draft": "draft_model",
-    **dict.fromkeys(("eagle-1", "eagle-2", "medusa", "redrafter", "eagle-3", "mtp", "dflash"), ""),
-}
+NEVER = ("prediction", "mtp", "dflash")  # no prediction is given, and no such heads
 READS_LOGITS = ("auto", "recycling")
 _HEADER = (
     "| method | tokens/s | speed-up | tokens/step | rows/step | copied, KB/step | differ "
@@ -136,12 +133,10 @@ def _methods(
 
 def _possible(draft: Path | None, heads: Sequence[Path]) -> list[str]:
     """The methods for which everything is there."""
-    names = [name for name in METHODS if name != "prediction" and name not in NEEDS]
-    if draft is not None:
-        names.append("draft")
-    if heads:
-        names += ["eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter"]
-    return names
+    left_out = NEVER if draft is not None else (*NEVER, "draft")
+    return [
+        name for name, spec in METHODS.items() if name not in left_out and (heads or not spec.heads)
+    ]
 
 
 def _line(row: dict[str, Any], runs: Sequence[dict[str, Any]], n_bytes: int) -> str:

@@ -65,6 +65,7 @@ def worker(*flags: str, port: int = 0) -> Iterator[int]:
 
 
 def free_port() -> int:
+    """A port of this machine on which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

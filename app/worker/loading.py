@@ -16,7 +16,8 @@ from batching.llama.hardware import physical_cores
 from batching.llama.model import check_file
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
-from speculation.load_heads import require_no_heads
+from speculation.heads.load import require_no_heads
+from speculation.methods import METHODS
 from speculation.parallel import ParallelEngine
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
@@ -71,7 +72,7 @@ class ModelSlot:
             self._tell(job, Loading(spec.model, "load", 0, 100))
             path = self._fetch(job, spec.model)
             check_file(path)
-            require_no_heads(path)
+            require_no_heads(path, METHODS.heads_kinds())
             for name in heads_for(spec.model, spec.heads):
                 self._fetch(job, str(name))
             if spec.draft_model is not None:

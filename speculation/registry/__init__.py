@@ -1,7 +1,7 @@
 """Models by name: resolves names in models.txt and ``hf:`` sources to local GGUF files.
 
 ``entries`` parses models.txt, ``hub`` downloads from the Hugging Face Hub, ``packages`` finds files
-of installed Python packages. Nothing here opens a GGUF file; ``batching`` checks whether it runs.
+of installed Python packages, ``conversion`` converts one once if models.txt asks for that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from batching.gguf.splits import part_names
@@ -21,58 +21,37 @@ from speculation.registry.entries import (
     PackageFile,
     RegistryError,
     parse_hub,
-    parse_package,
-    parse_registry,
     read_registry,
-    registry_file,
 )
 from speculation.registry.hub import BarMaker, DownloadFailed, cached, fetch
 from speculation.registry.packages import (
     converted_file,
+    installed_file,
     is_converted,
     package_file,
     verified_file,
 )
-from speculation.registry.packages import is_local as package_is_local
-from speculation.registry.splits import first_part
 
 __all__ = [
     "BUNDLED_MODEL",
     "PAIRED",
     "BarMaker",
-    "Conversion",
     "DownloadFailed",
-    "HubFile",
     "ModelEntry",
     "ModelNotFound",
-    "PackageFile",
     "RegistryError",
     "default_model",
-    "fetch",
     "heads_for",
     "is_local",
     "paired_draft",
     "paired_heads",
-    "parse_hub",
-    "parse_package",
-    "parse_registry",
     "pending_conversion",
     "read_registry",
-    "registry_file",
     "resolve",
 ]
 
 BUNDLED_MODEL = "bundled"
 PAIRED = "paired"  # as the draft model or heads: those paired with the model in models.txt
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """A verified file that is still to be converted to ``file_type`` and saved as ``target``."""
-
-    source: Path
-    target: Path
-    file_type: str
 
 
 def default_model() -> str:
@@ -81,34 +60,32 @@ def default_model() -> str:
         entries = read_registry()
     except RegistryError:  # ``resolve`` raises it again
         return BUNDLED_MODEL
-    found = (e.name for e in entries.values() if e.source.startswith("package:") and is_local(e))
+    found = (e.name for e in entries.values() if isinstance(e.source, PackageFile) and is_local(e))
     return next(found, BUNDLED_MODEL)
 
 
 def is_local(entry: ModelEntry) -> bool:
     """Whether the entry's file is on this machine."""
-    if entry.source.startswith("hf:"):
-        wanted = parse_hub(entry.source)
-        parts = (replace(wanted, path=path) for path in part_names(wanted.path))
-        return all(cached(part) for part in parts)
-    if entry.source.startswith("package:"):
-        return package_is_local(parse_package(entry.source))
-    return _local_path(entry).is_file()
+    match entry.source:
+        case HubFile() as wanted:
+            return all(cached(part) for part in _parts(wanted))
+        case PackageFile() as wanted:
+            return is_converted(wanted) or installed_file(wanted) is not None
+        case path:
+            return path.is_file()
 
 
-def pending_conversion(name: str | os.PathLike[str]) -> Conversion | None:
+def pending_conversion(name: str | os.PathLike[str]) -> tuple[Path, Path, str] | None:
     """The conversion that models.txt asks for, if the model of this name still needs it.
 
-    None for paths, for models without a conversion, and once it is done. Raises ModelNotFound and
-    RegistryError.
+    The verified file, the file to write and its type. None for paths, for models without a
+    conversion, and once it is done. Raises ModelNotFound and RegistryError.
     """
     entry = read_registry().get(os.fspath(name))
-    if entry is None or not entry.source.startswith("package:"):
+    wanted = None if entry is None else entry.source
+    if not isinstance(wanted, PackageFile) or wanted.file_type is None or is_converted(wanted):
         return None
-    wanted = parse_package(entry.source)
-    if wanted.file_type is None or is_converted(wanted):
-        return None
-    return Conversion(verified_file(wanted), converted_file(wanted), wanted.file_type)
+    return verified_file(wanted), converted_file(wanted), wanted.file_type
 
 
 def resolve(
@@ -131,18 +108,24 @@ def resolve(
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     if path.is_file():
-        return first_part(path)
+        return _first_part(path)
     if text.startswith("hf:"):
         return _fetch_all(parse_hub(text), progress, bar)
     entries = read_registry() if registry is None else registry
     entry = entries.get(text)
     if entry is None:
         raise _not_found(text, entries)
-    if entry.source.startswith("hf:"):
-        return _fetch_all(parse_hub(entry.source), progress, bar)
-    if entry.source.startswith("package:"):
-        return package_file(parse_package(entry.source))
-    return _local_file(entry)
+    match entry.source:
+        case HubFile() as wanted:
+            return _fetch_all(wanted, progress, bar)
+        case PackageFile() as wanted:
+            return package_file(wanted)
+        case path if path.is_file():
+            return _first_part(path)
+    raise ModelNotFound(
+        f"file not found: {entry.source}, the source of {entry.name!r} in models.txt; put the file "
+        f"there, correct the line, or reinstall this program if the model is a bundled one"
+    )
 
 
 def paired_draft(model: str | os.PathLike[str]) -> str:
@@ -188,32 +171,28 @@ def heads_for(
 
 def _fetch_all(wanted: HubFile, progress: bool | None, bar: BarMaker | None) -> Path:
     """Download all parts of a split file; returns the first."""
-    parts = [replace(wanted, path=path) for path in part_names(wanted.path)]
-    files = [fetch(part, progress=progress, bar=bar) for part in parts]
-    return files[0]
+    first, *_ = [fetch(part, progress=progress, bar=bar) for part in _parts(wanted)]
+    return first
 
 
-def _local_path(entry: ModelEntry) -> Path:
-    if entry.source.startswith("bundled:"):
-        return registry_file().parent / "models" / entry.source.removeprefix("bundled:")
-    return Path(entry.source)
+def _parts(wanted: HubFile) -> list[HubFile]:
+    return [replace(wanted, path=path) for path in part_names(wanted.path)]
 
 
-def _local_file(entry: ModelEntry) -> Path:
-    path = _local_path(entry)
-    if not entry.source.startswith("bundled:"):
-        if path.is_file():
-            return first_part(path)
+def _first_part(path: Path) -> Path:
+    """The first file of the split model of ``path``, which llama.cpp opens to find the others.
+
+    Raises ModelNotFound if a file is missing from its folder.
+    """
+    files = [path.with_name(name) for name in part_names(path.name)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelNotFound(
-            f"file not found: {path}, the source of {entry.name!r} in models.txt; correct the "
-            "line or put the file there"
+            f"{path} is one of {len(files)} files of a model; missing from its folder: "
+            f"{', '.join(missing[:3])}{more}; put all files into one folder"
         )
-    if path.is_file():
-        return path
-    raise ModelNotFound(
-        f"the bundled model {path.name} is missing from {path.parent}; "
-        "reinstall this program, or choose another model"
-    )
+    return files[0]
 
 
 def _not_found(text: str, entries: Mapping[str, ModelEntry]) -> ModelNotFound:

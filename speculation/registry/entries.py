@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,24 +34,6 @@ class ModelNotFound(SpeculationError):
 
 
 @dataclass(frozen=True)
-class ModelEntry:
-    """One line of models.txt.
-
-    source    ``hf:…``, ``bundled:…``, ``package:…`` or an absolute path
-    draft     name of the draft model paired with this model, or None
-    heads     names of the drafting heads paired with it
-    is_heads  whether this line is a file of drafting heads instead of a model
-    """
-
-    name: str
-    source: str
-    draft: str | None
-    description: str
-    heads: tuple[str, ...] = ()
-    is_heads: bool = False
-
-
-@dataclass(frozen=True)
 class HubFile:
     """A file in a repository on the hub, at a branch, tag or commit."""
 
@@ -70,6 +53,24 @@ class PackageFile:
     path: str
     sha256: str
     file_type: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of models.txt.
+
+    source    a file on the hub, of a package, or at an absolute path
+    draft     name of the draft model paired with this model, or None
+    heads     names of the drafting heads paired with it
+    is_heads  whether this line is a file of drafting heads instead of a model
+    """
+
+    name: str
+    source: HubFile | PackageFile | Path
+    draft: str | None
+    description: str
+    heads: tuple[str, ...] = ()
+    is_heads: bool = False
 
 
 def parse_hub(source: str) -> HubFile:
@@ -104,22 +105,27 @@ def parse_registry(text: str, file: Path) -> dict[str, ModelEntry]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        try:
+        with _errors_of_line(file, number, line):
             entry = _parse_line(line, file.parent)
             if entry.name in entries:
-                first, _ = lines[entry.name]
-                raise RegistryError(f"line {first} has the name {entry.name!r} too")
-        except RegistryError as error:
-            raise _line_error(file, number, line, str(error)) from None
+                raise RegistryError(f"line {lines[entry.name][0]} has the name {entry.name!r} too")
         entries[entry.name] = entry
         lines[entry.name] = (number, line)
-    for entry in entries.values():
-        number, line = lines[entry.name]
-        try:
-            entries[entry.name] = _pair(entry, entries)
-        except RegistryError as error:
-            raise _line_error(file, number, line, str(error)) from None
+    for name, (number, line) in lines.items():
+        with _errors_of_line(file, number, line):
+            entries[name] = _pair(entries[name], entries)
     return entries
+
+
+@contextmanager
+def _errors_of_line(file: Path, number: int, line: str) -> Iterator[None]:
+    """Add the file, the line and the right form to a RegistryError."""
+    try:
+        yield
+    except RegistryError as error:
+        raise RegistryError(
+            f"{file}, line {number}: {error}\n    {line.strip()}\nFormat: {LINE_FORMAT}"
+        ) from None
 
 
 def _pair(entry: ModelEntry, entries: Mapping[str, ModelEntry]) -> ModelEntry:
@@ -176,27 +182,20 @@ def _parse_line(line: str, folder: Path) -> ModelEntry:
         raise RegistryError("the source is empty")
     if not draft:
         raise RegistryError("the draft is empty; write - for none")
-    source = _checked_source(source, folder)
+    found = _parse_source(source, folder)
     if draft == HEADS:
-        return ModelEntry(name, source, None, description, is_heads=True)
-    return ModelEntry(name, source, None if draft == "-" else draft, description)
+        return ModelEntry(name, found, None, description, is_heads=True)
+    return ModelEntry(name, found, None if draft == "-" else draft, description)
 
 
-def _checked_source(source: str, folder: Path) -> str:
+def _parse_source(source: str, folder: Path) -> HubFile | PackageFile | Path:
     if source.startswith("hf:"):
-        parse_hub(source)
-        return source
+        return parse_hub(source)
     if source.startswith("package:"):
-        parse_package(source)
-        return source
+        return parse_package(source)
     if source.startswith("bundled:"):
         file = source.removeprefix("bundled:")
         if not file or Path(file).name != file:
             raise RegistryError(f"{source!r} must name a file in models/: bundled:file.gguf")
-        return source
-    return str(folder / Path(source).expanduser())
-
-
-def _line_error(file: Path, number: int, line: str, reason: str) -> RegistryError:
-    where = f"{file}, line {number}"
-    return RegistryError(f"{where}: {reason}\n    {line.strip()}\nFormat: {LINE_FORMAT}")
+        return folder / "models" / file
+    return folder / Path(source).expanduser()

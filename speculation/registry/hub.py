@@ -1,9 +1,9 @@
 """Downloads a file from the Hugging Face Hub into the hub's cache, resumably and with a checksum.
 
-Built on huggingface_hub, so HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE work as usual, and
-``hf cache`` lists and removes the file. ``hf_hub_download`` alone is not enough: it verifies no
-checksum, and deletes a partial file when a download is interrupted. Files already in the cache are
-not hashed again.
+Built on huggingface_hub's public functions, so HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE
+work as usual, and ``hf cache`` lists and removes the file. ``hf_hub_download`` alone is not enough:
+it verifies no checksum, and deletes a partial file when a download is interrupted. Files already in
+the cache are not hashed again.
 
     blobs/<sha256>.incomplete    the partial file; survives disconnects, Ctrl-C and crashes
     blobs/<sha256>               the complete file, renamed after its SHA-256 is verified
@@ -14,16 +14,21 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
+from filelock import FileLock
 from huggingface_hub import (
     constants,
     get_hf_file_metadata,
+    get_session,
+    get_token,
     hf_hub_download,
     hf_hub_url,
+    hf_raise_for_status,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
@@ -36,19 +41,14 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but not in __all__
-    WeakFileLock,
-    build_hf_headers,
-    tqdm,
-)
-from huggingface_hub.utils.sha import sha_fileobj
+from tqdm import tqdm
 
 from batching.errors import SpeculationError
 from speculation.registry.entries import HubFile
+from speculation.system.files import sha256
 
-# httpx for huggingface_hub 1, httpx2 for 2: the base class of its errors fits both.
-_HTTPError: type[Exception] = HfHubHTTPError.__bases__[0]
+_RETRIES = 5  # in a row, without a further byte
+_BUSY = (408, 429)  # request timeout, too many requests: worth another try
 
 
 class DownloadFailed(SpeculationError):
@@ -76,29 +76,37 @@ def fetch(wanted: HubFile, *, progress: bool | None = None, bar: BarMaker | None
     try:
         if path_in_cache := cached(wanted):
             return path_in_cache
-        found = get_hf_file_metadata(hf_hub_url(repo, path, revision=revision))
+        with _lost_connections():
+            found = get_hf_file_metadata(hf_hub_url(repo, path, revision=revision))
         if found.size is None or not re.fullmatch("[0-9a-f]{64}", found.etag or ""):
             raise DownloadFailed(
                 f"{constants.ENDPOINT} gives no SHA-256 for {repo}/{path} (etag {found.etag!r}), "
                 f"so it cannot be verified; check HF_ENDPOINT and your proxy, or download it from "
                 f"{page_url(wanted)} yourself and give its path"
             )
-        folder = repo_folder_name(repo_id=repo, repo_type="model")
+        folder = f"models--{repo.replace('/', '--')}"
         blob = Path(constants.HF_HUB_CACHE, folder, "blobs", str(found.etag))
-        # huggingface_hub's own lock file, so that its downloads and ours exclude each other.
         lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{blob.name}.lock")
         blob.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock):
+        # Pinned to the commit, in case of a push in the meantime.
+        url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
+        with FileLock(lock):  # two processes must not write one partial file
             if not blob.exists():
-                # Pinned to the commit, in case of a push in the meantime.
-                url = hf_hub_url(repo, path, revision=found.commit_hash or revision)
-                _download(wanted, url, found.size, blob, _bar_maker(progress, bar))
+                made = (bar or tqdm)(
+                    total=found.size,
+                    desc=path.rpartition("/")[2],
+                    unit="B",
+                    unit_scale=True,
+                    disable=None if progress is None else not progress,  # None = by the terminal
+                )
+                with closing(made):
+                    _download(wanted, url, found.size, blob, made)
         # Finds the blob, links it and records the commit.
         linked = Path(hf_hub_download(repo, path, revision=revision))
         if not linked.is_symlink():  # a copy: Windows has no links without developer mode
             blob.unlink()
-    except (_HTTPError, OSError, HFValidationError) as error:
+    except (OSError, HFValidationError, NotImplementedError) as error:
         raise DownloadFailed(_explain(wanted, error)) from error
     return linked
 
@@ -114,63 +122,93 @@ def page_url(wanted: HubFile) -> str:
     return f"{constants.ENDPOINT}/{wanted.repo}/blob/{wanted.revision}/{wanted.path}"
 
 
-def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Callable[..., Any]) -> None:
+def _download(wanted: HubFile, url: str, size: int, blob: Path, bar: Bar) -> None:
     """Download or complete the partial file, verify its SHA-256, and rename it to ``blob``."""
     partial = blob.with_name(f"{blob.name}.incomplete")
     with partial.open("a+b") as file:
         if (received := file.tell()) > size:  # not a part of this file
-            received = file.truncate(0)
+            file.truncate(0)
+            received = file.seek(0)
         free = shutil.disk_usage(blob.parent).free
         if free < size - received:
             needs, has = (tqdm.format_sizeof(n, "B") for n in (size - received, free))
             raise OSError(errno.ENOSPC, f"{needs} are needed, {has} are free", str(blob.parent))
-        if received < size:
-            # With compression, the offset of a later Range request would be wrong.
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-            http_get(
-                url,
-                file,
-                resume_size=received,
-                headers=headers,
-                displayed_filename=wanted.path.rpartition("/")[2],
-                tqdm_class=bar,  # type: ignore[arg-type]  # called, never subclassed
-            )
-        file.seek(0)
-        sha256 = sha_fileobj(file).hex()
-    if sha256 != blob.name:
+        bar.update(received)
+        _receive(url, file, size, bar)
+    found = sha256(partial)
+    if found != blob.name:
         partial.unlink()
         raise DownloadFailed(
-            f"{wanted.repo}/{wanted.path} is corrupt: its SHA-256 is {sha256}, but the hub's is "
+            f"{wanted.repo}/{wanted.path} is corrupt: its SHA-256 is {found}, but the hub's is "
             f"{blob.name}. The file was deleted; run again to download it from the start. If it "
             "happens again, a proxy or mirror is changing it"
         )
     partial.replace(blob)
 
 
-def _bar_maker(progress: bool | None, make: BarMaker | None) -> Callable[..., Any]:
-    """The ``tqdm_class`` for http_get: a context manager that makes a bar and closes it."""
-    disable = None if progress is None else not progress  # None = shown in a terminal only
-
-    @contextmanager
-    def bar(*, initial: int, **keywords: Any) -> Iterator[Bar]:
-        keywords = {key: keywords[key] for key in ("total", "desc", "unit", "unit_scale")}
-        made: Bar = (make or tqdm)(disable=disable, **keywords)
+def _receive(url: str, file: BinaryIO, size: int, bar: Bar) -> None:
+    """Append to ``file`` until it has ``size`` bytes. A lost connection is made again."""
+    failures = 0
+    while (before := file.tell()) < size:
+        time.sleep(1 if failures else 0)
         try:
-            made.update(initial)
-            yield made
-        finally:
-            made.close()
+            with closing(_chunks(url, before)) as chunks:
+                for chunk in chunks:
+                    file.write(chunk)
+                    bar.update(len(chunk))
+            if file.tell() < size:
+                raise _ConnectionLost("the server sent too few bytes")
+        except (_ConnectionLost, HfHubHTTPError) as error:
+            failures = 1 if file.tell() > before else failures + 1
+            refused = isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY
+            if refused or failures > _RETRIES:
+                raise
 
-    return bar
+
+def _chunks(url: str, start: int) -> Generator[bytes, None, None]:
+    """The bytes of ``url`` from ``start``. Raises _ConnectionLost and HfHubHTTPError."""
+    # With compression, the offset of a later Range request would be wrong.
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    if not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and (token := get_token()):
+        headers["Authorization"] = f"Bearer {token}"  # not sent to another host after a redirect
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with (
+        _lost_connections(),
+        get_session().stream(
+            "GET", url, headers=headers, timeout=timeout, follow_redirects=True
+        ) as response,
+    ):
+        hf_raise_for_status(response)
+        n_known = 0 if response.status_code == 206 else start  # some servers send whole files only
+        for chunk in response.iter_bytes():
+            yield chunk[n_known:]
+            n_known = max(0, n_known - len(chunk))
+
+
+class _ConnectionLost(ConnectionError):
+    """The connection failed; names the HTTP library's error."""
+
+
+@contextmanager
+def _lost_connections() -> Iterator[None]:
+    """Raise _ConnectionLost for the errors of the HTTP library.
+
+    They cannot be named here: it is httpx for huggingface_hub 1 and httpx2 for 2.
+    """
+    try:
+        yield
+    except (OSError, HFValidationError):  # of huggingface_hub and the system
+        raise
+    except Exception as error:
+        raise _ConnectionLost(f"{type(error).__name__}: {error}") from error
 
 
 def _explain(wanted: HubFile, error: Exception) -> str:
     """The error message for the user: what went wrong with ``wanted``, and what to do."""
-    file, endpoint, cache = (
-        f"{wanted.repo}/{wanted.path}",
-        constants.ENDPOINT,
-        constants.HF_HUB_CACHE,
-    )
+    file = f"{wanted.repo}/{wanted.path}"
+    endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     token = f"a token from {endpoint}/settings/tokens in HF_TOKEN (or run: hf auth login)"
     resumes = "run again to resume the download"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
@@ -209,10 +247,10 @@ def _explain(wanted: HubFile, error: Exception) -> str:
                 f"the disk is too full for {file}: {error}. Free some space, or set HF_HOME to a "
                 f"folder on a larger disk; then {resumes}"
             )
-        case LocalEntryNotFoundError() | ConnectionError() | _HTTPError():
+        case LocalEntryNotFoundError() | ConnectionError():
             return (
                 f"the connection to {endpoint} failed during the download of {file} "
-                f"({type(error).__name__}: {error}); {resumes}. "
+                f"({error}); {resumes}. "
                 "Behind a proxy, set HTTPS_PROXY; for a mirror, set HF_ENDPOINT"
             )
     return f"cannot save {file} in {cache}: {error}; set HF_HOME to a writable folder"

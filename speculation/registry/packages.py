@@ -6,13 +6,13 @@ packages are never imported. Independent of llama.cpp and GGUF.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
 from speculation.registry.entries import ModelNotFound, PackageFile
 from speculation.system.cache_folder import cache_folder
+from speculation.system.files import sha256
 
 
 def installed_file(wanted: PackageFile) -> Path | None:
@@ -28,10 +28,6 @@ def converted_file(wanted: PackageFile) -> Path:
     """The path of the converted file. Its name has the original's hash, so it cannot go stale."""
     name = f"{Path(wanted.path).stem}-{wanted.sha256[:12]}-{wanted.file_type}.gguf"
     return cache_folder() / "models" / name
-
-
-def is_local(wanted: PackageFile) -> bool:
-    return is_converted(wanted) or installed_file(wanted) is not None
 
 
 def is_converted(wanted: PackageFile) -> bool:
@@ -67,8 +63,4 @@ def verified_file(wanted: PackageFile) -> Path:
 @lru_cache
 def _sha256(file: Path, _size: int, _modified: int) -> str:
     """Hashed once per process, and again if the file has changed."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return sha256(file)

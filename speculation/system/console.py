@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from batching.errors import SpeculationError
@@ -25,7 +26,7 @@ def replace_unencodable() -> None:
     Texts and file names can have any character; a Windows pipe encodes about 200.
     """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 

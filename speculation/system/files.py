@@ -68,10 +68,15 @@ def not_utf8(file: Path, error: UnicodeDecodeError) -> InvalidParameter:
     )
 
 
-def digest(file: Path) -> str:
-    """The first 16 hex digits of the file's SHA-256."""
+def sha256(file: Path) -> str:
+    """The file's SHA-256 in hex digits."""
     found = hashlib.sha256()
     with file.open("rb") as content:
         while chunk := content.read(_CHUNK):
             found.update(chunk)
-    return found.hexdigest()[:16]
+    return found.hexdigest()
+
+
+def digest(file: Path) -> str:
+    """The first 16 hex digits of the file's SHA-256."""
+    return sha256(file)[:16]

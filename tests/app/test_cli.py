@@ -55,9 +55,9 @@ def test_the_list_of_models_says_which_are_downloaded_and_which_is_the_default(
     here = tmp_path / "here.gguf"
     here.touch()
     entries = [
-        ModelEntry("first", str(here), None, "1 GB, MIT"),
-        ModelEntry("second", str(here), None, "2 GB"),
-        ModelEntry("elsewhere", str(tmp_path / "no.gguf"), None, "3 GB"),
+        ModelEntry("first", here, None, "1 GB, MIT"),
+        ModelEntry("second", here, None, "2 GB"),
+        ModelEntry("elsewhere", tmp_path / "no.gguf", None, "3 GB"),
     ]
     assert models.table(entries, "first").splitlines() == [
         "first      default  1 GB, MIT",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Iterator
 
 import jinja2
-import llama_cpp
 import pytest
 import sentencepiece
 
+from batching.llama.model import Model
 from tests.support.paths import MODELS
 
 GGUF = MODELS / "speculation-14m-q8_0.gguf"
 TOKENIZER = MODELS / "speculation-14m.tokenizer.model"
+FIRST_BYTE = 6  # its tokens 6 to 261 are the bytes
 
 LINES = """
 The quick brown fox jumps over the lazy dog.
@@ -50,9 +50,10 @@ x=1;y=2;;z=!=3??!!...,,,:::---___===
 
 
 def held_out_lines() -> Iterator[str]:
-    """The lines above, their concatenation, and random mixtures of their words and letters."""
+    """The lines above, all in one, runs of spaces, random mixtures."""
     yield from LINES
     yield "spaces at the end   "
+    yield from ("a" + " " * n + "b" + "\n" * n + "c" for n in range(2, 40))
     yield "\n".join(LINES)
     yield "\n\n\n" + "\n \n".join(LINES[:5]) + "\n\n"
     rng = random.Random(20)
@@ -68,60 +69,42 @@ def held_out_lines() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[llama_cpp.llama_model_p]:
-    parameters = llama_cpp.llama_model_default_params()
-    loaded = llama_cpp.llama_model_load_from_file(str(GGUF).encode(), parameters)
-    assert loaded, f"{GGUF} does not load"
-    yield loaded
-    llama_cpp.llama_model_free(loaded)
+def model() -> Iterator[Model]:
+    with Model(GGUF) as loaded:
+        yield loaded
 
 
-@pytest.fixture(scope="module")
-def vocab(model: llama_cpp.llama_model_p) -> llama_cpp.llama_vocab_p:
-    found: llama_cpp.llama_vocab_p = llama_cpp.llama_model_get_vocab(model)
-    return found
-
-
-def tokenize(vocab: llama_cpp.llama_vocab_p, text: str, *, special: bool = False) -> list[int]:
-    """llama.cpp's tokens, without the beginning-of-sequence token."""
-    data = text.encode()
-    tokens = (ctypes.c_int32 * (len(data) + 8))()
-    n = llama_cpp.llama_tokenize(vocab, data, len(data), tokens, len(tokens), False, special)
-    assert n >= 0
-    return list(tokens[:n])
-
-
-def test_sentencepiece_and_llama_cpp_tokenize_held_out_text_alike(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
+def test_sentencepiece_and_our_tokenizer_give_held_out_text_the_same_tokens(model: Model) -> None:
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(TOKENIZER))
+    n_bytes = 0
     for line in held_out_lines():
-        assert tokenize(vocab, line) == tokenizer.encode(line), line
+        tokens = model.tokenize(line, add_special=False)
+        assert tokens == tokenizer.encode(line), line
+        n_bytes += sum(FIRST_BYTE <= token < FIRST_BYTE + 256 for token in tokens)
+    assert n_bytes > 1000  # characters without a token of their own are among them
 
 
-def test_every_byte_has_a_token_so_that_no_text_aborts_the_process(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
-    texts = [llama_cpp.llama_vocab_get_text(vocab, 6 + byte) for byte in range(256)]
-    assert texts == [b"<0x%02X>" % byte for byte in range(256)]
-    assert tokenize(vocab, "\U0010fffd") == [6 + byte for byte in b"\xf4\x8f\xbf\xbd"]
+def test_every_byte_has_a_token_so_that_no_text_aborts_the_process(model: Model) -> None:
+    assert [model.piece(FIRST_BYTE + byte) for byte in range(256)] == [
+        bytes([byte]) for byte in range(256)
+    ]
+    assert model.tokenize("\U0010fffd", add_special=False) == [
+        FIRST_BYTE + byte for byte in b"\xf4\x8f\xbf\xbd"
+    ]
 
 
 def test_the_file_is_small_enough_to_bundle() -> None:
     assert GGUF.stat().st_size <= 16_000_000
 
 
-def test_the_model_is_a_llama_with_a_context_of_2048(model: llama_cpp.llama_model_p) -> None:
-    assert metadata(model, "general.architecture") == "llama"
-    assert llama_cpp.llama_model_n_ctx_train(model) == 2048
+def test_the_model_is_a_llama_with_a_context_of_2048(model: Model) -> None:
+    assert model.metadata("general.architecture") == "llama"
+    assert model.n_ctx_train == 2048
 
 
-def test_the_template_puts_a_control_token_before_each_message_and_one_after(
-    model: llama_cpp.llama_model_p,
-) -> None:
-    template = llama_cpp.llama_model_chat_template(model, None)
-    assert template is not None
-    rendered = jinja2.Template(template.decode()).render(
+def test_the_template_puts_a_control_token_before_each_message_and_one_after(model: Model) -> None:
+    assert model.chat_template is not None
+    rendered = jinja2.Template(model.chat_template).render(
         bos_token="<s>",
         messages=[
             {"role": "system", "content": "Be brief."},
@@ -132,21 +115,12 @@ def test_the_template_puts_a_control_token_before_each_message_and_one_after(
     assert rendered == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
 
 
-def test_template_markers_are_single_tokens_that_plain_text_cannot_produce(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
+def test_template_markers_are_single_tokens_that_plain_text_cannot_produce(model: Model) -> None:
     markers = "<s><|end|><|system|><|user|><|assistant|>"
-    assert tokenize(vocab, markers, special=True) == [1, 2, 3, 4, 5]
-    assert min(tokenize(vocab, markers)) > 5
+    assert model.tokenize(markers, add_special=False, parse_special=True) == [1, 2, 3, 4, 5]
+    assert min(model.tokenize(markers, add_special=False)) > 5
 
 
-def test_only_the_end_token_and_no_role_ends_generation(vocab: llama_cpp.llama_vocab_p) -> None:
-    ends = [t for t in range(4096) if llama_cpp.llama_vocab_is_eog(vocab, t)]
-    assert ends == [2]
-    assert llama_cpp.llama_vocab_get_text(vocab, 2) == b"<|end|>"
-
-
-def metadata(model: llama_cpp.llama_model_p, key: str) -> str:
-    buffer = ctypes.create_string_buffer(256)
-    assert llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer)) >= 0
-    return buffer.value.decode()
+def test_only_the_end_token_and_no_role_ends_generation(model: Model) -> None:
+    assert model.ends == {2}
+    assert model.piece(2) == b"<|end|>"

@@ -6,7 +6,7 @@ be that of plain decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
 from speculation.engine import Engine
-from speculation.load_heads import load_heads
+from speculation.heads import load
+from speculation.methods import METHODS
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 from speculation.text import Text
@@ -58,6 +59,11 @@ def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[s
         ).astype(np.float32)
         for name, shape in shapes.items()
     }
+
+
+def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
+    """The heads of any method in ``paths``, by method."""
+    return load.load_heads(paths, model, METHODS.heads_kinds())
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class HubServer:
         self.wrong_bytes = 0  # GETs of bytes whose first byte is altered
         self.status: list[int] = []  # one entry per GET of bytes, sent instead of bytes
         self.ranges = True  # False: a Range is ignored and the whole file sent
+        self.missing = 0  # bytes that a file lacks at its end
         self.checksums = True  # False: the ETag is no SHA-256
         self.requests: list[Request] = []
         self._servers = {name: self._start(name) for name in ("hub", "store")}
@@ -146,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(302)
         self.send_header("Location", f"{self.owner._address('store')}/stored/{sha256}")
         self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("X-Linked-Size", str(len(content) + self.owner.missing))
         self.send_header("X-Linked-Etag", f'"{sha256 if self.owner.checksums else "v1"}"')
         self.send_header("Content-Length", "0")
         self.end_headers()

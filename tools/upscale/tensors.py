@@ -71,10 +71,7 @@ def plans(names: Sequence[str], layers: int, new_layers: int) -> Iterator[Plan]:
     UpscaleError for an unknown tensor.
     """
     for name in names:
-        if name in UNCHANGED:
-            yield Plan(name, None, source=True)
-        else:
-            yield Plan(name, kind_of(name), source=True)
+        yield Plan(name, None if name in UNCHANGED else kind_of(name), source=True)
     first = [name for name in names if name.startswith("blk.0.") and name.endswith(".weight")]
     for layer in range(layers, new_layers):
         for name in first:

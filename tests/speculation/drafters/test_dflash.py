@@ -24,10 +24,9 @@ from speculation.drafting.block_context import BlockContext
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
-from speculation.load_heads import load_heads
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
-from tests.support.head_checks import TEXT, check_texts
+from tests.support.head_checks import TEXT, check_texts, load_heads
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
 from tests.support.tiny_dflash import (
@@ -109,7 +108,10 @@ def block_by_reference(w: Mapping[str, Floats], inputs: Floats, block: list[int]
             return w[f"blk.{i}.{name}.weight"]
 
         inner = np.concatenate([features, rms_norm(x, weight("attn_norm"))])
-        q, k, v = ((inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv")
+        projected: list[Floats] = [
+            (inner @ weight(f"attn_{of}").T).reshape(n_all, -1, HEAD) for of in "qkv"
+        ]
+        q, k, v = projected
         q = rotated(rms_norm(q, weight("attn_q_norm")))[-n:]
         k = rotated(rms_norm(k, weight("attn_k_norm")))
         mixed = np.zeros((n, N_HEAD, HEAD), np.float32)

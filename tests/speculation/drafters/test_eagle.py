@@ -37,11 +37,17 @@ from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo
 from speculation.heads.tree import parse_choices
-from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
-from tests.support.head_checks import TEXT, check_a_tree, check_texts, random_weights, started
+from tests.support.head_checks import (
+    TEXT,
+    check_a_tree,
+    check_texts,
+    load_heads,
+    random_weights,
+    started,
+)
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
 

@@ -22,11 +22,10 @@ from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.heads.file import HeadsInfo
-from speculation.load_heads import load_heads
 from speculation.train.eagle3_file import write_eagle3
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT, PROMPT
-from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, load_heads, started
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import (

@@ -31,7 +31,6 @@ from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
-from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
@@ -40,6 +39,7 @@ from tests.support.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidde
 from tests.support.head_checks import (
     check_that_a_gap_is_noticed,
     compared_texts,
+    load_heads,
     normal_weights,
     second_tree,
 )

@@ -19,9 +19,9 @@ from batching.llama.private_api import MTP_GRAPHS
 from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
-from speculation.load_heads import load_heads
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
+from tests.support.head_checks import load_heads
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
     write_gemma_gguf,

@@ -32,13 +32,13 @@ from speculation.heads.redrafter import (
     ReDrafterWeights,
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
-from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
 from tests.support.head_checks import (
     check_that_a_gap_is_noticed,
     compared_texts,
+    load_heads,
     normal_weights,
     second_tree,
 )

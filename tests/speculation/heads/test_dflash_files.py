@@ -19,9 +19,9 @@ from batching.llama import private_api
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.engine import Engine
-from speculation.load_heads import load_heads
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT, PROMPT
+from tests.support.head_checks import load_heads
 from tests.support.tiny_dflash import DFLASH2, N_TINY, dflash2, dspark, write_tiny_dflash
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -11,20 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from huggingface_hub import close_session, constants
 
 from speculation.registry import DownloadFailed, ModelEntry, resolve
+from speculation.registry.entries import HubFile
 from tests.support.hub_server import COMMIT, HubServer
 from tests.support.paths import ROOT
 
-CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes: three chunks
+CONTENT = bytes(range(256)) * 12_000  # 3,072,000 bytes
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 SOURCE = "hf:owner/repo/model.gguf"
-REGISTRY = {"tiny": ModelEntry("tiny", SOURCE, None, "")}
+REGISTRY = {"tiny": ModelEntry("tiny", HubFile("owner/repo", "model.gguf"), None, "")}
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500_000)
         monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
+        monkeypatch.setattr(Bar, "made", [])
         close_session()
         yield server
         close_session()
@@ -67,9 +69,10 @@ def failure(name: str = "tiny") -> str:
 class Bar:
     """A stand-in for tqdm that records its calls."""
 
-    made: list[Bar]
+    made: ClassVar[list[Bar]] = []
 
     def __init__(self, **keywords: Any) -> None:
+        self.made.append(self)
         self.keywords = keywords
         self.at = 0.0
         self.closed = False
@@ -156,7 +159,7 @@ def test_ctrl_c_keeps_the_bytes_received(hub: HubServer, cache: Path) -> None:
         resolve("tiny", registry=REGISTRY, bar=Interrupting)
     [(name, size)] = blobs(cache).items()
     assert name == f"{SHA256}.incomplete"
-    assert size == 500_000  # the chunk that was counted last is not written
+    assert size == Bar.made[0].at
     assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
     assert hub.byte_requests()[-1].range == f"bytes={size}-"
 
@@ -164,14 +167,8 @@ def test_ctrl_c_keeps_the_bytes_received(hub: HubServer, cache: Path) -> None:
 def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cache: Path) -> None:
     hub.ranges = False
     hub.drop_after = [2_000_000]
-    bars: list[Bar] = []
-
-    def make(**keywords: Any) -> Bar:
-        bars.append(Bar(**keywords))
-        return bars[-1]
-
-    assert resolve("tiny", registry=REGISTRY, bar=make).read_bytes() == CONTENT
-    assert [bar.at for bar in bars] == [3_072_000]
+    assert resolve("tiny", registry=REGISTRY, bar=Bar).read_bytes() == CONTENT
+    assert [bar.at for bar in Bar.made] == [3_072_000]
 
 
 def test_a_complete_partial_file_needs_no_more_bytes(hub: HubServer, cache: Path) -> None:
@@ -210,14 +207,8 @@ def test_a_file_behind_a_dangling_link_is_fetched_again(hub: HubServer, cache: P
 
 
 def test_the_progress_bar_gets_size_name_and_every_byte(hub: HubServer) -> None:
-    bars: list[Bar] = []
-
-    def make(**keywords: Any) -> Bar:
-        bars.append(Bar(**keywords))
-        return bars[-1]
-
-    resolve("tiny", registry=REGISTRY, bar=make)
-    [bar] = bars
+    resolve("tiny", registry=REGISTRY, bar=Bar)
+    [bar] = Bar.made
     assert bar.keywords == {
         "total": 3_072_000,
         "desc": "model.gguf",
@@ -237,6 +228,18 @@ def test_progress_is_shown_on_request_and_otherwise_only_in_a_terminal(
     shutil.rmtree(cache)
     resolve("tiny", registry=REGISTRY)
     assert capsys.readouterr().err == ""
+
+
+def test_two_downloads_of_a_file_at_once_fetch_it_once(hub: HubServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: resolve("tiny", registry=REGISTRY, bar=Bar), range(2)))
+    assert [path.read_bytes() for path in paths] == [CONTENT, CONTENT]
+    assert len(hub.byte_requests()) == 1
+
+
+def test_a_file_shorter_than_announced_ends_in_an_error(hub: HubServer) -> None:
+    hub.missing = 1
+    assert "the server sent too few bytes" in failure()
 
 
 def test_a_request_to_a_busy_hub_is_retried(hub: HubServer) -> None:

@@ -11,18 +11,16 @@ import pytest
 from app.worker.messages import ModelSpec
 from batching.gguf.reader import GGUFFile
 from speculation.bench.options import parse_options
-from speculation.conversion import model_file
 from speculation.engine import Engine
 from speculation.registry import (
     ModelEntry,
     ModelNotFound,
-    PackageFile,
     RegistryError,
     default_model,
-    parse_package,
-    parse_registry,
     resolve,
 )
+from speculation.registry.conversion import model_file
+from speculation.registry.entries import PackageFile, parse_package, parse_registry
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -12,23 +12,20 @@ from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.registry import (
     DownloadFailed,
-    HubFile,
     ModelEntry,
     ModelNotFound,
     RegistryError,
     paired_draft,
     paired_heads,
-    parse_hub,
-    parse_registry,
     read_registry,
-    registry_file,
     resolve,
 )
+from speculation.registry.entries import HubFile, parse_hub, parse_registry, registry_file
 from speculation.system.console import worded
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
-REGISTRY = {"tiny": ModelEntry("tiny", "hf:owner/repo/model.gguf", None, "")}
+REGISTRY = {"tiny": ModelEntry("tiny", HubFile("owner/repo", "model.gguf"), None, "")}
 
 
 def parsed(text: str) -> dict[str, ModelEntry]:
@@ -41,8 +38,8 @@ def parsed(text: str) -> dict[str, ModelEntry]:
 def test_a_line_has_name_source_draft_and_description() -> None:
     entries = parsed("big | hf:o/r/big.gguf | small | 9 GB | MIT\nsmall | hf:o/r/s.gguf | - |\n")
     assert entries == {
-        "big": ModelEntry("big", "hf:o/r/big.gguf", "small", "9 GB | MIT"),
-        "small": ModelEntry("small", "hf:o/r/s.gguf", None, ""),
+        "big": ModelEntry("big", HubFile("o/r", "big.gguf"), "small", "9 GB | MIT"),
+        "small": ModelEntry("small", HubFile("o/r", "s.gguf"), None, ""),
     }
 
 
@@ -65,10 +62,13 @@ def test_comments_and_empty_lines_are_skipped() -> None:
     assert list(parsed("# a | b\n\n   # c\na | hf:o/r/a.gguf | - | #1 of its size\n")) == ["a"]
 
 
-def test_a_relative_path_is_relative_to_the_registry() -> None:
-    entries = parsed("a | ggufs/a.gguf | - |\nb | /data/b.gguf | - |")
-    assert entries["a"].source == str(Path("/home/ada/ggufs/a.gguf"))
-    assert entries["b"].source == str(Path("/data/b.gguf"))
+def test_paths_are_relative_to_the_registry_and_bundled_files_to_models_beside_it() -> None:
+    entries = parsed("a | ggufs/a.gguf | - |\nb | /data/b.gguf | - |\nc | bundled:c.gguf | - |")
+    assert [entry.source for entry in entries.values()] == [
+        Path("/home/ada/ggufs/a.gguf"),
+        Path("/data/b.gguf"),
+        Path("/home/ada/models/c.gguf"),
+    ]
 
 
 def test_a_hub_source_has_repository_path_and_revision() -> None:
@@ -118,7 +118,7 @@ def test_a_registry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_projects_registry_is_valid_and_pairs_models_with_smaller_drafts() -> None:
     entries = read_registry()
     assert registry_file() == ROOT / "models.txt"
-    assert entries["bundled"].source == "bundled:speculation-14m-q8_0.gguf"
+    assert entries["bundled"].source == ROOT / "models" / "speculation-14m-q8_0.gguf"
     assert len(entries) >= 13
     drafts = {name: entry.draft for name, entry in entries.items() if entry.draft}
     assert drafts == {
@@ -131,7 +131,7 @@ def test_the_projects_registry_is_valid_and_pairs_models_with_smaller_drafts() -
         "llama-3.1-8b-instruct": "llama-3.2-1b-instruct",
         "gemma-3-4b-it": "gemma-3-1b-it",
     }
-    assert not any("-of-0" in entry.source for entry in entries.values())  # not a split file
+    assert not any("-of-0" in str(entry.source) for entry in entries.values())  # not a split file
 
 
 # Names and paths
@@ -146,23 +146,11 @@ def test_an_existing_path_is_returned_unchanged(tmp_path: Path) -> None:
 
 def test_a_name_can_stand_for_a_path(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
-    entries = {"a": ModelEntry("a", str(file), None, "")}
+    entries = {"a": ModelEntry("a", file, None, "")}
     with pytest.raises(ModelNotFound, match=r"not found: .*a\.gguf, the source of 'a' in models"):
         resolve("a", registry=entries)
     file.write_bytes(b"GGUF")
     assert resolve("a", registry=entries) == file
-
-
-def test_a_bundled_file_is_found_in_models_beside_the_registry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("speculation.registry.registry_file", lambda: tmp_path / "models.txt")
-    entries = {"b": ModelEntry("b", "bundled:b.gguf", None, "")}
-    with pytest.raises(ModelNotFound, match=r"the bundled model b\.gguf is missing from .*models"):
-        resolve("b", registry=entries)
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "b.gguf").write_bytes(b"GGUF")
-    assert resolve("b", registry=entries) == tmp_path / "models" / "b.gguf"
 
 
 def test_an_unknown_name_is_refused_with_suggestions() -> None:

@@ -26,7 +26,7 @@ def model_file(
     pending = pending_conversion(name_or_path)
     if pending is not None:
         try:
-            quantize(pending.source, pending.target, pending.file_type)
+            quantize(*pending)
         except (SpeculationError, OSError) as error:
-            log.warning("could not convert %s, using it as it is: %s", pending.source, error)
+            log.warning("could not convert %s, using it as it is: %s", pending[0], error)
     return resolve(name_or_path, progress=progress, bar=bar)

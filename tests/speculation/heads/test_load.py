@@ -8,25 +8,24 @@ import pytest
 
 from batching.errors import HeadsError
 from batching.llama.model import Model
-from speculation import load_heads as module
 from speculation.drafter import MethodSpec
 from speculation.heads.kind import HeadsKind, llama_format
-from speculation.load_heads import load_heads, require_no_heads
+from speculation.heads.load import load_heads, require_no_heads
+from speculation.methods import METHODS, MethodTable
 from tests.support.tiny_gguf import finish_writer, started_writer
 
 
-def test_a_method_can_bring_a_kind_of_heads_of_its_own(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
     finish_writer(started_writer(path, "my-heads", 512, 32, 1, None), path)
     mine = llama_format("mine", "my-heads", lambda gguf, model: gguf.path.name)
     inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: "from the model")
     spec = MethodSpec("mine", "Mine", lambda params, resources: None, heads=(mine, inside))
+    kinds = MethodTable([spec]).heads_kinds()
     with Model(tiny_model) as model:
         with pytest.raises(HeadsError):
-            load_heads([path], model)
-        monkeypatch.setattr(module, "METHODS", {"mine": spec})
-        assert load_heads([path], model) == {"mine": "mine.gguf", "inside": "from the model"}
+            load_heads([path], model, METHODS.heads_kinds())
+        assert load_heads([path], model, kinds) == {"mine": "mine.gguf", "inside": "from the model"}
+    require_no_heads(path, METHODS.heads_kinds())
     with pytest.raises(HeadsError, match="contains drafting heads, not a model"):
-        require_no_heads(path)
+        require_no_heads(path, kinds)

@@ -1,8 +1,8 @@
-"""load_heads: loads drafting heads of any kind from their files, and checks that they fit."""
+"""Loads drafting heads from their files, checks that they fit, and tells such files from models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,13 @@ from batching.llama.model import Model
 from speculation.heads.base import HeadInContext
 from speculation.heads.file import ARCHITECTURE, HeadsFile
 from speculation.heads.kind import HeadsKind
-from speculation.methods import METHODS
 
 
-def heads_kinds() -> list[HeadsKind]:
-    """The kinds of heads that the methods draft with."""
-    return [kind for spec in METHODS.values() for kind in spec.heads]
-
-
-def require_no_heads(path: Path) -> None:
+def require_no_heads(path: Path, kinds: Iterable[HeadsKind]) -> None:
     """Raise HeadsError if the file, given as a model, contains drafting heads instead."""
     try:
         gguf = GGUFFile(path)
-        is_heads = any(kind.matches(gguf) for kind in heads_kinds())
+        is_heads = any(kind.matches(gguf) for kind in kinds)
     except ModelError:
         return  # other checks report a broken file
     if is_heads or gguf.metadata.get("general.architecture") == ARCHITECTURE:
@@ -35,8 +29,8 @@ def require_no_heads(path: Path) -> None:
         )
 
 
-def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
-    """Load heads for ``model``, by method; includes those that the model contains.
+def load_heads(paths: Iterable[Path], model: Model, kinds: Sequence[HeadsKind]) -> dict[str, Any]:
+    """Load heads of any of ``kinds`` for ``model``, by method; also those the model contains.
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF; HeadsError for a file without heads, with heads
     for another model, or with heads for the same method as another file; VocabularyMismatch;
@@ -47,7 +41,7 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     try:
         for path in paths:
             gguf = GGUFFile(path)
-            kind = _kind(gguf)
+            kind = _kind(gguf, kinds)
             method = kind.method
             if method in files:
                 raise HeadsError(
@@ -56,7 +50,7 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
                 )
             files[method] = path
             heads[method] = kind.load(gguf, model)
-        for kind in heads_kinds():
+        for kind in kinds:
             if kind.method not in heads and (head := kind.of_model(model)) is not None:
                 heads[kind.method] = head
     except BaseException:
@@ -67,8 +61,7 @@ def load_heads(paths: Iterable[Path], model: Model) -> dict[str, Any]:
     return heads
 
 
-def _kind(gguf: GGUFFile) -> HeadsKind:
-    kinds = heads_kinds()
+def _kind(gguf: GGUFFile, kinds: Sequence[HeadsKind]) -> HeadsKind:
     for kind in kinds:
         if kind.matches(gguf):
             return kind
