@@ -14,15 +14,19 @@ from contextlib import contextmanager
 
 import llama_cpp.llama_cpp as C
 
+_ERROR = 4  # ggml_log_level
 _recent: deque[str] = deque(maxlen=40)
+_errors: deque[str] = deque(maxlen=8)
 _captured: list[str] | None = None
 _init_lock = threading.Lock()
 _initialised = False
 
 
-def _log(_level: int, text: bytes, _user_data: int | None) -> None:
+def _log(level: int, text: bytes, _user_data: int | None) -> None:
     line = text.decode("utf-8", "replace")
     _recent.append(line)
+    if level == _ERROR:
+        _errors.append(line)
     if _captured is not None:
         _captured.append(line)
 
@@ -45,9 +49,15 @@ def recent_log() -> str:
     return "".join(_recent).strip()
 
 
+def reason() -> str:
+    """The first error logged since ``clear_log``, or all that was; for an error message."""
+    return (_errors[0] if _errors else recent_log()).strip() or "it gave no reason"
+
+
 def clear_log() -> None:
     """Forget the lines logged so far."""
     _recent.clear()
+    _errors.clear()
 
 
 @contextmanager

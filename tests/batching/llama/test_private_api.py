@@ -32,6 +32,6 @@ def test_another_minor_version_is_not_covered() -> None:
     assert not is_covered("0.4.0")
 
 
-@pytest.mark.parametrize("name", private_api._FUNCTIONS)
+@pytest.mark.parametrize("name", private_api.FUNCTIONS)
 def test_the_installed_library_exports_every_function_we_call(name: str) -> None:
     assert callable(private_api.internal(name))

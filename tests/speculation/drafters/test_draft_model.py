@@ -78,7 +78,7 @@ def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
     monkeypatch.setattr("batching.llama.context.thread_time_ratio", lambda *_: thread_time_ratio)
     with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
         assert engine.draft is not None
-        handle = engine.draft._handle
+        handle = engine.draft.native.handle
         assert C.llama_n_threads(handle) == engine.draft.n_threads == n_threads
         assert C.llama_n_threads_batch(handle) == 2
         assert engine.context.n_threads == 2
@@ -88,7 +88,7 @@ def test_measuring_threads_leaves_the_context_unchanged(tiny_model: Path) -> Non
     with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
         context.use_fewest_threads()
         assert context.n_threads in (1, 2)
-        assert C.llama_n_threads_batch(context._handle) == 2
+        assert C.llama_n_threads_batch(context.native.handle) == 2
         context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
 
 
