@@ -15,10 +15,14 @@ import llama_cpp.llama_cpp as C
 
 
 class Native:
-    """Something that ``free`` frees, in the process that made it: a fork has no threads of ggml."""
+    """Something that ``free`` frees, in the process that made it: a fork has no threads of ggml.
 
-    def __init__(self, handle: Any, free: Callable[[Any], object]) -> None:
+    used  what must outlive it
+    """
+
+    def __init__(self, handle: Any, free: Callable[[Any], object], *used: Native | None) -> None:
         self.handle = handle
+        self.used = used
         self._free = free
         self._process = os.getpid()
 
@@ -36,14 +40,13 @@ class NativeModel(Native):
 
 
 class NativeContext(Native):
-    """A ``llama_context *`` and its ``llama_memory_t``; holds what must outlive it.
+    """A ``llama_context *`` and its ``llama_memory_t``.
 
-    used   its model, and the context whose memory it shares, or None
-    chains samplers that it calls in a decode, by sequence
+    chains  samplers that it calls in a decode, by sequence
     """
 
-    def __init__(self, handle: Any, *used: Native | None) -> None:
-        super().__init__(handle, C.llama_free)
+    def __init__(self, handle: Any, model: NativeModel, other: NativeContext | None) -> None:
+        """``other`` is the context whose memory it shares."""
+        super().__init__(handle, C.llama_free, model, other)
         self.memory: Any = C.llama_get_memory(handle)
-        self.used = used
         self.chains: dict[int, Native] = {}

@@ -167,13 +167,16 @@ def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("gbnf", "reason"),
     [
-        ('root ::= "yes" | "no', "unexpected end of input"),
-        ("root ::= nope", "Undefined rule identifier 'nope'"),
+        ('root ::= "yes" | "no', "line 1: unexpected '\"no'"),
+        ('root ::= (\n"a"\n"\\q")', "line 3: unexpected '\"\\\\q\")'"),
+        ("root ::= nope", "it has no rule 'nope'"),
+        ('root ::= ("a"', "1 ( are not closed"),
+        ('root ::= "a")', "a ) too many"),
         ('root ::= root "a"', "left recursion detected"),
-        ('a ::= "b"', "does not contain a 'root' symbol"),
+        ('a ::= "b"', "it has no rule 'root'"),
         ('root ::= "a"{5,2}', "in {5,2} the minimum exceeds the maximum"),
         ("root ::= " + 501 * "(" + '"a"' + 501 * ")", "nested more than 500 deep"),
-        (" # nothing\n", "it is empty"),
+        (" # nothing\n", "it has no rule 'root'"),
     ],
 )
 def test_an_invalid_grammar_is_refused_with_the_reason(
