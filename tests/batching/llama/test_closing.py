@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import numpy as np
 import pytest
 
 from batching.errors import ContextError, ModelError
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.llama.sampler import SamplerChain
 from batching.rows import Rows, text_rows
 from tests.support.exact import EXACT
 
@@ -208,3 +210,17 @@ context.close()
     )
     said = output_of(PROGRAM.format(setup="", end=end), tiny_model)
     assert "is closed; load it again\nstatus: 0\n" in said
+
+
+def test_a_sampler_that_nobody_closes_is_freed_with_its_owner(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[object] = []
+    free = C.llama_sampler_free
+    monkeypatch.setattr(C, "llama_sampler_free", lambda link: (freed.append(link), free(link)))
+    with Model(tiny_model) as model:
+        sampler = SamplerChain(model).penalties(64, 1.1, 0.0, 0.0).draw(0)
+        sampler.grammar("root ::= [a-z]+")
+        assert not freed
+        del sampler
+        assert len(freed) == 3  # the chain, its last link and the grammar

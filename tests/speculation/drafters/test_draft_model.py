@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -19,9 +20,10 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
-from speculation.drafter import DraftBudget
+from speculation.drafter import DraftBudget, Drafter
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.engine import Engine
+from speculation.methods import Method
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
@@ -169,6 +171,42 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
     chi = sum((ours[key] - plain[key]) ** 2 / (ours[key] + plain[key]) for key in plain)
     freedom = len(plain) - 1
     assert chi < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_a_text_with_sampled_drafts_frees_all_its_samplers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        function = getattr(C, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(C, name, call)
+
+    makers = "llama_sampler_chain_init", "llama_sampler_clone", "llama_sampler_init_dist"
+    for name in (*makers, "llama_sampler_free"):
+        counted(name)
+    sampling = SamplingParams(temperature=1.0, repeat_penalty=1.2)
+    kept: list[Drafter] = []  # so nothing is freed for want of an owner
+    make = engine.method_drafters
+
+    def drafters(method: Method) -> list[Drafter]:
+        made = make(method)
+        kept.extend(made)
+        return made
+
+    monkeypatch.setattr(engine, "method_drafters", drafters)
+    for _ in range(3):
+        method = "draft:verify=rejection,p_min=0"
+        engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=20).run()
+    assert len(kept) == 3
+    n_made = sum(map(calls.count, makers))
+    assert n_made > 3 * 4
+    assert calls.count("llama_sampler_free") == n_made
 
 
 def test_the_reported_probabilities_are_those_the_sampler_draws_from(engine: Engine) -> None:
