@@ -195,7 +195,7 @@ class Context:
             if code:
                 raise self._error(code, 1)
             self._n_back = {}
-            self._output.renew_row()
+            self._output.renew_row(native)
             return self._output
 
     def _spoil(self) -> None:

@@ -18,8 +18,6 @@ import llama_cpp.llama_cpp as C
 from batching.errors import (
     InvalidParameter,
     ModelError,
-    ModelFileMissing,
-    NotGGUF,
     UnsupportedModel,
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
@@ -87,7 +85,6 @@ class Model:
         stops the load.
         """
         self.path = Path(path)
-        check_file(self.path)
         files = check_model_file(self.path, LIMITS)
         initialise()
         clear_log()
@@ -160,7 +157,7 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        unsuited = None if self.is_head else not_a_text_model(handle, self.metadata)
+        unsuited = None if self.is_head else not_a_text_model(self)
         if unsuited is not None:
             self.close()
             raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
@@ -322,7 +319,8 @@ class Model:
             for token in tokens:
                 cached[token] = self._whole_text(token)
             texts = [cached[token] for token in tokens]
-        return None if None in texts else texts  # type: ignore[return-value]
+        whole = [text for text in texts if text is not None]
+        return whole if len(whole) == len(texts) else None
 
     def _whole_text(self, token: int) -> str | None:
         if token in self.ends:
@@ -392,21 +390,6 @@ def _read_string(function: Callable[..., int], *args: Any) -> str:
         if n < capacity:
             return buffer.value.decode("utf-8", "replace")
         capacity = n + 1
-
-
-def check_file(path: Path) -> None:
-    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
-    if not path.is_file():
-        raise ModelFileMissing(
-            f"file not found: {path}; check the path, or give a name from models.txt"
-        )
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise NotGGUF(
-            f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
-            f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
-        )
 
 
 def _load_error(path: Path) -> ModelError:

@@ -85,9 +85,9 @@ class DecodeOutput:
             self._logits = self._view(address, n_outputs, self.n_vocab)
             self._views = list(self._logits)
 
-    def renew_row(self) -> None:
+    def renew_row(self, native: NativeContext) -> None:
         """Faster ``renew`` for a single row after another."""
-        address = _logits_address(self._open.handle)  # also waits for the decode to finish
+        address = _logits_address(native.handle)  # also waits for the decode to finish
         if self._sampling.is_on:
             return
         if address != self._address or self._hidden is not None or self._inputs:
@@ -95,8 +95,8 @@ class DecodeOutput:
 
     def _view(self, address: int, n_rows: int, width: int) -> Floats:
         """A view of a buffer, (n_rows, width)."""
-        buffer = (ctypes.c_float * (n_rows * width)).from_address(address)
-        buffer.owner = self._open  # type: ignore[attr-defined]
+        buffer: Any = (ctypes.c_float * (n_rows * width)).from_address(address)
+        buffer.owner = self._open
         return np.ctypeslib.as_array(buffer).reshape(n_rows, width)
 
     def _row(self, row: int) -> int:

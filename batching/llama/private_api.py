@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import llama_cpp.llama_cpp as C
@@ -20,6 +19,9 @@ from batching.errors import UnsupportedModel
 from batching.gguf.mtp import MtpGraphs
 from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
+
+if TYPE_CHECKING:
+    from batching.llama.model import Model
 
 # The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
@@ -153,30 +155,17 @@ def internal(name: str) -> Callable[..., Any]:
     return function
 
 
-class ModelInfo(Protocol):
-    """The part of a model that ``check_layer_inputs`` uses."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def exposes_mtp_state(self) -> bool: ...
-    def metadata(self, key: str) -> str | None: ...
-
-
-def check_layer_inputs(model: ModelInfo, layers: Sequence[int]) -> None:
+def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
     """Raise UnsupportedModel if the inputs of ``layers`` are not available."""
     if model.exposes_mtp_state and model.n_layer in layers:
         internal("llama_set_embeddings_nextn")
         layers = [layer for layer in layers if layer != model.n_layer]
     if not layers:
         return
-    architecture = model.metadata("general.architecture")
-    if architecture not in EXPOSES_LAYER_INPUTS:
+    if model.architecture not in EXPOSES_LAYER_INPUTS:
         raise UnsupportedModel(
-            f"{model.path} has architecture {architecture}, whose layer inputs llama.cpp does not "
-            f"expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
+            f"{model.path} has architecture {model.architecture}, whose layer inputs llama.cpp "
+            f"does not expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:

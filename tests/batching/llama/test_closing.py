@@ -217,7 +217,12 @@ def test_a_sampler_that_nobody_closes_is_freed_with_its_owner(
 ) -> None:
     freed: list[object] = []
     free = C.llama_sampler_free
-    monkeypatch.setattr(C, "llama_sampler_free", lambda link: (freed.append(link), free(link)))
+
+    def counted(link: object) -> None:
+        freed.append(link)
+        free(link)
+
+    monkeypatch.setattr(C, "llama_sampler_free", counted)
     with Model(tiny_model) as model:
         sampler = SamplerChain(model).penalties(64, 1.1, 0.0, 0.0).draw(0)
         sampler.grammar("root ::= [a-z]+")
