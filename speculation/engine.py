@@ -17,6 +17,7 @@ from batching.errors import (
 )
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
+from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
 from batching.llama.model import Model
@@ -168,7 +169,9 @@ class Engine:
             small = Model(loading, placement=draft_placement.local, progress=progress)
             opened.append(small)
             check_same_vocabulary(loaded, small)
-            draft = Context(small, _draft_params(context))
+            wanted = _draft_params(context)
+            n_ctx = min(wanted.n_ctx, max_tokens(small) * wanted.n_slots)
+            draft = Context(small, replace(wanted, n_ctx=n_ctx))
             opened.append(draft)
             draft.use_fewest_threads()
             return cls(loaded, context, draft, found, memory)

@@ -39,6 +39,20 @@ def test_every_draft_is_accepted_if_the_draft_model_is_the_target(tiny_model: Pa
     assert stats.tokens_per_step > 7  # nine per step, except in the last one
 
 
+def test_a_draft_model_trained_for_shorter_texts_drafts_as_far_as_it_can_read(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    short = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=256)
+    with Engine.load(tiny_model, EXACT, draft_model=short) as engine:
+        assert engine.draft is not None
+        assert (engine.draft.n_ctx, engine.context.n_ctx) == (256, 512)
+        for prompt, drafts in (([5] * 100, True), ([5] * 200, True), ([5] * 300, False)):
+            plain = engine.generate(prompt, method="ar", max_tokens=100).run()
+            ours = engine.generate(prompt, method="draft:p_min=0,p_path=0", max_tokens=100).run()
+            assert ours.token_ids == plain.token_ids
+            assert (ours.stats.n_drafted > 0) == drafts
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_difference(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
