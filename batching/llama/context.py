@@ -31,7 +31,7 @@ from batching.llama.batch import BatchMemory, write_trace
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.create import check_length, create_context, max_tokens, out_of_memory
 from batching.llama.device_sampling import DeviceSampling
-from batching.llama.log import capture_log, recent_log
+from batching.llama.log import recent_log
 from batching.llama.model import Model
 from batching.llama.native import NativeContext
 from batching.llama.output import DecodeOutput, closed
@@ -92,12 +92,11 @@ class Context:
         if not self._is_head:  # a head keeps to its target's length
             check_length(model, params)
         flash_attn = choose_flash_attn(model, params)
-        with capture_log() as log:
-            native = create_context(
-                model, params, flash_attn, mtp=mtp, other=None if other is None else other.native
-            )
-        unsupported = any("Flash Attention not supported" in line for line in log)
-        self.flash_attn = flash_attn != "off" and not unsupported
+        shared = None if other is None else other.native
+        native = create_context(model, params, flash_attn, mtp=mtp, other=shared)
+        # Only the log tells.
+        is_possible = "Flash Attention not supported" not in recent_log()
+        self.flash_attn = flash_attn != "off" and is_possible
         if not causal:
             C.llama_set_causal_attn(native.handle, False)
         self._native: NativeContext | None = native

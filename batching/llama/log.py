@@ -1,7 +1,4 @@
-"""Starts llama.cpp and captures its log.
-
-llama.cpp reports the reason for a failure only in its log, so the last lines are kept for error
-messages.
+"""Starts llama.cpp and keeps the last lines of its log, which alone tells why something failed.
 """
 
 from __future__ import annotations
@@ -9,15 +6,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import llama_cpp.llama_cpp as C
 
 _ERROR = 4  # ggml_log_level
-_recent: deque[str] = deque(maxlen=40)
+_recent: deque[str] = deque(maxlen=1000)
 _errors: deque[str] = deque(maxlen=8)
-_captured: list[str] | None = None
 _init_lock = threading.Lock()
 _initialised = False
 
@@ -27,8 +21,6 @@ def _log(level: int, text: bytes, _user_data: int | None) -> None:
     _recent.append(line)
     if level == _ERROR:
         _errors.append(line)
-    if _captured is not None:
-        _captured.append(line)
 
 
 _log_callback = C.llama_log_callback(_log)  # must outlive the library
@@ -45,7 +37,7 @@ def initialise() -> None:
 
 
 def recent_log() -> str:
-    """The last lines logged since ``clear_log``, for an error message."""
+    """The lines logged since ``clear_log``, at most 1,000."""
     return "".join(_recent).strip()
 
 
@@ -58,15 +50,3 @@ def clear_log() -> None:
     """Forget the lines logged so far."""
     _recent.clear()
     _errors.clear()
-
-
-@contextmanager
-def capture_log() -> Iterator[list[str]]:
-    """Collect every line logged inside the block."""
-    global _captured
-    lines: list[str] = []
-    _captured = lines
-    try:
-        yield lines
-    finally:
-        _captured = None

@@ -103,6 +103,11 @@ _CONTEXT = C.llama_context_p_ctypes
 _FLOATS = ctypes.c_void_p  # the address of floats
 
 
+def is_covered(installed: str) -> bool:
+    """Whether this file holds for a version: patch releases change nothing of it."""
+    return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
+
+
 def _look_up(arguments: Sequence[Any], returned: Any, *names: str) -> Any:
     """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported."""
     function = exported(*names)
@@ -144,15 +149,17 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def internal(name: str) -> Callable[..., Any]:
-    """A function of ``FUNCTIONS``. Raises UnsupportedModel if this build does not export it."""
-    function: Callable[..., Any] | None = FUNCTIONS[name]
-    if function is None:
-        raise UnsupportedModel(
-            f"llama-cpp-python {llama_cpp.__version__} does not export {name}, so heads that read "
-            f"the model's layers (eagle3, dflash, mtp) cannot draft; install version "
-            f"{CHECKED_WITH}, or use another method"
-        )
-    return function
+    """A function of ``FUNCTIONS``. Raises UnsupportedModel if this build does not export it, or may
+    take other arguments."""
+    installed, function = llama_cpp.__version__, FUNCTIONS[name]
+    if function is not None and is_covered(installed):
+        found: Callable[..., Any] = function
+        return found
+    problem = f"may have changed {name}" if function is not None else f"does not export {name}"
+    raise UnsupportedModel(
+        f"llama-cpp-python {installed} {problem}, so heads that read the model's layers (eagle3, "
+        f"dflash, mtp) cannot draft; install version {CHECKED_WITH}, or use another method"
+    )
 
 
 def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as C
 
 from batching.errors import InvalidParameter, ModelError
 from batching.llama.interrupts import deferred_interrupts
-from batching.llama.log import clear_log, initialise, recent_log
+from batching.llama.log import clear_log, initialise, reason
 
 _PREFIX = "LLAMA_FTYPE_MOSTLY_"
 _FILE_TYPES: dict[str, int] = {
@@ -41,7 +41,7 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
         with deferred_interrupts():
             code = C.llama_model_quantize(os.fsencode(source), os.fsencode(part), params)
         if code:
-            raise ModelError(f"{source} cannot be converted to {file_type}: {recent_log()}")
+            raise ModelError(f"{source} cannot be converted to {file_type}: {reason()}")
         part.chmod(0o644)  # mkstemp creates it readable by the owner only
         part.replace(target)
     finally:
