@@ -1,5 +1,4 @@
-"""Starts llama.cpp and keeps the last lines of its log, which alone tells why something failed.
-"""
+"""Starts llama.cpp and keeps the end of its log, which alone tells why something failed."""
 
 from __future__ import annotations
 
