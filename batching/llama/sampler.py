@@ -214,13 +214,13 @@ class SamplerChain:
         elif self._grammar is not None:
             C.llama_sampler_accept(self._grammar.handle, token)
         for link in self._links():
-            C.llama_sampler_accept(link, token)
+            C.llama_sampler_accept(link.handle, token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
         """Pass the prompt to the penalties; a grammar applies only to the text after it."""
         chain, _ = self._links()
         for token in tokens:
-            C.llama_sampler_accept(chain, token)
+            C.llama_sampler_accept(chain.handle, token)
 
     def probabilities(self, logits: Floats) -> Floats:
         """The distribution the last link draws from: ``(n_vocab,)``, zero for filtered tokens, and
@@ -238,7 +238,7 @@ class SamplerChain:
             )
         self._fill(logits)
         chain, _ = self._links()
-        C.llama_sampler_apply(chain, ctypes.byref(self._array))
+        C.llama_sampler_apply(chain.handle, ctypes.byref(self._array))
         left = self._left()
         if self._is_greedy:
             best = int(left["logit"].argmax())
@@ -269,16 +269,18 @@ class SamplerChain:
     def copy_state(self) -> SamplerChain:
         """A copy of the chain with its state, without the grammar."""
         other = SamplerChain(self.model)
-        other._chain, other._last = (_owned(C.llama_sampler_clone(link)) for link in self._links())
+        chain, last = self._links()
+        other._chain = _owned(C.llama_sampler_clone(chain.handle))
+        other._last = _owned(C.llama_sampler_clone(last.handle))
         other._draws, other._random_links = self._draws, self._random_links
         other._is_greedy, other.has_memory = self._is_greedy, self.has_memory
         return other
 
-    def _links(self) -> tuple[Any, Any]:
+    def _links(self) -> tuple[Native, Native]:
         """The chain, and the link that chooses."""
         if self._chain is None or self._last is None:
             raise RuntimeError("the sampler is closed, or has no last link")
-        return self._chain.handle, self._last.handle
+        return self._chain, self._last
 
     def _fill(self, logits: Any) -> None:
         candidates = self._candidates
@@ -304,7 +306,7 @@ class SamplerChain:
                 "the grammar allows none of the model's tokens here; loosen the grammar"
             )
         for link in self._links():
-            C.llama_sampler_apply(link, ctypes.byref(array))
+            C.llama_sampler_apply(link.handle, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
     def _add(self, link: Any) -> SamplerChain:
