@@ -40,12 +40,15 @@ class DraftContext:
         self.root_row = 0
 
     def begin(self, prompt: Sequence[int], n_leaves: int = 1) -> Coroutine[None]:
-        """Commit ``prompt`` without its last token, reusing the cached prefix.
+        """Commit ``prompt`` without its last token, reusing the cached prefix; nothing of one that
+        leaves no room for drafts.
 
         ``n_leaves`` is limited to the sequences that the context has.
         """
         self._drop_tree(0)
         self._use_leaves(n_leaves)
+        if len(prompt) >= self.target.n_ctx:
+            return
         reading = Reading(self._cache, prompt[:-1])
         try:
             while (rows := reading.next_rows()) is not None:

@@ -20,6 +20,7 @@ from batching.errors import (
 from batching.gguf.reader import fingerprint
 from batching.llama.context import Context, ContextParams, choose_flash_attn
 from batching.llama.context_params import MAX_SEQUENCES
+from batching.llama.create import max_tokens
 from batching.llama.device_memory import CacheSize
 from batching.llama.devices import Placement
 from batching.llama.model import Model
@@ -155,7 +156,9 @@ class Loaded:
             small = Model(loading, placement=draft_placement.local, progress=progress)
             opened.append(small)
             check_same_vocabulary(model, small)
-            draft = Context(small, _draft_params(context))
+            wanted = _draft_params(context)
+            n_ctx = min(wanted.n_ctx, max_tokens(small) * wanted.n_slots)
+            draft = Context(small, replace(wanted, n_ctx=n_ctx))
             opened.append(draft)
             draft.use_fewest_threads()
             return cls(model, context, draft, heads, source.memory)

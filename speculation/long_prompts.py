@@ -52,7 +52,6 @@ class LongPrompts:
             n_ctx=min(_CELLS, context.n_ctx),
             n_batch=n_batch,
             n_seq_max=2,
-            n_slots=1,
             flash_attn="on" if context.flash_attn else "off",
         )
         try:

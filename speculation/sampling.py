@@ -199,6 +199,10 @@ class DraftSampler(Protocol):
         """Draw a token from ``q``."""
         ...
 
+    def close(self) -> None:
+        """The text has ended."""
+        ...
+
 
 class DraftDistribution:
     """q: the target's sampler settings applied to a draft model's logits.
@@ -212,14 +216,13 @@ class DraftDistribution:
         self._random = np.random.default_rng([seed, 1])
 
     def begin(self, prompt: Sequence[int]) -> None:
-        if isinstance(self._chain, SamplerChain):
-            self._chain.accept_prompt(prompt)
+        self._chain.accept_prompt(prompt)
 
     def accept(self, token: int) -> None:
         self._chain.accept(token)
 
     def probabilities(self, logits: Floats, path: Sequence[int]) -> Floats:
-        if isinstance(self._chain, GreedySampler) or not (path and self._chain.has_memory):
+        if not (path and self._chain.has_memory):
             return self._chain.probabilities(logits)
         ahead = self._chain.copy_state()
         try:
@@ -231,3 +234,6 @@ class DraftDistribution:
 
     def draw(self, q: Floats) -> int:
         return draw(q, self._random)
+
+    def close(self) -> None:
+        self._chain.close()

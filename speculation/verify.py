@@ -92,8 +92,9 @@ class Typical:
     Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1): if the target
     is certain, a draft must be its choice; the higher the entropy, the more drafts are accepted.
     The longest accepted path wins; ties go to the path whose first tokens are more likely. The
-    sampler then chooses the bonus token. At temperature 0 this equals ``Match``. p comes from the
-    user's sampler; its penalties know the text up to the root, but not the drafts on the path.
+    sampler then chooses the bonus token. p comes from the user's sampler; its penalties know the
+    text up to the root, but not the drafts on the path. At temperature 0 use ``Match``:
+    without penalties both accept the same, and only ``Match`` shows penalties the drafts before.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:

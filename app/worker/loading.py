@@ -10,10 +10,10 @@ from typing import Any
 from app.worker.jobs import Job, failure
 from app.worker.messages import Loaded, LoadedModel, Loading, ModelFacts, ModelSpec, Status
 from batching.errors import InvalidParameter
+from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
-from batching.llama.model import check_file
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
 from speculation.heads.load import require_no_heads

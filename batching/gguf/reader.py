@@ -54,12 +54,8 @@ class GGUFFile:
         self.tensors: dict[str, Tensor] = {}
         self._raw: dict[str, npt.NDArray[np.uint8]] = {}  # views, created on demand
         self._values: dict[str, slice] = {}  # encoded type and value of each metadata key
-        if not path.is_file():
-            raise ModelFileMissing(f"file not found: {path}; check the path")
+        check_file(path)
         with path.open("rb") as file:
-            magic = file.read(8)
-            if magic[:4] != b"GGUF":
-                raise NotGGUF(f"{path} is not a GGUF: it starts with {magic[:4]!r}, not b'GGUF'")
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self._read_header()
@@ -250,6 +246,21 @@ class GGUFFile:
         return TruncatedGGUF(
             f"{self.path} is incomplete: it ends after {len(self._bytes):,} bytes, {where}; "
             f"download it again or recreate it"
+        )
+
+
+def check_file(path: Path) -> None:
+    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
+    if not path.is_file():
+        raise ModelFileMissing(
+            f"file not found: {path}; check the path, or give a name from models.txt"
+        )
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise NotGGUF(
+            f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
+            f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
         )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from batching.errors import UnsupportedModel
-from batching.gguf.reader import GGUFFile
+from batching.gguf.reader import GGUFFile, check_file
 from batching.gguf.splits import part_names
 from batching.gguf.types import F32, NOT_FOR_WEIGHTS, type_name
 
@@ -49,9 +50,10 @@ class Limits(NamedTuple):
 def check_model_file(path: Path, limits: Limits) -> Sequence[GGUFFile]:
     """Check the model at ``path``; return its files, all parts of a split model that exist.
 
-    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; NotGGUF or
-    TruncatedGGUF.
+    Raises UnsupportedModel if it is not a model or llama.cpp would abort on it; ModelFileMissing,
+    NotGGUF or TruncatedGGUF.
     """
+    check_file(path)
     parts = [path.with_name(name) for name in part_names(path.name)]
     files = [GGUFFile(part) for part in parts if part.is_file()]
     companion = _companion(files[0])
@@ -149,8 +151,7 @@ def _vocabulary_problems(file: GGUFFile, limits: Limits) -> Iterator[str]:
         )
     tokens = [token for token in file.texts("tokenizer.ggml.tokens") if token]
     if tokenizer not in ("none", "no_vocab") and len(set(tokens)) < len(tokens):
-        seen: set[bytes] = set()
-        duplicate = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        ((duplicate, _),) = Counter(tokens).most_common(1)
         yield f"its vocabulary has the token {duplicate.decode('utf-8', 'replace')!r} twice"
 
 

@@ -7,9 +7,10 @@ map them to an unknown token.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import llama_cpp.llama_cpp as C
+
+from batching.llama.native import NativeModel
 
 _SPACE = "\u2581"  # SentencePiece's symbol for a space
 _BYTES = frozenset(b"<0x%02X>" % byte for byte in range(256))
@@ -17,8 +18,9 @@ _FIRST = 1024  # byte tokens are usually among these
 CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN  # parsed only with parse_special
 
 
-def token_pattern(vocab: Any, n_vocab: int, attributes: int) -> re.Pattern[str]:
-    """Finds the texts of tokens of a ``llama_vocab *`` that have one of the ``attributes``."""
+def token_pattern(model: NativeModel, n_vocab: int, attributes: int) -> re.Pattern[str]:
+    """Finds the texts of tokens of a model that have one of the ``attributes``."""
+    vocab = model.vocab
     tokens = [t for t in range(n_vocab) if C.llama_vocab_get_attr(vocab, t) & attributes]
     texts = [C.llama_vocab_get_text(vocab, t).decode("utf-8", "replace") for t in tokens]
     return re.compile("|".join([re.escape(text) for text in texts if text]) or "(?!)")
@@ -27,12 +29,12 @@ def token_pattern(vocab: Any, n_vocab: int, attributes: int) -> re.Pattern[str]:
 class Charset:
     """The characters a vocabulary without byte tokens can encode."""
 
-    def __init__(self, vocab: Any, texts: list[bytes]) -> None:
+    def __init__(self, model: NativeModel, texts: list[bytes]) -> None:
         self._texts = frozenset(texts)
         # Tokens matched as a whole, before the rest of the text is encoded.
         self._whole = {
-            False: token_pattern(vocab, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED),
-            True: token_pattern(vocab, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED | CONTROL),
+            False: token_pattern(model, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED),
+            True: token_pattern(model, len(texts), C.LLAMA_TOKEN_ATTR_USER_DEFINED | CONTROL),
         }
 
     def first_unknown(self, text: str, *, parse_special: bool) -> str | None:
@@ -47,12 +49,13 @@ class Charset:
         return None
 
 
-def limited_charset(vocab: Any, n_vocab: int) -> Charset | None:
-    """The characters a ``llama_vocab *`` can encode; None if no text makes llama.cpp abort."""
+def limited_charset(model: NativeModel, n_vocab: int) -> Charset | None:
+    """The characters a model can read; None if no text makes llama.cpp abort."""
+    vocab = model.vocab
     if C.llama_vocab_type(vocab) != C.LLAMA_VOCAB_TYPE_SPM:
         return None
     for n in (min(n_vocab, _FIRST), n_vocab):
         texts = [C.llama_vocab_get_text(vocab, token) for token in range(n)]
         if _BYTES.issubset(texts):
             return None
-    return Charset(vocab, texts)
+    return Charset(model, texts)

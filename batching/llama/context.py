@@ -6,9 +6,9 @@ and allocates nothing. Return codes become exceptions here. Knows nothing about 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +29,12 @@ from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.abort import DecodeWatch
 from batching.llama.batch import BatchMemory, write_trace
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
-from batching.llama.create import create_context, out_of_memory
+from batching.llama.create import check_length, create_context, max_tokens, out_of_memory
 from batching.llama.device_sampling import DeviceSampling
-from batching.llama.log import capture_log, recent_log
+from batching.llama.log import recent_log
 from batching.llama.model import Model
-from batching.llama.output import DecodeOutput
+from batching.llama.native import NativeContext
+from batching.llama.output import DecodeOutput, closed
 from batching.llama.private_api import check_layer_inputs, internal
 from batching.pages import Scratch, pages
 from batching.rows import Rows, rows_back
@@ -53,8 +54,10 @@ _ONE = (True,)  # outputs of a single row
 class Context:
     """A ``llama_context`` with a unified KV cache and its batch memory.
 
+    Any thread may close it; later use raises ContextError, or ModelError if the model is closed.
+
     Raises OutOfMemory if the cache does not fit into memory, UnsupportedModel if the model does not
-    generate text.
+    generate text, InvalidParameter if the context is longer than the model can read.
     """
 
     def __init__(
@@ -71,8 +74,7 @@ class Context:
 
         trace   file that gets one JSON line per decode
         mtp     run the model's first multi-token-prediction layer; a row has a token and a state
-        other   context whose embeddings and output matrix, or KV cache, this one shares; close it
-                after this one
+        other   context whose embeddings and output matrix, or KV cache, this one shares
         causal  False: rows also attend to later rows of the same decode
         """
         params = params or ContextParams()
@@ -87,44 +89,52 @@ class Context:
                 f"{model.path} contains only multi-token-prediction layers, not the model itself"
             )
         self._is_head = mtp or model.is_head
+        if not self._is_head:  # a head keeps to its target's length
+            check_length(model, params)
         flash_attn = choose_flash_attn(model, params)
-        with capture_log() as log:
-            self._handle: Any = create_context(
-                model, params, flash_attn, mtp=mtp, other=None if other is None else other._handle
-            )
-        unsupported = any("Flash Attention not supported" in line for line in log)
-        self.flash_attn = flash_attn != "off" and not unsupported
+        shared = None if other is None else other.native
+        native = create_context(model, params, flash_attn, mtp=mtp, other=shared)
+        # Only the log tells.
+        is_possible = "Flash Attention not supported" not in recent_log()
+        self.flash_attn = flash_attn != "off" and is_possible
         if not causal:
-            C.llama_set_causal_attn(self._handle, False)
+            C.llama_set_causal_attn(native.handle, False)
+        self._native: NativeContext | None = native
+        # Held in a decode, for which ``close`` waits. Reentrant, for closing it from a callback.
+        self._lock = threading.RLock()
         self.params = params
         self.n_vocab = model.n_vocab
-        self.n_ctx: int = min(C.llama_n_ctx(self._handle), model.n_positions)
-        self.n_batch: int = C.llama_n_batch(self._handle)
-        self.n_seq_max: int = C.llama_n_seq_max(self._handle)
-        self.n_threads: int = C.llama_n_threads(self._handle)
+        self.n_ctx: int = min(C.llama_n_ctx(native.handle), model.n_positions)
+        self.n_batch: int = C.llama_n_batch(native.handle)
+        self.n_seq_max: int = C.llama_n_seq_max(native.handle)
+        self.n_threads: int = C.llama_n_threads(native.handle)
         self.n_rewind = NO_LIMIT
         if not (mtp or model.can_rewind):
-            self.n_rewind = int(C.llama_n_rs_seq(self._handle))
+            self.n_rewind = int(C.llama_n_rs_seq(native.handle))
         # By sequence: rows of the last decode that can be rolled back, if limited.
         self._n_back: dict[int, int] = {}
         self._invalid: set[int] = set()  # sequences whose recurrent state a failed decode spoiled
         self._watch = DecodeWatch(model.n_bytes)
-        self._memory = C.llama_get_memory(self._handle)
         dual_input = mtp or model.dual_input
         self._batch = BatchMemory(self.n_batch, self.n_seq_max, dual_input=dual_input)
-        self._sampling = DeviceSampling(self._handle, model)
-        self._output = DecodeOutput(self._handle, model, self._sampling, is_head=self._is_head)
+        self._sampling = DeviceSampling(model)
+        self._output = DecodeOutput(native, model, self._sampling, is_head=self._is_head)
         self._features: BatchMemory | None = None  # for ``encode``, allocated on first use
         self._row_ids: range | None = None  # of the last ``decode_row``; None after another decode
         self.trace_path = trace
-        self._trace: IO[str] | None = None
-        atexit.register(self.close)  # exit handlers run in reverse, so before the model's
-        if trace is not None:
-            try:
-                self._trace = _open_trace(Path(trace))
-            except InvalidParameter:
-                self.close()
-                raise
+        self._trace = None if trace is None else _open_trace(Path(trace))
+        model.users.add(self)
+        if model.is_closed:  # by another thread, meanwhile
+            self.close()
+            raise closed(model)
+
+    @property
+    def native(self) -> NativeContext:
+        """The native context, to be held while it is used. Raises as any use once closed."""
+        native = self._native
+        if native is None:
+            raise closed(self.model)
+        return native
 
     def decode(self, rows: Rows, watch: Watch | None = None) -> Output:
         """Run one ``llama_decode``; the returned views are valid until the next one.
@@ -133,32 +143,37 @@ class Context:
         DecodeFailed if llama.cpp rejects them or fails, Cancelled if ``watch`` returns True; see
         ``Target``.
         """
+        with self._lock:
+            return self._decode(self.native, rows, watch)
+
+    def _decode(self, native: NativeContext, rows: Rows, watch: Watch | None) -> Output:
         self._row_ids = None
         if self._invalid and not self._invalid.isdisjoint(s for ids in rows.seq_ids for s in ids):
             raise DecodeFailed("the state of a text was lost in a failed decode; start it again")
         if self._sampling.is_possible:
-            self._sampling.prepare(rows)
+            self._sampling.prepare(native, rows)
         # A head's graph computes all rows, but llama.cpp copies only as many as have output.
         self._batch.fill(rows, all_output=self._is_head and self._output.has_hidden)
         if self._trace is not None:
             write_trace(self._trace, rows)
         n_rows = len(rows)
         if n_rows > self._watch.max_unwatched:
-            self._decode_watched(n_rows, watch)
-        elif code := _llama_decode(self._handle, self._batch.struct):
+            self._decode_watched(native, n_rows, watch)
+        elif code := _llama_decode(native.handle, self._batch.struct):
             raise self._error(code, n_rows)
         if self.n_rewind < NO_LIMIT:
             self._n_back = rows_back(rows, self.n_rewind)
         self._output.renew(rows.outputs, rows.n_before)
         return self._output
 
-    def _decode_watched(self, n_rows: int, watch: Watch | None) -> None:
-        handle, struct = self._handle, self._batch.struct
+    def _decode_watched(self, native: NativeContext, n_rows: int, watch: Watch | None) -> None:
+        handle, struct = native.handle, self._batch.struct
         try:
             code = self._watch.run(handle, lambda: _llama_decode(handle, struct), watch)
         except BaseException:
             self._spoil()
             raise
+        _ = self.native  # may be closed by now, in ``watch``
         if code:
             raise self._error(code, n_rows)
 
@@ -169,14 +184,18 @@ class Context:
             self._row_ids = seq_ids
             return output
         batch = self._batch
-        batch.first_token.value = token
-        batch.first_pos.value = position
-        code = _llama_decode(self._handle, batch.struct)
-        if code:
-            raise self._error(code, 1)
-        self._n_back = {}
-        self._output.renew_row()
-        return self._output
+        with self._lock:
+            native = self._native
+            if native is None:
+                raise closed(self.model)
+            batch.first_token.value = token
+            batch.first_pos.value = position
+            code = _llama_decode(native.handle, batch.struct)
+            if code:
+                raise self._error(code, 1)
+            self._n_back = {}
+            self._output.renew_row(native)
+            return self._output
 
     def _spoil(self) -> None:
         """A decode failed. It may have moved the state of any sequence, or half of it."""
@@ -195,10 +214,14 @@ class Context:
             )
         self._spoil()
         log = recent_log()[-400:]
-        # A GPU may have room for the cache but not for the compute buffers.
-        if code == -2 or (code == -3 and "memory" in log.lower()):
+        if code == -2:
             return out_of_memory(f"not enough memory to compute {n_rows} rows ({log})", self.model)
-        return DecodeFailed(f"llama_decode returned {code} for {n_rows} rows: {log}")
+        # A GPU may have room for the cache but not for the compute buffers.
+        return DecodeFailed(
+            f"llama_decode returned {code} for {n_rows} rows: {log}; if memory is short, lower "
+            f"{{n_ctx}} or {{n_gpu_layers}}",
+            settings=("n_ctx", "n_gpu_layers"),
+        )
 
     def want_hidden(self, wanted: bool) -> None:
         """See ``Target``. Raises UnsupportedModel if llama.cpp would abort."""
@@ -208,25 +231,27 @@ class Context:
                 f"llama.cpp does not expose the hidden states of {self.model.path} "
                 f"({self.model.description}), so heads cannot draft for it; use another method"
             )
+        native = self.native
         # Each call makes llama.cpp rebuild its compute graph.
         if wanted != self._output.has_hidden:
             if self._is_head:
-                internal("llama_set_embeddings_nextn")(self._handle, wanted, True)
+                internal("llama_set_embeddings_nextn")(native.handle, wanted, True)
             else:
-                C.llama_set_embeddings(self._handle, wanted)
+                C.llama_set_embeddings(native.handle, wanted)
             self._output.has_hidden = wanted
 
     def want_layers(self, layers: Sequence[int]) -> None:
         """See ``Target``. Raises UnsupportedModel if llama.cpp does not expose them."""
+        native = self.native
         if tuple(layers) == self._output.layers:
             return
         check_layer_inputs(self.model, layers)
         for layer in {*self._output.layers} ^ {*layers}:
             if layer == self.model.n_layer:
-                internal("llama_set_embeddings_nextn")(self._handle, layer in layers, False)
+                internal("llama_set_embeddings_nextn")(native.handle, layer in layers, False)
             else:
                 switch = internal("llama_set_embeddings_layer_inp")
-                switch(self._handle, layer, layer in layers)
+                switch(native.handle, layer, layer in layers)
         self._output.layers = tuple(layers)
 
     def want_logits(self, wanted: bool) -> None:
@@ -244,39 +269,46 @@ class Context:
             self._features = BatchMemory(self.n_batch, self.n_seq_max)
         encoded: Floats = np.empty((len(features), self.model.n_embd_out), np.float32)
         for first in range(0, len(features), self.n_batch):
-            chunk = features[first : first + self.n_batch]
-            n = len(chunk)
-            # Rows are encoded independently, but llama.cpp requires consecutive positions.
-            start = C.llama_memory_seq_pos_max(self._memory, 0) + 1
-            rows = Rows([0] * n, range(start, start + n), [range(1)] * n, [True] * n, chunk)
-            self._features.fill(rows)
-            code = C.llama_encode(self._handle, self._features.struct)
-            if code:
-                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
-            pointer = internal("llama_get_embeddings_nextn")(self._handle)
-            encoded[first : first + n] = np.ctypeslib.as_array(pointer, (n, encoded.shape[1]))
+            end = first + self.n_batch
+            self._encode(self._features, features[first:end], encoded[first:end])
         return encoded
 
+    def _encode(self, batch: BatchMemory, chunk: Floats, encoded: Floats) -> None:
+        n = len(chunk)
+        with self._lock:
+            native = self.native
+            # Rows are encoded independently, but llama.cpp requires consecutive positions.
+            start = C.llama_memory_seq_pos_max(native.memory, 0) + 1
+            rows = Rows([0] * n, range(start, start + n), [range(1)] * n, [True] * n, chunk)
+            batch.fill(rows)
+            code = C.llama_encode(native.handle, batch.struct)
+            if code:
+                raise DecodeFailed(f"llama_encode returned {code} for {n} rows of {chunk.shape[1]}")
+            address = internal("llama_get_embeddings_nextn")(native.handle)
+            buffer = (ctypes.c_float * encoded.size).from_address(address)
+            encoded[:] = np.ctypeslib.as_array(buffer).reshape(encoded.shape)
+
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+        native = self.native
         if seq_id < 0 and p0 == 0 and p1 < 0:
-            C.llama_memory_clear(self._memory, False)  # works for recurrent memory, too
+            C.llama_memory_clear(native.memory, False)  # works for recurrent memory, too
             self._invalid.clear()
         elif self.n_rewind == NO_LIMIT:
-            C.llama_memory_seq_rm(self._memory, seq_id, p0, p1)
+            C.llama_memory_seq_rm(native.memory, seq_id, p0, p1)
         elif p0 == 0 and p1 < 0:
-            C.llama_memory_seq_rm(self._memory, seq_id, 0, -1)
+            C.llama_memory_seq_rm(native.memory, seq_id, 0, -1)
             self._invalid.discard(seq_id)
         else:
-            self._roll_back(range(self.n_seq_max) if seq_id < 0 else [seq_id], p0)
+            self._roll_back(native, range(self.n_seq_max) if seq_id < 0 else [seq_id], p0)
 
-    def _roll_back(self, seq_ids: Sequence[int], position: int) -> None:
+    def _roll_back(self, native: NativeContext, seq_ids: Sequence[int], position: int) -> None:
         """Truncate sequences of a recurrent memory at ``position``.
 
         It keeps a copy of a sequence's state before each of its last rows in the last decode and
         can return to one of them, once. llama.cpp would silently accept older copies, too, so
         ``_n_back`` counts.
         """
-        memory = self._memory
+        memory = native.memory
         past = {s: C.llama_memory_seq_pos_max(memory, s) + 1 - position for s in seq_ids}
         past = {s: n for s, n in past.items() if n > 0 or s in self._invalid}
         can_go_back = all(
@@ -292,28 +324,31 @@ class Context:
 
     def save(self, seq_id: int) -> object:
         """Copy the recurrent part of a sequence's memory: megabytes, in main memory."""
-        size = C.llama_state_seq_get_size_ext(self._handle, seq_id, _PARTIAL)
+        native = self.native
+        size = C.llama_state_seq_get_size_ext(native.handle, seq_id, _PARTIAL)
         state = (ctypes.c_uint8 * size)()
-        n_copied = C.llama_state_seq_get_data_ext(self._handle, state, size, seq_id, _PARTIAL)
+        n_copied = C.llama_state_seq_get_data_ext(native.handle, state, size, seq_id, _PARTIAL)
         if not size or n_copied != size:
             raise ContextError(f"llama.cpp could not save the state of {self.model.path}")
         return state
 
     def restore(self, seq_id: int, state: Any, n_tokens: int) -> None:
-        size = len(state)
-        if C.llama_state_seq_set_data_ext(self._handle, state, size, seq_id, _PARTIAL) != size:
+        native, size = self.native, len(state)
+        if C.llama_state_seq_set_data_ext(native.handle, state, size, seq_id, _PARTIAL) != size:
             raise ContextError(f"llama.cpp could not restore the state of {self.model.path}")
         self._n_back[seq_id] = 0
         self._invalid.discard(seq_id)
-        C.llama_memory_seq_rm(self._memory, seq_id, n_tokens, -1)  # the KV cache part
+        C.llama_memory_seq_rm(native.memory, seq_id, n_tokens, -1)  # the KV cache part
 
     def seq_cp(self, source: int, dest: int, p0: int, p1: int) -> None:
-        C.llama_memory_seq_cp(self._memory, source, dest, p0, p1)
+        native = self.native
+        C.llama_memory_seq_cp(native.memory, source, dest, p0, p1)
 
     @property
     def can_repeat(self) -> bool:
         """Whether ``repeat`` works: not with a recurrent memory, nor with one sequence alone."""
-        can_shift = bool(C.llama_memory_can_shift(self._memory))
+        native = self.native
+        can_shift = bool(C.llama_memory_can_shift(native.memory))
         return can_shift and self.n_rewind == NO_LIMIT and self.params.n_seq_max > 1
 
     def repeat(self, n_tokens: int) -> None:
@@ -322,27 +357,31 @@ class Context:
         Costs copies and one rotation of the keys at the next decode, where decoding the tokens
         might take minutes. Uses sequence 1. Raises ContextError if llama.cpp makes no copy.
         """
-        n = C.llama_memory_seq_pos_max(self._memory, 0) + 1
+        native = self.native
+        memory = native.memory
+        n = C.llama_memory_seq_pos_max(memory, 0) + 1
         state = self.copy_out(0)
         for first in range(n, n_tokens, n):
             if not self.copy_in(1, state):
                 raise ContextError(f"llama.cpp could not copy {n} tokens of {self.model.path}")
-            C.llama_memory_seq_rm(self._memory, 1, n_tokens - first, -1)
-            C.llama_memory_seq_add(self._memory, 1, 0, -1, first)
-            C.llama_memory_seq_cp(self._memory, 1, 0, -1, -1)
-            C.llama_memory_seq_rm(self._memory, 1, -1, -1)
+            C.llama_memory_seq_rm(memory, 1, n_tokens - first, -1)
+            C.llama_memory_seq_add(memory, 1, 0, -1, first)
+            C.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            C.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def copy_out(self, seq_id: int, scratch: Scratch | None = None) -> Any:
         """A copy of a sequence in main memory: an array of bytes, in ``scratch`` if given."""
-        size = C.llama_state_seq_get_size(self._handle, seq_id)
+        native = self.native
+        size = C.llama_state_seq_get_size(native.handle, seq_id)
         state = pages(size) if scratch is None else scratch.array(size)
-        C.llama_state_seq_get_data(self._handle, state, size, seq_id)
+        C.llama_state_seq_get_data(native.handle, state, size, seq_id)
         return state
 
     def copy_in(self, seq_id: int, state: Any) -> bool:
         """Put a copy into an empty sequence; returns whether there was room."""
+        native = self.native
         self._n_back[seq_id] = 0
-        return bool(C.llama_state_seq_set_data(self._handle, state, len(state), seq_id))
+        return bool(C.llama_state_seq_set_data(native.handle, state, len(state), seq_id))
 
     def use_fewest_threads(self, budget_seconds: float = 0.5) -> None:
         """Decode single rows on one thread unless all threads are faster; batches keep all.
@@ -352,10 +391,10 @@ class Context:
         measurement finds them awake: with 1M parameters on 2 cores, two threads took 1.05 times as
         long as one here, and 1.04 times in a step of method ``draft``.
         """
-        n_all = self.n_threads
+        native, n_all = self.native, self.n_threads
 
         def use_threads(n: int) -> None:
-            C.llama_set_n_threads(self._handle, n, n_all)
+            C.llama_set_n_threads(native.handle, n, n_all)
 
         if n_all > 1 and thread_time_ratio(self, use_threads, n_all, budget_seconds) > 1 / 1.1:
             use_threads(1)
@@ -366,16 +405,21 @@ class Context:
         return self._handle is None
 
     def close(self) -> None:
-        """Free the context and close the trace. Idempotent; the model stays loaded."""
-        if self._handle is not None:
-            if not self.model.is_closed:  # cannot be freed after its model
-                C.llama_free(self._handle)
-                self._sampling.close()
-            self._handle = None
-            atexit.unregister(self.close)
-        if self._trace is not None:
-            self._trace.close()
-            self._trace = None
+        """Free the context and close the trace, after a running decode. Idempotent.
+
+        In a callback of the decode, which then raises, the context is freed when it has ended.
+        """
+        self._native = None  # before the wait: no other decode starts
+        with self._lock:
+            self._output.close()
+            if self._trace is not None:
+                self._trace.close()
+                self._trace = None
+
+    def forget(self) -> None:
+        """Close it in a fork of its process, where whoever decodes is not."""
+        self._native, self._lock = None, threading.RLock()
+        self.close()
 
     def __enter__(self) -> Context:
         return self
@@ -418,7 +462,7 @@ def choose_flash_attn(
         return params.flash_attn
     # When off, values are stored transposed, one row of cells per dimension, so n_ctx matters.
     n_ctx, n_past = (params.n_ctx or 2048, 192) if model.n_bytes < 2**30 else (256, 8)
-    n_ctx = min(n_ctx, 4096)
+    n_ctx = min(n_ctx, 4096, max_tokens(model))
     n_ctx, n_past = min(n_ctx, model.n_positions), max(1, min(n_past, model.n_positions - 16))
     small = replace(params, n_ctx=n_ctx, n_batch=max(256, rows), n_seq_max=1, n_slots=1)
     weights = _USUAL_ROWS if rows == 1 else {rows: 1.0}

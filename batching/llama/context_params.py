@@ -51,8 +51,10 @@ class ContextParams:
         _check_range("n_rewind", self.n_rewind, 0, MAX_REWIND)
         if self.n_threads is not None:
             _check_range("n_threads", self.n_threads, 1, MAX_THREADS)
-        for name, choices in (("kv_type", KV_TYPES), ("flash_attn", FLASH_ATTN)):
-            value = getattr(self, name)
+        for name, value, choices in (
+            ("kv_type", self.kv_type, KV_TYPES),
+            ("flash_attn", self.flash_attn, FLASH_ATTN),
+        ):
             if value not in choices:
                 raise InvalidParameter(
                     f"{{{name}}} is {value!r}; give one of {', '.join(choices)}", settings=(name,)

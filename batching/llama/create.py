@@ -8,58 +8,86 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
-from batching.errors import ContextError, OutOfMemory, UnsupportedModel
+from batching.errors import ContextError, InvalidParameter, OutOfMemory, UnsupportedModel
 from batching.gguf.unsupported import TEXT_MODEL
 from batching.llama.context_params import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.device_memory import CacheSize, free_memory
 from batching.llama.devices import joined
 from batching.llama.hardware import available_memory, physical_cores
 from batching.llama.interrupts import deferred_interrupts
-from batching.llama.log import recent_log
+from batching.llama.log import clear_log, reason
 from batching.llama.model import Model
+from batching.llama.native import NativeContext
 
 PADDING = 256  # cells; llama.cpp rounds the context up to a multiple
 
 
 def create_context(
-    model: Model, params: ContextParams, flash_attn: str, *, mtp: bool = False, other: Any = None
-) -> Any:
-    """Create a ``llama_context *`` for ``model``.
+    model: Model,
+    params: ContextParams,
+    flash_attn: str,
+    *,
+    mtp: bool = False,
+    other: NativeContext | None = None,
+) -> NativeContext:
+    """Create a context for ``model``.
 
     mtp    for the model's first multi-token-prediction layer
-    other  the ``llama_context *`` whose embeddings, output matrix or KV cache this one shares
+    other  the context whose embeddings, output matrix or KV cache this one shares
 
     Raises OutOfMemory, ContextError or UnsupportedModel.
     """
-    if params.n_ctx > model.n_positions:
-        raise ContextError(
-            f"a context of {params.n_ctx:,} tokens exceeds the {model.n_positions:,} positions "
-            f"that {model.path} supports; lower {{n_ctx}}",
-            settings=("n_ctx",),
-            requested=params.n_ctx,
-            available=model.n_positions,
-        )
     native = _native_params(model, params, flash_attn, mtp=mtp)
     if other is not None:
-        native.ctx_other = other
+        native.ctx_other = other.handle
     _check_memory(model, CacheSize(native.n_ctx, params.kv_type), mtp=mtp)
-    handle = None
-    try:
-        with deferred_interrupts():
-            handle = C.llama_init_from_model(model.handle, native)
-    except BaseException:
+    used, created = model.native, None
+    clear_log()
+    with deferred_interrupts():
+        handle = C.llama_init_from_model(used.handle, native)
         if handle:
-            C.llama_free(handle)
-        raise
-    if not handle:
+            created = NativeContext(ctypes.c_void_p(handle), used, other)
+    if created is None:
         raise _creation_error(model, native.n_ctx, params.kv_type)
-    if not C.llama_get_memory(handle):
-        C.llama_free(handle)
+    if not created.memory:
         raise UnsupportedModel(
             f"{model.path} ({model.description}) keeps no KV cache, like embedding and audio "
             f"models, and cannot generate text; {TEXT_MODEL}"
         )
-    return ctypes.c_void_p(handle)
+    return created
+
+
+def max_tokens(model: Model) -> int:
+    """The longest text that ``model`` can read: as trained, or more by its RoPE scaling."""
+    scaling = f"{model.architecture}.rope.scaling"
+    if model.metadata(f"{scaling}.type") in (None, "none"):
+        return model.n_ctx_train
+    original = int(model.metadata(f"{scaling}.original_context_length") or model.n_ctx_train)
+    factor = float(model.metadata(f"{scaling}.factor") or 1)
+    return max(model.n_ctx_train, int(original * factor))
+
+
+def check_length(model: Model, params: ContextParams) -> None:
+    """Raise InvalidParameter if each text could be longer than the model can read.
+
+    llama.cpp only warns, and the model writes nonsense past that length; or it aborts, past the end
+    of learned positions.
+    """
+    longest = max_tokens(model)
+    limit = min(_padded(longest * params.n_slots), model.n_positions)
+    if params.n_ctx > limit:
+        texts = f", in each of {params.n_slots} texts" if params.n_slots > 1 else ""
+        raise InvalidParameter(
+            f"a context of {params.n_ctx:,} tokens is too long for {model.path}, which was trained "
+            f"for {longest:,}{texts}; lower {{n_ctx}} to {limit:,} or less",
+            settings=("n_ctx",),
+            requested=params.n_ctx,
+            available=limit,
+        )
+
+
+def _padded(n_cells: int) -> int:
+    return -(-n_cells // PADDING) * PADDING
 
 
 def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp: bool) -> Any:
@@ -71,8 +99,7 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
     # Without rewind there are no branches, and each sequence has a state of megabytes.
     n_seq_max = params.n_seq_max if can_rewind else params.n_slots
     # llama.cpp aborts if the batch or the context has fewer rows than there are sequences.
-    native.n_ctx = max(native.n_ctx, n_seq_max)
-    native.n_ctx = -(-native.n_ctx // PADDING) * PADDING
+    native.n_ctx = _padded(max(native.n_ctx, n_seq_max))
     native.n_batch = max(min(params.n_batch, native.n_ctx), n_seq_max)
     if not can_rewind:  # llama.cpp aborts if the state copies and their row fill the batch
         native.n_batch = max(native.n_batch, params.n_rewind + 2)
@@ -90,19 +117,17 @@ def _native_params(model: Model, params: ContextParams, flash_attn: str, *, mtp:
 
 
 def _creation_error(model: Model, n_ctx: int, kv_type: str) -> ContextError:
-    """Choose the exception for a failed creation from llama.cpp's log."""
-    log = recent_log()
-    reason = log.splitlines()[-1] if log else "no reason given"
+    """The exception for a failed creation. Some models cannot quantise the cache: because of the
+    head size, or without flash attention. Otherwise memory is what is missing."""
     message = (
         f"llama.cpp could not create a context of {n_ctx:,} tokens (KV cache {kv_type}) for "
-        f"{model.path}: {reason}"
+        f"{model.path}: {reason()}"
     )
-    if "alloc" in log.lower() or "memory" in log.lower():
-        return out_of_memory(message, model)
-    # Some models cannot quantise the cache: because of the head size, or without flash attention.
-    if "cache" in reason:
-        return ContextError(f"{message}; use {{kv_type}} f16", settings=("kv_type",))
-    return ContextError(message)
+    if kv_type == "q8_0":
+        return ContextError(
+            f"{message}; use {{kv_type}} f16, or lower {{n_ctx}}", settings=("kv_type", "n_ctx")
+        )
+    return out_of_memory(message, model)
 
 
 def _check_memory(model: Model, cache: CacheSize, *, mtp: bool) -> None:

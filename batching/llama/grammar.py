@@ -1,7 +1,7 @@
 """Loads GBNF grammars, at once or lazily, and converts JSON schemas, with llama.cpp's parse errors.
 
-llama.cpp prints grammar errors to stderr instead of its log, and runs out of memory or stack on
-some invalid grammars; those are rejected here first.
+llama.cpp prints most grammar errors to stderr instead of its log, and runs out of memory or stack
+on some invalid grammars, so the syntax is checked here first.
 """
 
 from __future__ import annotations
@@ -9,57 +9,59 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from tempfile import TemporaryFile
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 
 from batching.errors import GrammarError
-from batching.llama.log import clear_log, recent_log
+from batching.llama.log import clear_log, reason
 from batching.llama.model import Model
+from batching.llama.native import Native
 from batching.watched import GRAMMAR_SECONDS, Watched
 
 MAX_DEPTH = 500  # nested brackets; llama.cpp's parser is recursive
 
 _LAZY_ROOT = "lazy-root"
-_LITERALS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_ESCAPE = r'\\(?:[trn"\\\[\]-]|x[\dA-Fa-f]{2}|u[\dA-Fa-f]{4}|U[\dA-Fa-f]{8})'
+_SYNTAX = re.compile(
+    rf"""
+      \s+ | \#[^\n]* | [()|.*+?] | !?<[^>]*>
+    | "(?:[^"\\]|{_ESCAPE})*"
+    | \[(?:[^\]\\]|{_ESCAPE})*\]
+    | \{{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d+)?\s*)?\}}
+    | (?P<rule>[A-Za-z\d-]+)\s*::=
+    | (?P<name>[A-Za-z\d-]+)
+    """,
+    re.VERBOSE,
+)
 # The converter writes repetitions out, which for 10**9 of them takes all memory.
 _MANY = re.compile(r'"(?:(?:min|max)(?:Length|Items)"\s*:\s*|pattern"\s*:\s*"[^"]*\{\d*,?)\d{5,}')
-_REPETITION = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")
 
 
-def load_grammar(model: Model, gbnf: str, root: str) -> Any:
-    """A ``llama_sampler *`` for ``gbnf``, to be freed by the caller.
-
-    Raises GrammarError with llama.cpp's reason if it does not parse.
-    """
-    reason = _syntax_error(gbnf)
-    if not reason:
+def load_grammar(model: Model, gbnf: str, root: str) -> Native:
+    """A ``llama_sampler *`` for ``gbnf``. Raises GrammarError with the reason if it fails."""
+    problem = _syntax_error(gbnf, root)
+    if not problem:
+        native = model.native
         clear_log()
-        with TemporaryFile() as captured:
-            with _stderr_to(captured), Watched("a grammar", GRAMMAR_SECONDS):
-                grammar = C.llama_sampler_init_grammar(model.vocab, gbnf.encode(), root.encode())
-            if grammar:
-                return grammar
-            captured.seek(0)
-            stderr = captured.read().decode("utf-8", "replace").strip()
-        reason = (stderr or recent_log()).split("\n")[0].removeprefix("parse: ")
+        with Watched("a grammar", GRAMMAR_SECONDS):
+            grammar = C.llama_sampler_init_grammar(native.vocab, gbnf.encode(), root.encode())
+        if grammar:
+            return Native(grammar, C.llama_sampler_free, native)
+        problem = reason()
     raise GrammarError(
-        f"the grammar does not parse: {reason}; it starts with {gbnf[:60]!r}; "
+        f"the grammar does not parse: {problem}; it starts with {gbnf[:60]!r}; "
         f"see llama.cpp's grammars/README.md for GBNF"
     )
 
 
-def grammar_allows(grammar: Any, token: int) -> bool:
+def grammar_allows(grammar: Native, token: int) -> bool:
     """Whether a grammar accepts ``token`` as the next one."""
     one = C.llama_token_data(id=token, logit=1.0, p=0.0)
     array = C.llama_token_data_array(data=ctypes.pointer(one), size=1, selected=-1, sorted=False)
-    C.llama_sampler_apply(grammar, ctypes.byref(array))
+    C.llama_sampler_apply(grammar.handle, ctypes.byref(array))
     return math.isfinite(one.logit)
 
 
@@ -80,7 +82,7 @@ class LazyGrammar:
         self._triggers = [trigger_pattern(trigger) for trigger in triggers]
         self._text = b""
         self._tokens: list[tuple[int, int]] = []  # each with its start in the text
-        C.llama_sampler_free(load_grammar(model, gbnf, root))  # reports a syntax error early
+        load_grammar(model, gbnf, root)  # reports a syntax error early
 
     def triggered_by(self, token: int) -> bool:
         """Whether the text with ``token`` has a trigger."""
@@ -91,10 +93,9 @@ class LazyGrammar:
         self._tokens.append((token, len(self._text)))
         self._text += self._piece(token)
 
-    def started_with(self, token: int) -> Any:
+    def started_with(self, token: int) -> Native | None:
         """A ``llama_sampler *`` that has accepted the text from the trigger on, up to ``token``,
-        which completes the trigger. To be freed by the caller. None if the grammar rejects that
-        text."""
+        which completes the trigger. None if the grammar rejects that text."""
         start = self._start(token)
         assert start is not None
         tokens = [*self._tokens, (token, len(self._text))]
@@ -111,9 +112,8 @@ class LazyGrammar:
         grammar = load_grammar(self._model, gbnf, _LAZY_ROOT)
         for item, _ in covered:
             if not grammar_allows(grammar, item):
-                C.llama_sampler_free(grammar)
                 return None
-            C.llama_sampler_accept(grammar, item)
+            C.llama_sampler_accept(grammar.handle, item)
         return grammar
 
     def _start(self, token: int) -> int | None:
@@ -164,33 +164,29 @@ def json_schema_to_gbnf(schema: str | Mapping[str, Any]) -> str:
         ) from error
 
 
-def _syntax_error(gbnf: str) -> str:
-    """Why a grammar must not be passed to llama.cpp; empty if it may be."""
-    syntax = _LITERALS.sub(" ", gbnf)
-    for match in _REPETITION.finditer(syntax):
-        if int(match[2]) < int(match[1]):
-            return f"in {match[0]} the minimum exceeds the maximum"
-    depth = 0
-    for bracket in re.findall(r"[()]", syntax):
-        depth += 1 if bracket == "(" else -1
-        if depth > MAX_DEPTH:
-            return f"brackets are nested more than {MAX_DEPTH} deep"
-    return "" if syntax.strip() else "it is empty"
+def _syntax_error(gbnf: str, root: str) -> str:
+    """Why a grammar is none, or must not be passed to llama.cpp; empty if it may be.
 
-
-@contextmanager
-def _stderr_to(file: IO[bytes]) -> Iterator[None]:
-    """Redirect the process's stderr, including that of C code, into ``file``."""
-    try:
-        before = os.dup(2)
-    except OSError:  # a program without a console has no stderr
-        yield
-        return
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+    llama.cpp finds the rest, such as left recursion.
+    """
+    used, defined, depth, at = {root: 0}, set(), 0, 0
+    while at < len(gbnf):
+        match = _SYNTAX.match(gbnf, at)
+        if match is None:
+            return f"line {gbnf.count(chr(10), 0, at) + 1}: unexpected {gbnf[at : at + 30]!r}"
+        text, at = match[0], match.end()
+        if match["rule"]:
+            defined.add(match["rule"])
+        elif match["name"]:
+            used.setdefault(text, at)
+        elif match["most"] and int(match["most"]) < int(match["least"]):
+            return f"in {text} the minimum exceeds the maximum"
+        depth += (text == "(") - (text == ")")
+        if not 0 <= depth <= MAX_DEPTH:
+            return (
+                f"brackets are nested more than {MAX_DEPTH} deep" if depth > 0 else "a ) too many"
+            )
+    if depth:
+        return f"{depth} ( are not closed"
+    missing = [name for name in used if name not in defined]
+    return f"it has no rule {missing[0]!r}" if missing else ""

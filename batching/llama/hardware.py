@@ -8,18 +8,19 @@ import struct
 import sys
 from pathlib import Path
 
+import llama_cpp
 import llama_cpp.llama_cpp as C
 
 
 def build_info() -> str:
     """The library's version and its CPU and GPU features."""
-    version = getattr(sys.modules["llama_cpp"], "__version__", "?")
-    return f"llama-cpp-python {version}: {C.llama_print_system_info().decode().strip(' |')}"
+    features = C.llama_print_system_info().decode().strip(" |")
+    return f"llama-cpp-python {llama_cpp.__version__}: {features}"
 
 
 def physical_cores() -> int:
     """Physical cores this process may use: the best thread count for llama.cpp."""
-    if hasattr(os, "sched_getaffinity"):
+    if sys.platform == "linux":
         cores = set()
         for cpu in os.sched_getaffinity(0):
             siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ def exported(*names: str) -> Any:
     """The function llama.cpp or ggml exports under one of ``names``, or None."""
     for library in _libraries():
         for name in names:
-            function = getattr(library, name, None)
-            if function is not None:
-                return function
+            with suppress(AttributeError):
+                return library[name]
     return None
 
 

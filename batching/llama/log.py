@@ -1,30 +1,25 @@
-"""Starts llama.cpp and captures its log.
-
-llama.cpp reports the reason for a failure only in its log, so the last lines are kept for error
-messages.
-"""
+"""Starts llama.cpp and keeps the end of its log, which alone tells why something failed."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import llama_cpp.llama_cpp as C
 
-_recent: deque[str] = deque(maxlen=40)
-_captured: list[str] | None = None
+_ERROR = 4  # ggml_log_level
+_recent: deque[str] = deque(maxlen=1000)
+_errors: deque[str] = deque(maxlen=8)
 _init_lock = threading.Lock()
 _initialised = False
 
 
-def _log(_level: int, text: bytes, _user_data: int | None) -> None:
+def _log(level: int, text: bytes, _user_data: int | None) -> None:
     line = text.decode("utf-8", "replace")
     _recent.append(line)
-    if _captured is not None:
-        _captured.append(line)
+    if level == _ERROR:
+        _errors.append(line)
 
 
 _log_callback = C.llama_log_callback(_log)  # must outlive the library
@@ -41,22 +36,16 @@ def initialise() -> None:
 
 
 def recent_log() -> str:
-    """The last lines logged since ``clear_log``, for an error message."""
+    """The lines logged since ``clear_log``, at most 1,000."""
     return "".join(_recent).strip()
+
+
+def reason() -> str:
+    """The first error logged since ``clear_log``, or all that was; for an error message."""
+    return (_errors[0] if _errors else recent_log()).strip() or "it gave no reason"
 
 
 def clear_log() -> None:
     """Forget the lines logged so far."""
     _recent.clear()
-
-
-@contextmanager
-def capture_log() -> Iterator[list[str]]:
-    """Collect every line logged inside the block."""
-    global _captured
-    lines: list[str] = []
-    _captured = lines
-    try:
-        yield lines
-    finally:
-        _captured = None
+    _errors.clear()

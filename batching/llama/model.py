@@ -6,20 +6,18 @@ import atexit
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import llama_cpp.llama_cpp as C
 
 from batching.errors import (
     InvalidParameter,
     ModelError,
-    ModelFileMissing,
-    NotGGUF,
-    OutOfMemory,
-    TruncatedGGUF,
     UnsupportedModel,
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
@@ -28,7 +26,8 @@ from batching.llama.charset import CONTROL, Charset, limited_charset, token_patt
 from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
-from batching.llama.log import clear_log, initialise, recent_log
+from batching.llama.log import clear_log, initialise, reason
+from batching.llama.native import NativeModel
 from batching.llama.private_api import (
     DUAL_INPUT_HEADS,
     EXPOSES_MTP_STATE,
@@ -44,10 +43,26 @@ ALL_LAYERS = 999
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, ""))
 
 
-class Model:
-    """A loaded GGUF: weights, vocabulary and metadata.
+_SPECIAL = {
+    "bos": C.llama_vocab_bos,
+    "eos": C.llama_vocab_eos,
+    "eot": C.llama_vocab_eot,
+    "nl": C.llama_vocab_nl,
+    "mask": C.llama_vocab_mask,
+}
 
-    Close it after its contexts, or use it as a context manager around them.
+
+class User(Protocol):
+    """What uses a model, and is closed with it: a context."""
+
+    def close(self) -> None: ...
+    def forget(self) -> None: ...
+
+
+class Model:
+    """A loaded GGUF: weights, vocabulary and metadata. A context manager that closes it.
+
+    users  what is closed with it: its contexts
 
     Raises ModelFileMissing, NotGGUF, TruncatedGGUF, UnsupportedModel, OutOfMemory or ModelError.
     """
@@ -70,7 +85,6 @@ class Model:
         stops the load.
         """
         self.path = Path(path)
-        check_file(self.path)
         files = check_model_file(self.path, LIMITS)
         initialise()
         clear_log()
@@ -108,15 +122,15 @@ class Model:
             raise
         if not handle:
             raise _load_error(self.path)
-        self._handle: Any = handle
-        atexit.register(self.close)  # Metal aborts at exit if anything is not freed
-        self._vocab: Any = C.llama_model_get_vocab(handle)
+        self._native: NativeModel | None = NativeModel(handle)
+        self.users: WeakSet[User] = WeakSet()
+        _open.add(self)
         self.n_gpu_layers: int = params.n_gpu_layers
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.own_template: str | None = None
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
-        architecture = self.metadata("general.architecture")
+        self.architecture = architecture = self.metadata("general.architecture")
         self.dual_input = architecture in DUAL_INPUT_HEADS
         self.is_head = architecture in HEAD_ARCHITECTURES
         self.n_layer: int = C.llama_model_n_layer(handle)
@@ -143,22 +157,28 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        reason = None if self.is_head else not_a_text_model(handle, self.metadata)
-        if reason is not None:
+        unsuited = None if self.is_head else not_a_text_model(self)
+        if unsuited is not None:
             self.close()
-            raise UnsupportedModel(f"{self.path} {reason}; {TEXT_MODEL}")
+            raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
+
+    @property
+    def native(self) -> NativeModel:
+        """The loaded model, to be held while it is used; raises ModelError once closed."""
+        native = self._native
+        if native is None:
+            raise ModelError(f"the model {self.path} is closed; load it again")
+        return native
 
     @property
     def handle(self) -> Any:
         """The ``llama_model *``; raises ModelError once closed."""
-        if self._handle is None:
-            raise ModelError(f"the model {self.path} is closed; load it again")
-        return self._handle
+        return self.native.handle
 
     @property
     def vocab(self) -> Any:
         """The ``llama_vocab *``; raises ModelError once closed."""
-        return self._vocab if self._handle is not None else self.handle
+        return self.native.vocab
 
     @property
     def description(self) -> str:
@@ -166,7 +186,8 @@ class Model:
 
         As in llama.cpp, except for the size, which llama.cpp guesses from the number of layers.
         """
-        architecture, _, kind = _read_string(C.llama_model_desc, self.handle).split(" ", 2)
+        native = self.native
+        architecture, _, kind = _read_string(C.llama_model_desc, native.handle).split(" ", 2)
         return f"{architecture} {size_name(self.n_params)} {kind}"
 
     @property
@@ -174,7 +195,8 @@ class Model:
         """The Jinja source of the chat template: ``own_template``, else the GGUF's, or None."""
         if self.own_template is not None:
             return self.own_template
-        source = C.llama_model_chat_template(self.handle, None)
+        native = self.native
+        source = C.llama_model_chat_template(native.handle, None)
         return source.decode("utf-8") if source else None
 
     @property
@@ -197,28 +219,29 @@ class Model:
     @property
     def kv_values_per_layer(self) -> int:
         """Values per token and layer in the KV cache, keys and values together."""
-        architecture = self.metadata("general.architecture")
-        n_head = C.llama_model_n_head(self.handle)
+        native, architecture = self.native, self.architecture
+        n_head = C.llama_model_n_head(native.handle)
         head_dim = int(
             self.metadata(f"{architecture}.attention.key_length") or self.n_embd // max(1, n_head)
         )
-        return 2 * int(C.llama_model_n_head_kv(self.handle)) * head_dim
+        return 2 * int(C.llama_model_n_head_kv(native.handle)) * head_dim
 
     def metadata(self, key: str) -> str | None:
         """A metadata value of the GGUF as a string, or None."""
-        text = _read_string(C.llama_model_meta_val_str, self.handle, key.encode(), missing=None)
-        return text or None
+        native = self.native
+        return _read_string(C.llama_model_meta_val_str, native.handle, key.encode()) or None
 
     def special_token(self, name: str) -> int | None:
         """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None if undefined."""
-        token: int = getattr(C, f"llama_vocab_{name}")(self.vocab)
+        native = self.native
+        token: int = _SPECIAL[name](native.vocab)
         return token if token >= 0 else None
 
     @cached_property
     def ends(self) -> frozenset[int]:
         """The end-of-generation tokens: EOS, EOT and the like."""
-        vocab = self.vocab
-        return frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, t))
+        native = self.native
+        return frozenset(t for t in range(self.n_vocab) if C.llama_vocab_is_eog(native.vocab, t))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -236,7 +259,7 @@ class Model:
                 f"{text[error.start]!r} at position {error.start} is a lone surrogate: half a "
                 f"character, or an undecodable byte; give valid UTF-8 text"
             ) from None
-        charset = self._charset
+        native, charset = self.native, self._charset
         unknown = charset and charset.first_unknown(text, parse_special=parse_special)
         if unknown:
             raise InvalidParameter(
@@ -247,11 +270,11 @@ class Model:
         while True:
             buffer = (C.llama_token * capacity)()
             n: int = C.llama_tokenize(
-                self.vocab, data, len(data), buffer, capacity, add_special, parse_special
+                native.vocab, data, len(data), buffer, capacity, add_special, parse_special
             )
             if n >= 0:
                 tokens = list(buffer[:n])
-                if add_special and C.llama_vocab_get_add_eos(self.vocab):
+                if add_special and C.llama_vocab_get_add_eos(native.vocab):
                     eos = self.special_token("eos")
                     return tokens[:-1] if tokens[-1:] == [eos] else tokens
                 return tokens
@@ -259,7 +282,7 @@ class Model:
 
     @cached_property
     def _charset(self) -> Charset | None:
-        return limited_charset(self.vocab, self.n_vocab)
+        return limited_charset(self.native, self.n_vocab)
 
     def has_control_tokens(self, text: str) -> bool:
         """Whether ``tokenize`` with ``parse_special`` finds control tokens in ``text``."""
@@ -267,7 +290,7 @@ class Model:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        return token_pattern(self.vocab, self.n_vocab, CONTROL)
+        return token_pattern(self.native, self.n_vocab, CONTROL)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.
@@ -296,7 +319,8 @@ class Model:
             for token in tokens:
                 cached[token] = self._whole_text(token)
             texts = [cached[token] for token in tokens]
-        return None if None in texts else texts  # type: ignore[return-value]
+        whole = [text for text in texts if text is not None]
+        return whole if len(whole) == len(texts) else None
 
     def _whole_text(self, token: int) -> str | None:
         if token in self.ends:
@@ -311,24 +335,35 @@ class Model:
         return b"".join(map(self.piece, tokens))
 
     def _read_piece(self, token: int) -> bytes:
-        capacity = 64
+        native, capacity = self.native, 64
         while True:
             buffer = ctypes.create_string_buffer(capacity)
-            n: int = C.llama_token_to_piece(self.vocab, token, buffer, capacity, 0, True)
+            n: int = C.llama_token_to_piece(native.vocab, token, buffer, capacity, 0, True)
             if n >= 0:
                 return buffer.raw[:n]
             capacity = -n
 
     @property
     def is_closed(self) -> bool:
-        return self._handle is None
+        return self._native is None
 
     def close(self) -> None:
-        """Free the weights. Idempotent."""
-        if self._handle is not None:
-            C.llama_model_free(self._handle)
-            self._handle = None
-            atexit.unregister(self.close)
+        """Close its contexts, each after its running decode, and free the weights. Idempotent.
+
+        Later use raises ModelError. A call in another thread that still needs the weights finishes
+        first, and they are freed after it.
+        """
+        self._native = None
+        for user in list(self.users):
+            user.close()
+        _open.discard(self)
+
+    def forget(self) -> None:
+        """Close it, and its contexts, in a fork of the process that loaded it."""
+        self._native = None
+        for user in list(self.users):
+            user.forget()
+        _open.discard(self)
 
     def __enter__(self) -> Model:
         return self
@@ -343,60 +378,49 @@ def size_name(n_params: int) -> str:
     return f"{size:.1f}{unit}" if size < 10 else f"{size:.0f}{unit}"
 
 
-def _read_string(function: Callable[..., int], *args: Any, missing: Any = "") -> str:
-    """Read a string from a C function that fills a buffer and returns the required length."""
+def _read_string(function: Callable[..., int], *args: Any) -> str:
+    """Read a string from a C function that fills a buffer and returns the required length; empty
+    if there is none."""
     capacity = 256
     while True:
         buffer = ctypes.create_string_buffer(capacity)
         n = function(*args, buffer, capacity)
         if n < 0:
-            return missing  # type: ignore[no-any-return]
+            return ""
         if n < capacity:
             return buffer.value.decode("utf-8", "replace")
         capacity = n + 1
 
 
-def check_file(path: Path) -> None:
-    """Check that ``path`` is a GGUF. Raises ModelFileMissing or NotGGUF."""
-    if not path.is_file():
-        raise ModelFileMissing(
-            f"file not found: {path}; check the path, or give a name from models.txt"
-        )
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise NotGGUF(
-            f"{path} is not a GGUF: it starts with {magic!r}, not b'GGUF'; "
-            f"convert it with llama.cpp's convert_hf_to_gguf.py or choose a .gguf file"
-        )
+def _load_error(path: Path) -> ModelError:
+    """The exception for a failed load. The file was checked, so llama.cpp's log has the reason."""
+    try:
+        check_types(path)
+    except ModelError as error:
+        return error
+    return UnsupportedModel(
+        f"llama.cpp could not load {path} ({path.stat().st_size:,} bytes): {reason()}; if memory "
+        f"is short, lower {{n_gpu_layers}} or choose a smaller quantisation; otherwise a newer "
+        f"llama-cpp-python may load it, or choose another model",
+        settings=("n_gpu_layers",),
+    )
 
 
-def _load_error(path: Path) -> Exception:
-    """Choose the exception for a failed load from the file and llama.cpp's log."""
-    log = recent_log()
-    if "failed to read tensor info" in log:
-        try:
-            check_types(path)
-        except ModelError as error:
-            return error
-    reason = next((line for line in reversed(log.splitlines()) if "error" in line.lower()), log)
-    reason = reason.strip() or "no reason given"
-    lower = log.lower()
-    size = path.stat().st_size
-    if "not within the file bounds" in lower or "failed to read" in lower or size < 1024:
-        return TruncatedGGUF(
-            f"{path} is incomplete: it ends after {size:,} bytes ({reason}); download it again"
-        )
-    if "unknown model architecture" in lower or "unsupported" in lower:
-        return UnsupportedModel(
-            f"this build of llama.cpp cannot load {path} ({reason}); "
-            f"a newer llama-cpp-python may, or choose another model"
-        )
-    if "alloc" in lower or "out of memory" in lower:
-        return OutOfMemory(
-            f"not enough memory to load {path} ({size:,} bytes; {reason}); "
-            f"lower {{n_gpu_layers}}, or choose a smaller model or quantisation",
-            settings=("n_gpu_layers",),
-            requested=size,
-        )
-    return ModelError(f"llama.cpp could not load {path}: {reason}")
+_open: WeakSet[Model] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Metal aborts at exit if anything is not freed."""
+    for model in list(_open):
+        model.close()
+
+
+def _forget_all() -> None:
+    """A fork cannot use llama.cpp's objects: its threads stayed in the other process."""
+    for model in list(_open):
+        model.forget()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_all)

@@ -9,28 +9,33 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import numpy as np
 
+from batching.errors import ContextError, ModelError
 from batching.llama.device_sampling import DeviceSampling
 from batching.llama.model import Model
+from batching.llama.native import NativeContext
 from batching.llama.private_api import internal
 from batching.tree import Floats
 
-# A separate function object, since every step calls it: returns the address as an int.
+# Separate function objects, which return addresses as ints.
 _logits_address: Any = C._lib["llama_get_logits"]
-_logits_address.restype = ctypes.c_void_p
+_embeddings_address: Any = C._lib["llama_get_embeddings"]
+_logits_address.restype = _embeddings_address.restype = ctypes.c_void_p
 
 
 class DecodeOutput:
-    """Logits and hidden states of the last decode, as views of llama.cpp's buffer.
+    """Logits and hidden states of the last decode, as views of llama.cpp's buffers.
+
+    The buffers live as long as a view of them. Raises ContextError once the context is closed.
 
     has_hidden  hidden states are on, so every row has output
     layers      layers whose inputs are available, for every row
     """
 
     def __init__(
-        self, handle: Any, model: Model, sampling: DeviceSampling, *, is_head: bool
+        self, native: NativeContext, model: Model, sampling: DeviceSampling, *, is_head: bool
     ) -> None:
         """``is_head``: hidden states are the next row's input, not the output matrix's."""
-        self._handle = handle
+        self._native: NativeContext | None = native
         self._model = model
         self.n_vocab = model.n_vocab
         self._sampling = sampling
@@ -46,6 +51,19 @@ class DecodeOutput:
         self._n_before = 0
         self._all = False  # every row has output, so logits are indexed by row
 
+    def close(self) -> None:
+        """Give up the buffers."""
+        self._native = self._hidden = None
+        self._inputs, self._views = {}, []
+        self._logits = np.zeros((0, self.n_vocab), np.float32)
+        self._address, self._all = 0, False
+
+    @property
+    def _open(self) -> NativeContext:
+        if self._native is None:
+            raise closed(self._model)
+        return self._native
+
     def renew(self, outputs: Sequence[bool], n_before: int = 0) -> None:
         """Point the views at the decode just run. ``outputs``: which rows have output."""
         self._hidden = None
@@ -57,28 +75,34 @@ class DecodeOutput:
         self._outputs = outputs
         self._n_before = n_before
         self._all = n_outputs == len(outputs) and not n_before
-        address = _logits_address(self._handle)  # also waits for the decode to finish
+        address = _logits_address(self._open.handle)  # also waits for the decode to finish
         if (
             n_outputs
             and not self._sampling.is_on
             and (address != self._address or n_outputs > len(self._logits))
         ):
             self._address = address
-            buffer = (ctypes.c_float * (n_outputs * self.n_vocab)).from_address(address)
-            self._logits = np.ctypeslib.as_array(buffer).reshape(n_outputs, self.n_vocab)
+            self._logits = self._view(address, n_outputs, self.n_vocab)
             self._views = list(self._logits)
 
-    def renew_row(self) -> None:
+    def renew_row(self, native: NativeContext) -> None:
         """Faster ``renew`` for a single row after another."""
-        address = _logits_address(self._handle)  # also waits for the decode to finish
+        address = _logits_address(native.handle)  # also waits for the decode to finish
         if self._sampling.is_on:
             return
         if address != self._address or self._hidden is not None or self._inputs:
             self.renew(self._outputs)
 
+    def _view(self, address: int, n_rows: int, width: int) -> Floats:
+        """A view of a buffer, (n_rows, width)."""
+        buffer: Any = (ctypes.c_float * (n_rows * width)).from_address(address)
+        buffer.owner = self._open
+        return np.ctypeslib.as_array(buffer).reshape(n_rows, width)
+
     def _row(self, row: int) -> int:
         if self._all:
             return row
+        _ = self._open
         index = self._n_before + row
         if self._outputs[index]:
             return sum(self._outputs[:index])
@@ -91,14 +115,14 @@ class DecodeOutput:
 
     def argmax(self, row: int) -> int:
         if self._sampling.is_on:
-            return self._sampling.choice(self._n_before + row)
+            return self._sampling.choice(self._open, self._n_before + row)
         return int(self._views[row if self._all else self._row(row)].argmax())
 
     def argmaxes(self, first: int, n: int) -> list[int]:
         if not n:
             return []
         if self._sampling.is_on:
-            return [self._sampling.choice(self._n_before + row) for row in range(first, first + n)]
+            return [self.argmax(row) for row in range(first, first + n)]
         start, end = self._row(first), self._row(first + n - 1) + 1
         if end - start != n:
             raise IndexError(f"not all of the rows {first} to {first + n - 1} have output")
@@ -110,12 +134,9 @@ class DecodeOutput:
             if not self.has_hidden:
                 raise RuntimeError("hidden states were not requested before this decode")
             # They follow the logits, so their address depends on this batch's number of rows.
-            if self._is_head:
-                pointer = internal("llama_get_embeddings_nextn")(self._handle)
-            else:
-                pointer = C.llama_get_embeddings(self._handle)
-            shape = (len(self._outputs), self._model.n_embd_out)
-            self._hidden = np.ctypeslib.as_array(pointer, shape=shape)
+            get = internal("llama_get_embeddings_nextn") if self._is_head else _embeddings_address
+            address = get(self._open.handle)
+            self._hidden = self._view(address, len(self._outputs), self._model.n_embd_out)
         hidden: Floats = self._hidden[self._n_before + row]
         return hidden
 
@@ -136,9 +157,14 @@ class DecodeOutput:
         if layer not in self.layers:
             raise RuntimeError(f"inputs of layer {layer} were not requested before this decode")
         if layer == model.n_layer:
-            pointer, width = internal("llama_get_embeddings_nextn")(self._handle), model.n_embd_out
-        else:
-            pointer = internal("llama_get_embeddings_layer_inp")(self._handle, layer)
-            width = model.n_embd
-        inputs: Floats = np.ctypeslib.as_array(pointer, (len(self._outputs), width))
-        return inputs
+            address = internal("llama_get_embeddings_nextn")(self._open.handle)
+            return self._view(address, len(self._outputs), model.n_embd_out)
+        address = internal("llama_get_embeddings_layer_inp")(self._open.handle, layer)
+        return self._view(address, len(self._outputs), model.n_embd)
+
+
+def closed(model: Model) -> Exception:
+    """The error for use of a context that is closed, or of one whose model is."""
+    if model.is_closed:
+        return ModelError(f"the model {model.path} is closed; load it again")
+    return ContextError(f"the context of {model.path} is closed; create it or load the model again")

@@ -1,24 +1,27 @@
 """Everything that depends on the llama.cpp version: private functions and hand-kept lists.
 
 The functions are exported but not in the public header, so they are looked up by their mangled C++
-names. If a build lacks one, only the features that need it raise UnsupportedModel. The lists come
-from the source of CHECKED_WITH; compare them with a newer version's source before raising it.
+names, once, when the library is loaded. If a build lacks one, only the features that need it raise
+UnsupportedModel. The lists come from the source of CHECKED_WITH; compare them with a newer
+version's source before raising it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import llama_cpp
 import llama_cpp.llama_cpp as C
 
 from batching.errors import UnsupportedModel
 from batching.gguf.mtp import MtpGraphs
 from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
+
+if TYPE_CHECKING:
+    from batching.llama.model import Model
 
 # The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
@@ -97,74 +100,79 @@ EXPOSES_LAYER_INPUTS = (
 )
 
 _CONTEXT = C.llama_context_p_ctypes
-_FLOATS = ctypes.POINTER(ctypes.c_float)
-# Arguments, return type, and the mangled names of g++/clang and of MSVC.
-_FUNCTIONS: dict[str, tuple[list[Any], Any, str, str]] = {
-    "llama_set_embeddings_layer_inp": (
+_FLOATS = ctypes.c_void_p  # the address of floats
+
+
+def is_covered(installed: str) -> bool:
+    """Whether this file holds for a version: patch releases change nothing of it."""
+    return installed.split(".")[:2] == CHECKED_WITH.split(".")[:2]
+
+
+def _look_up(arguments: Sequence[Any], returned: Any, *names: str) -> Any:
+    """A function by its name in C, of g++ and clang, or of MSVC; None if it is not exported."""
+    function = exported(*names)
+    if function is not None:
+        function.argtypes, function.restype = arguments, returned
+    return function
+
+
+FUNCTIONS: dict[str, Any] = {
+    "llama_set_embeddings_layer_inp": _look_up(
         [_CONTEXT, ctypes.c_uint32, ctypes.c_bool],
         None,
+        "llama_set_embeddings_layer_inp",
         "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
         "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
     ),
-    "llama_get_embeddings_layer_inp": (
+    "llama_get_embeddings_layer_inp": _look_up(
         [_CONTEXT, ctypes.c_uint32],
         _FLOATS,
+        "llama_get_embeddings_layer_inp",
         "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
         "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
     ),
-    "llama_set_embeddings_nextn": (
+    "llama_set_embeddings_nextn": _look_up(
         [_CONTEXT, ctypes.c_bool, ctypes.c_bool],
         None,
+        "llama_set_embeddings_nextn",
         "_Z26llama_set_embeddings_nextnP13llama_contextbb",
         "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
     ),
-    "llama_get_embeddings_nextn": (
+    "llama_get_embeddings_nextn": _look_up(
         [_CONTEXT],
         _FLOATS,
+        "llama_get_embeddings_nextn",
         "_Z26llama_get_embeddings_nextnP13llama_context",
         "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
     ),
 }
 
 
-@cache
 def internal(name: str) -> Callable[..., Any]:
-    """A function of ``_FUNCTIONS``. Raises UnsupportedModel if this build does not export it."""
-    arguments, returned, *mangled = _FUNCTIONS[name]
-    function = exported(name, *mangled)
-    if function is None:
-        raise UnsupportedModel(
-            f"this build of llama.cpp does not export {name}, which these heads need; install "
-            f"another version of llama-cpp-python, or use heads for another method"
-        )
-    function.argtypes, function.restype = arguments, returned
-    return function  # type: ignore[no-any-return]
+    """A function of ``FUNCTIONS``. Raises UnsupportedModel if this build does not export it, or may
+    take other arguments."""
+    installed, function = llama_cpp.__version__, FUNCTIONS[name]
+    if function is not None and is_covered(installed):
+        found: Callable[..., Any] = function
+        return found
+    problem = f"may have changed {name}" if function is not None else f"does not export {name}"
+    raise UnsupportedModel(
+        f"llama-cpp-python {installed} {problem}, so heads that read the model's layers (eagle3, "
+        f"dflash, mtp) cannot draft; install version {CHECKED_WITH}, or use another method"
+    )
 
 
-class ModelInfo(Protocol):
-    """The part of a model that ``check_layer_inputs`` uses."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def n_layer(self) -> int: ...
-    @property
-    def exposes_mtp_state(self) -> bool: ...
-    def metadata(self, key: str) -> str | None: ...
-
-
-def check_layer_inputs(model: ModelInfo, layers: Sequence[int]) -> None:
+def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
     """Raise UnsupportedModel if the inputs of ``layers`` are not available."""
     if model.exposes_mtp_state and model.n_layer in layers:
         internal("llama_set_embeddings_nextn")
         layers = [layer for layer in layers if layer != model.n_layer]
     if not layers:
         return
-    architecture = model.metadata("general.architecture")
-    if architecture not in EXPOSES_LAYER_INPUTS:
+    if model.architecture not in EXPOSES_LAYER_INPUTS:
         raise UnsupportedModel(
-            f"{model.path} has architecture {architecture}, whose layer inputs llama.cpp does not "
-            f"expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
+            f"{model.path} has architecture {model.architecture}, whose layer inputs llama.cpp "
+            f"does not expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
         )
     for layer in layers:
         if not 0 <= layer < model.n_layer:

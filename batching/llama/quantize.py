@@ -10,7 +10,12 @@ import llama_cpp.llama_cpp as C
 
 from batching.errors import InvalidParameter, ModelError
 from batching.llama.interrupts import deferred_interrupts
-from batching.llama.log import clear_log, initialise, recent_log
+from batching.llama.log import clear_log, initialise, reason
+
+_PREFIX = "LLAMA_FTYPE_MOSTLY_"
+_FILE_TYPES: dict[str, int] = {
+    name.removeprefix(_PREFIX): value for name, value in vars(C).items() if name.startswith(_PREFIX)
+}
 
 
 def quantize(source: Path, target: Path, file_type: str) -> None:
@@ -19,13 +24,12 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
     ``file_type`` is llama.cpp's name, such as Q8_0 or Q4_0. A quantised source is requantised.
     Raises InvalidParameter, ModelError and OSError.
     """
-    number = getattr(C, f"LLAMA_FTYPE_MOSTLY_{file_type}", None)
-    if number is None:
+    if file_type not in _FILE_TYPES:
         raise InvalidParameter(
             f"llama.cpp has no type {file_type!r}; give a type such as Q8_0 or Q4_0"
         )
     params = C.llama_model_quantize_default_params()
-    params.ftype = number
+    params.ftype = _FILE_TYPES[file_type]
     params.allow_requantize = True
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
@@ -37,7 +41,7 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
         with deferred_interrupts():
             code = C.llama_model_quantize(os.fsencode(source), os.fsencode(part), params)
         if code:
-            raise ModelError(f"{source} cannot be converted to {file_type}: {recent_log()}")
+            raise ModelError(f"{source} cannot be converted to {file_type}: {reason()}")
         part.chmod(0o644)  # mkstemp creates it readable by the owner only
         part.replace(target)
     finally:

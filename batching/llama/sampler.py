@@ -18,6 +18,7 @@ from batching.errors import GrammarError, InvalidParameter
 from batching.llama.grammar import LazyGrammar, grammar_allows, load_grammar
 from batching.llama.log import initialise
 from batching.llama.model import Model
+from batching.llama.native import Native
 from batching.target import Output
 from batching.tree import Floats
 from batching.watched import GRAMMAR_SECONDS, Watched
@@ -29,6 +30,7 @@ class GreedySampler:
     """Chooses the most likely token, without a chain."""
 
     reads_logits = False
+    has_memory = False
 
     def sample(self, output: Output, row: int) -> int:
         return output.argmax(row)
@@ -47,6 +49,15 @@ class GreedySampler:
     def accept(self, token: int) -> None:
         pass
 
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def copy_state(self) -> GreedySampler:
+        return self
+
+    def close(self) -> None:
+        pass
+
 
 class SamplerChain:
     """A ``llama_sampler_chain`` over the whole vocabulary, with an optional grammar.
@@ -62,15 +73,17 @@ class SamplerChain:
     def __init__(self, model: Model) -> None:
         initialise()
         self.model = model
-        self._chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        self._last: Any = None  # the link that chooses: a draw, mirostat or greedy
+        self._chain: Native | None = _owned(
+            C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        )
+        self._last: Native | None = None  # the link that chooses: a draw, mirostat or greedy
         self._draws = False  # the last link is a draw
         self._is_greedy = False
         self._random_links = False  # earlier links are random too
         self.has_memory = False  # the result depends on accepted tokens
-        self._grammar: Any = None
+        self._grammar: Native | None = None
         self._lazy: LazyGrammar | None = None  # until its trigger appears
-        self._started: Any = None  # the lazy grammar after the token about to be accepted
+        self._started: Native | None = None  # the lazy grammar after the token about to be accepted
         n = model.n_vocab
         self._ids = np.arange(n, dtype=np.int32)
         self._candidates = np.zeros(n, _CANDIDATE)
@@ -199,30 +212,37 @@ class SamplerChain:
         elif self._lazy is not None:
             self._lazy.accept(token)
         elif self._grammar is not None:
-            C.llama_sampler_accept(self._grammar, token)
-        C.llama_sampler_accept(self._chain, token)
-        C.llama_sampler_accept(self._last, token)
+            C.llama_sampler_accept(self._grammar.handle, token)
+        for link in self._links():
+            C.llama_sampler_accept(link.handle, token)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
         """Pass the prompt to the penalties; a grammar applies only to the text after it."""
+        chain, _ = self._links()
         for token in tokens:
-            C.llama_sampler_accept(self._chain, token)
+            C.llama_sampler_accept(chain.handle, token)
 
     def probabilities(self, logits: Floats) -> Floats:
-        """The distribution the last link draws from: ``(n_vocab,)``, zero for filtered tokens.
+        """The distribution the last link draws from: ``(n_vocab,)``, zero for filtered tokens, and
+        for all but the most likely one without a draw.
 
         Raises InvalidParameter if there is none: mirostat adapts while drawing, XTC is random, and
         a grammar only checks the drawn token.
         """
         has_grammar = self._grammar is not None or self._lazy is not None
-        if not self._draws or self._random_links or has_grammar:
+        has_distribution = self._draws or self._is_greedy
+        if not has_distribution or self._random_links or has_grammar:
             raise InvalidParameter(
                 "rejection and typical acceptance need a distribution, which mirostat, XTC, "
                 "grammars and JSON schemas do not provide; use verify=match with them"
             )
         self._fill(logits)
-        C.llama_sampler_apply(self._chain, ctypes.byref(self._array))
+        chain, _ = self._links()
+        C.llama_sampler_apply(chain.handle, ctypes.byref(self._array))
         left = self._left()
+        if self._is_greedy:
+            best = int(left["logit"].argmax())
+            left = left[best : best + 1]
         weights = np.exp(left["logit"] - left["logit"].max())
         probs: Floats = np.zeros(len(self._candidates), np.float32)
         probs[left["id"]] = weights / weights.sum()
@@ -249,11 +269,18 @@ class SamplerChain:
     def copy_state(self) -> SamplerChain:
         """A copy of the chain with its state, without the grammar."""
         other = SamplerChain(self.model)
-        C.llama_sampler_free(other._chain)
-        other._chain = C.llama_sampler_clone(self._chain)
-        other._last = C.llama_sampler_clone(self._last)
+        chain, last = self._links()
+        other._chain = _owned(C.llama_sampler_clone(chain.handle))
+        other._last = _owned(C.llama_sampler_clone(last.handle))
         other._draws, other._random_links = self._draws, self._random_links
+        other._is_greedy, other.has_memory = self._is_greedy, self.has_memory
         return other
+
+    def _links(self) -> tuple[Native, Native]:
+        """The chain, and the link that chooses."""
+        if self._chain is None or self._last is None:
+            raise RuntimeError("the sampler is closed, or has no last link")
+        return self._chain, self._last
 
     def _fill(self, logits: Any) -> None:
         candidates = self._candidates
@@ -271,27 +298,31 @@ class SamplerChain:
         self._fill(logits)
         array, candidates = self._array, self._candidates
         if constrained:
-            C.llama_sampler_apply(self._grammar, ctypes.byref(array))
+            assert self._grammar is not None
+            C.llama_sampler_apply(self._grammar.handle, ctypes.byref(array))
         candidates["logit"][list(rejected)] = -np.inf
         if (constrained or rejected) and not np.isfinite(candidates["logit"]).any():
             raise GrammarError(
                 "the grammar allows none of the model's tokens here; loosen the grammar"
             )
-        C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        C.llama_sampler_apply(self._last, ctypes.byref(array))
+        for link in self._links():
+            C.llama_sampler_apply(link.handle, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
     def _add(self, link: Any) -> SamplerChain:
-        C.llama_sampler_chain_add(self._chain, link)  # transfers ownership of the link
+        assert self._chain is not None
+        C.llama_sampler_chain_add(self._chain.handle, link)  # transfers ownership of the link
         return self
 
     def _end(self, link: Any) -> SamplerChain:
-        self._last = link
+        self._last = _owned(link)
         return self
 
     def close(self) -> None:
         """Free the chain and the grammar. Idempotent."""
-        for name in ("_chain", "_last", "_grammar", "_started"):
-            if getattr(self, name) is not None:
-                C.llama_sampler_free(getattr(self, name))
-                setattr(self, name, None)
+        self._chain = self._last = self._grammar = self._started = None
+
+
+def _owned(sampler: Any) -> Native:
+    """A ``llama_sampler *`` that is freed once nothing uses it."""
+    return Native(sampler, C.llama_sampler_free)

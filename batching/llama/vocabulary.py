@@ -10,6 +10,7 @@ from batching.llama.model import Model
 
 MAX_SIZE_DIFFERENCE = 128  # vocabularies are padded differently
 FIRST_CHECKED = 5  # lower ids are special tokens, whose texts differ between conversions
+_ADDS = {"bos": C.llama_vocab_get_add_bos, "eos": C.llama_vocab_get_add_eos}
 
 
 def check_vocabulary(model: Model) -> None:
@@ -32,9 +33,10 @@ def check_same_vocabulary(target: Model, draft: Model, *, special: bool = True) 
     types = [C.llama_vocab_type(model.vocab) for model in models]
     if types[0] != types[1]:
         _reject(target, draft, f"its tokenizer has type {types[1]}, the target's {types[0]}")
-    for name in ("bos", "eos") if special else ():
+    for name in _ADDS if special else ():
         # Compare only tokens that are added: otherwise the id may be arbitrary (Qwen's bos is 11).
-        ids = [model.special_token(name) if _adds(model, name) else None for model in models]
+        adds = _ADDS[name]
+        ids = [model.special_token(name) if adds(model.vocab) else None for model in models]
         if ids[0] != ids[1]:
             ours, theirs = ("none" if token is None else str(token) for token in ids)
             _reject(target, draft, f"the {name} it adds to a text is {theirs}, the target's {ours}")
@@ -50,10 +52,6 @@ def check_same_vocabulary(target: Model, draft: Model, *, special: bool = True) 
                 f"its token {token} is {texts[1].decode('utf-8', 'replace')!r}, "
                 f"the target's is {texts[0].decode('utf-8', 'replace')!r}",
             )
-
-
-def _adds(model: Model, name: str) -> bool:
-    return bool(getattr(C, f"llama_vocab_get_add_{name}")(model.vocab))
 
 
 def _reject(target: Model, draft: Model, reason: str) -> None:

@@ -156,6 +156,10 @@ class DraftModel(Drafter):
             for token in step.tokens:
                 self._sampler.accept(token)
 
+    def end(self, tokens: Sequence[int]) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+
     def _children(
         self,
         floor: float,

@@ -188,7 +188,9 @@ def _make(params: MedusaParams, resources: Resources) -> Medusa:
 
 
 def _verifier(params: MedusaParams, resources: Resources) -> Verifier:
-    return Typical(params.epsilon, params.delta) if params.verify == LOSSY else Match()
+    # At temperature 0 they are the same, but Match also shows the drafts to penalties.
+    is_typical = params.verify == LOSSY and resources.sampling.temperature > 0
+    return Typical(params.epsilon, params.delta) if is_typical else Match()
 
 
 def _source_params(resources: Resources) -> MedusaParams | None:

@@ -191,7 +191,7 @@ def test_texts_in_one_batch_are_what_they_would_be_alone(
         for _ in range(40)
     ]
     several = Engine.load(model, params, parallel=4)
-    with several as engine, Engine.load(model, params) as alone:
+    with several as engine, Engine.load(model, EXACT) as alone:
         assert (engine.parallel, engine.context.n_seq_max) == (4, 4)
         running = []
         for i, request in enumerate(requests):

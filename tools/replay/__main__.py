@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     to_record.add_argument("--n-predict", type=int, default=128, help="most tokens of a reply")
     to_record.add_argument("--raw", action="store_true", help="use no chat template")
     to_record.add_argument("--temperature", type=float, default=0.0, help="0 = greedy")
-    to_record.add_argument("--ctx", type=int, default=4096, help="context in tokens")
+    to_record.add_argument("--ctx", type=int, default=0, help="context in tokens; 0 = the model's")
     to_record.add_argument("--threads", type=int, help="threads of llama.cpp")
     to_record.add_argument("--out", type=Path, required=True, help="the recording to write")
     to_play = commands.add_parser("play", help="play recordings under some methods and costs")

@@ -40,7 +40,7 @@ class ContextLength(Suite):
         ]
 
     def notes(self, engine: Engine, plan: Plan) -> list[str]:
-        n_ctx, n_trained = engine.context.n_ctx, engine.model.n_ctx_train
+        n_ctx = engine.context.n_ctx
         notes = [
             "the texts repeat the built-in prompts: the times are meaningful, the acceptance is "
             "not that of real text"
@@ -49,11 +49,6 @@ class ContextLength(Suite):
             notes.append(
                 f"the context has {n_ctx} tokens, so longer texts are left out; give --ctx "
                 f"{LENGTHS[-1]} for all"
-            )
-        if n_ctx > n_trained:
-            notes.append(
-                f"the model was trained on {n_trained} tokens: beyond that it writes nonsense, "
-                f"which changes the acceptance but not the time per step"
             )
         return notes
 

@@ -30,7 +30,13 @@ class Opened:
 
 def model(n_host_layers: int) -> Any:
     return SimpleNamespace(
-        n_bytes=8_000_000, n_positions=NO_LIMIT, n_layer=2, n_host_layers=n_host_layers
+        n_bytes=8_000_000,
+        n_positions=NO_LIMIT,
+        n_layer=2,
+        n_host_layers=n_host_layers,
+        architecture="llama",
+        n_ctx_train=512,
+        metadata={}.get,
     )
 
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from batching.llama import hardware, library
-from batching.llama.context import Context
 from batching.llama.devices import Device, Placement, devices
 from batching.llama.hardware import physical_cores
 from batching.llama.library import exported, library_folder
 from batching.llama.model import Model
-from batching.llama.private_api import internal
-from tests.support.exact import EXACT
+from batching.llama.private_api import _look_up
+
+
+class Library(dict[str, Any]):
+    """A library of these functions; a missing one raises AttributeError, as in ctypes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __missing__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """llama.cpp's library as on Windows: without the symbols of the libraries it links to."""
     folder = library_folder()
-    found = SimpleNamespace(_name=str(folder / "llama"))
+    found = Library(str(folder / "llama"))
     monkeypatch.setattr("llama_cpp.llama_cpp._lib", found)
     monkeypatch.setattr(library, "_LINKED", [path.name for path in folder.glob("*ggml*")])
     exported.cache_clear()
@@ -34,26 +41,24 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     exported.cache_clear()
 
 
-def test_ggml_functions_are_found_in_its_own_libraries(alone: SimpleNamespace) -> None:
+def test_ggml_functions_are_found_in_its_own_libraries(alone: Library) -> None:
     assert exported("ggml_type_name")(1) != 0
     assert any(device.kind == "cpu" for device in devices())
 
 
 def test_without_the_ggml_libraries_no_devices_are_listed(
-    alone: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    alone: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_LINKED", [])
     assert devices() == []
 
 
-def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: SimpleNamespace) -> None:
+def test_cpp_functions_are_found_by_either_compilers_mangled_names(alone: Library) -> None:
     def function() -> None: ...
 
     name = "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z"
-    setattr(alone, name, function)
-    internal.cache_clear()
-    assert internal("llama_get_embeddings_layer_inp") is function
-    internal.cache_clear()
+    alone[name] = function
+    assert _look_up([], None, "llama_get_embeddings_layer_inp", name) is function
 
 
 @pytest.mark.parametrize(
@@ -90,17 +95,3 @@ def test_the_output_matrix_goes_to_the_gpu_before_any_layer(
         assert (model.n_layer, model.n_host_layers) == (2, 2)
         model.devices = [Device("gpu", "CUDA0", "a GPU", 0)]
         assert model.n_host_layers == n_host
-
-
-def test_an_open_context_and_its_model_are_freed_at_exit_in_that_order(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    to_do: list[Callable[[], None]] = []
-    monkeypatch.setattr(atexit, "register", to_do.append)
-    monkeypatch.setattr(atexit, "unregister", to_do.remove)
-    model = Model(tiny_model)
-    context = Context(model, EXACT)
-    assert to_do == [model.close, context.close]
-    context.close()
-    model.close()
-    assert to_do == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import llama_cpp
 import pytest
 
+from batching.errors import UnsupportedModel
 from batching.llama import private_api
 
 
@@ -16,22 +17,31 @@ def message(installed: str) -> str:
     )
 
 
-def is_covered(installed: str) -> bool:
-    return installed.split(".")[:2] == private_api.CHECKED_WITH.split(".")[:2]
-
-
 def test_the_lists_cover_the_installed_version() -> None:
     installed = llama_cpp.__version__
-    assert is_covered(installed), message(installed)
+    assert private_api.is_covered(installed), message(installed)
     if installed != private_api.CHECKED_WITH:
         pytest.skip(message(installed))
 
 
 def test_another_minor_version_is_not_covered() -> None:
-    assert is_covered("0.3.99")
-    assert not is_covered("0.4.0")
+    assert private_api.is_covered("0.3.99")
+    assert not private_api.is_covered("0.4.0")
 
 
-@pytest.mark.parametrize("name", private_api._FUNCTIONS)
+def test_a_function_of_a_version_that_was_not_checked_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(llama_cpp, "__version__", "0.4.0")
+    name = "llama_get_embeddings_nextn"
+    with pytest.raises(
+        UnsupportedModel,
+        match=rf"llama-cpp-python 0\.4\.0 may have changed {name}, so heads .* cannot draft; "
+        rf"install version {private_api.CHECKED_WITH}, or use another method",
+    ):
+        private_api.internal(name)
+
+
+@pytest.mark.parametrize("name", private_api.FUNCTIONS)
 def test_the_installed_library_exports_every_function_we_call(name: str) -> None:
     assert callable(private_api.internal(name))

@@ -61,14 +61,11 @@ def accepts(model: Model, grammar: ToolGrammar | None, text: str) -> bool:
     """Whether a grammar accepts a text, byte by byte, and its end."""
     assert grammar is not None
     sampler = load_grammar(model, grammar.gbnf, "root")
-    try:
-        for byte in text.encode():
-            if not grammar_allows(sampler, FIRST_BYTE + byte):
-                return False
-            C.llama_sampler_accept(sampler, FIRST_BYTE + byte)
-        return all(grammar_allows(sampler, end) for end in model.ends)
-    finally:
-        C.llama_sampler_free(sampler)
+    for byte in text.encode():
+        if not grammar_allows(sampler, FIRST_BYTE + byte):
+            return False
+        C.llama_sampler_accept(sampler.handle, FIRST_BYTE + byte)
+    return all(grammar_allows(sampler, end) for end in model.ends)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as C
 import numpy as np
@@ -19,9 +20,10 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
-from speculation.drafter import DraftBudget
+from speculation.drafter import DraftBudget, Drafter
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.engine import Engine
+from speculation.methods import Method
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
@@ -35,6 +37,20 @@ def test_every_draft_is_accepted_if_the_draft_model_is_the_target(tiny_model: Pa
     with Engine.load(tiny_model, EXACT, draft_model=tiny_model) as engine:
         stats = engine.generate(PROMPT, method="draft:p_min=0,p_path=0", max_tokens=40).run().stats
     assert stats.tokens_per_step > 7  # nine per step, except in the last one
+
+
+def test_a_draft_model_trained_for_shorter_texts_drafts_as_far_as_it_can_read(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    short = write_tiny_gguf(tmp_path / "short.gguf", n_ctx=256)
+    with Engine.load(tiny_model, EXACT, draft_model=short) as engine:
+        assert engine.draft is not None
+        assert (engine.draft.n_ctx, engine.context.n_ctx) == (256, 512)
+        for prompt, drafts in (([5] * 100, True), ([5] * 200, True), ([5] * 300, False)):
+            plain = engine.generate(prompt, method="ar", max_tokens=100).run()
+            ours = engine.generate(prompt, method="draft:p_min=0,p_path=0", max_tokens=100).run()
+            assert ours.token_ids == plain.token_ids
+            assert (ours.stats.n_drafted > 0) == drafts
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_difference(
@@ -78,7 +94,7 @@ def test_a_draft_model_that_threads_do_not_speed_up_gets_one_thread(
     monkeypatch.setattr("batching.llama.context.thread_time_ratio", lambda *_: thread_time_ratio)
     with Engine.load(tiny_model, replace(EXACT, n_threads=2), draft_model=tiny_draft) as engine:
         assert engine.draft is not None
-        handle = engine.draft._handle
+        handle = engine.draft.native.handle
         assert C.llama_n_threads(handle) == engine.draft.n_threads == n_threads
         assert C.llama_n_threads_batch(handle) == 2
         assert engine.context.n_threads == 2
@@ -88,7 +104,7 @@ def test_measuring_threads_leaves_the_context_unchanged(tiny_model: Path) -> Non
     with Model(tiny_model) as model, Context(model, replace(EXACT, n_threads=2)) as context:
         context.use_fewest_threads()
         assert context.n_threads in (1, 2)
-        assert C.llama_n_threads_batch(context._handle) == 2
+        assert C.llama_n_threads_batch(context.native.handle) == 2
         context.decode(Rows([5], [0], [range(1)], [True]))  # the cache is empty again
 
 
@@ -169,6 +185,42 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
     chi = sum((ours[key] - plain[key]) ** 2 / (ours[key] + plain[key]) for key in plain)
     freedom = len(plain) - 1
     assert chi < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_a_text_with_sampled_drafts_frees_all_its_samplers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        function = getattr(C, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(C, name, call)
+
+    makers = "llama_sampler_chain_init", "llama_sampler_clone", "llama_sampler_init_dist"
+    for name in (*makers, "llama_sampler_free"):
+        counted(name)
+    sampling = SamplingParams(temperature=1.0, repeat_penalty=1.2)
+    kept: list[Drafter] = []  # so nothing is freed for want of an owner
+    make = engine.method_drafters
+
+    def drafters(method: Method) -> list[Drafter]:
+        made = make(method)
+        kept.extend(made)
+        return made
+
+    monkeypatch.setattr(engine, "method_drafters", drafters)
+    for _ in range(3):
+        method = "draft:verify=rejection,p_min=0"
+        engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=20).run()
+    assert len(kept) == 3
+    n_made = sum(map(calls.count, makers))
+    assert n_made > 3 * 4
+    assert calls.count("llama_sampler_free") == n_made
 
 
 def test_the_reported_probabilities_are_those_the_sampler_draws_from(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -422,6 +423,18 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
         plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
         ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()
         assert ours.token_ids == plain.token_ids
+        for changed in (
+            SamplingParams(repeat_penalty=1.5, frequency_penalty=0.3),
+            SamplingParams(logit_bias={plain.token_ids[0]: -math.inf, 270: 1.0}),
+            SamplingParams(dry_multiplier=0.8),
+            SamplingParams(grammar="root ::= [a-z ]+"),
+        ):
+            runs = [
+                engine.generate(PROMPT, method=method, sampling=changed, max_tokens=60).run()
+                for method in ("ar", "medusa", lossy)
+            ]
+            assert runs[2].token_ids == runs[1].token_ids == runs[0].token_ids
+            assert runs[2].stats.n_accepted == runs[1].stats.n_accepted
         hot = SamplingParams(temperature=1.5, seed=3)
         match = engine.generate(PROMPT, method="medusa", sampling=hot, max_tokens=60).run()
         typical = engine.generate(PROMPT, method=lossy, sampling=hot, max_tokens=60).run()
