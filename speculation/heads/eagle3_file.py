@@ -1,4 +1,5 @@
-"""Checks whether llama.cpp can run an EAGLE-3 head (architecture ``eagle3``) for a model.
+"""Checks whether llama.cpp can run an EAGLE-3 head (architecture ``eagle3``) for a model, and
+writes heads in this format.
 
 llama.cpp's converter accepts heads that llama.cpp does not run correctly: it ignores unknown
 tensors, and aborts the process on some mismatches. So all are checked before anything is loaded.
@@ -6,9 +7,18 @@ tensors, and aborts the process on some mismatches. So all are checked before an
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
+from batching.gguf.writer import FILE_TYPES, QUANTIZATION_VERSION, Value, write_gguf
 from batching.llama.model import Model
+from batching.tree import Floats
 from speculation.heads.converted import (
     CONVERT_AGAIN,
     DRAFT_TOKENS,
@@ -20,7 +30,8 @@ from speculation.heads.converted import (
     check_target,
     check_width,
 )
-from speculation.heads.file import model_name
+from speculation.heads.eagle import EagleShape
+from speculation.heads.file import HeadsInfo, copied_tokenizer, model_name, new_tensor
 
 ARCHITECTURE = "eagle3"
 NORM_BEFORE_FC = "enc.output_norm.weight"
@@ -97,3 +108,41 @@ def _check_sharing(gguf: GGUFFile, model: Model) -> None:
 
 def _value(gguf: GGUFFile, key: str) -> object:
     return gguf.metadata.get(f"{ARCHITECTURE}.{key}")
+
+
+def write_eagle3(
+    path: Path,
+    info: HeadsInfo,
+    shape: EagleShape,
+    tensors: Mapping[str, Floats],
+    layers: Sequence[int],
+    target: GGUFFile,
+    tokens: npt.NDArray[np.int32] | None = None,
+    kind: str = "q8_0",
+) -> None:
+    """Write a head that reads auxiliary hidden states, the inputs of ``layers``, as llama.cpp's
+    converter does; its programs can load it.
+
+    Copies the tokenizer of ``target``. A head that drafts only ``tokens`` has ``output.weight``,
+    (n_drafted, n_embd), among its tensors; otherwise it uses the target's. It always uses the
+    target's embeddings. The file is written to a temporary name and renamed. Raises DiskFull.
+    """
+    metadata: dict[str, Value] = {
+        "general.architecture": ARCHITECTURE,
+        "general.type": "model",
+        "general.name": f"EAGLE-3 head for {info.target_name}",
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": QUANTIZATION_VERSION,
+        "heads.target.name": info.target_name,
+        "heads.target.fingerprint": info.fingerprint,
+        **shape.metadata(ARCHITECTURE, 1, info.n_vocab),
+        "eagle3.target_layers": list(layers),
+        "eagle3.target_hidden_size": info.n_embd,
+        "eagle3.norm_before_residual": False,  # variants that this project does not train
+        "eagle3.norm_before_fc": False,
+        **copied_tokenizer(target),
+    }
+    arrays: dict[str, npt.NDArray[Any]] = dict(tensors)
+    if tokens is not None:
+        arrays[DRAFT_TOKENS] = tokens.astype(np.int64)
+    write_gguf(path, metadata, {name: new_tensor(of, kind) for name, of in arrays.items()})

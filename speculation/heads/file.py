@@ -218,11 +218,11 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
     )
 
 
-def copied_tokenizer(target: Path) -> dict[str, Value]:
-    """The metadata of the tokenizer of the GGUF ``target``, without its chat templates."""
+def copied_tokenizer(target: GGUFFile) -> dict[str, Value]:
+    """The metadata of the tokenizer of ``target``, without its chat templates."""
     return {
         key: value
-        for key, value in GGUFFile(target).encoded_metadata().items()
+        for key, value in target.encoded_metadata().items()
         if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template")
     }
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from batching.errors import SpeculationError
 from speculation.system.console import replace_unencodable, worded
-from speculation.train.commands import COMMANDS
+from speculation.train import commands, tree
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -51,11 +52,15 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.help, allow_abbrev=False)
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, kind in commands.KINDS.items():
+        subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
+        commands.add_arguments(subparser, name)
+        subparser.set_defaults(run=partial(commands.run, name))
+    choose = "choose the draft tree of trained Medusa heads"
+    subparser = subparsers.add_parser("tree", help=choose, allow_abbrev=False)
+    tree.add_arguments(subparser)
+    subparser.set_defaults(run=tree.run)
     return parser
 
 

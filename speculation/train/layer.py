@@ -68,7 +68,7 @@ class Layer(nn.Module):
         mixed = attend(q, past).transpose(1, 2).reshape(rows, time, -1)
         y = residual + self.attn_output(mixed)
         normed = self.ffn_norm(y)
-        return y + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))  # type: ignore[no-any-return]
+        return y + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))
 
 
 def attend(q: Tensor, past: Past) -> Tensor:
@@ -180,7 +180,7 @@ class Eagle3Module(nn.Module):
         return found
 
     def read(self, states: Tensor) -> Tensor:
-        return self.output_norm(states)  # type: ignore[no-any-return]
+        return self.output_norm(states)
 
 
 class DraftModule(nn.Module):
@@ -212,7 +212,7 @@ class DraftModule(nn.Module):
         x = self.token_embd(tokens)
         for norm, layer in zip(self.attn_norms, self.layers, strict=True):
             x = layer(norm(x), x, [])
-        return self.output_norm(x)  # type: ignore[no-any-return]
+        return self.output_norm(x)
 
     def tensors(self, n_vocab: int) -> dict[str, Tensor]:
         """The parameters by llama.cpp's names; rows of ``output`` that were not trained are 0."""

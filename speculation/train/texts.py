@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from batching.llama.context import ContextParams
 from batching.llama.model import Model
 from speculation.chat.template import ROLES, Message, chat_prompt
 from speculation.parallel import ParallelEngine
 from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
+REPLIES_AT_ONCE = 16
 _METHOD = "ar"  # many texts at once fill a batch without drafts
 _PREFIX_TOKENS = 32  # how much of a plain text the target is given to continue
 
@@ -76,6 +78,19 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
                 skip -= 1
             else:
                 yield record.cut(start, start + length)
+
+
+def replying(path: Path, context: ContextParams, n_gpu_layers: int | None) -> ParallelEngine:
+    """The target, loaded to write ``REPLIES_AT_ONCE`` replies at once."""
+    return ParallelEngine.load(
+        path, context, parallel=REPLIES_AT_ONCE, mtp=False, n_gpu_layers=n_gpu_layers
+    )
+
+
+def _reply(engine: ParallelEngine, prompt: list[int], n_tokens: int) -> tuple[list[int], str]:
+    """The target's greedy continuation: its tokens and its text."""
+    text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
+    return list(text.token_ids), text.text
 
 
 def generate_replies(
@@ -157,11 +172,11 @@ def _reply_to_chat(
                 if not ids:
                     too_long.append(len(prompt))
                 break
-            text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
+            reply, content = _reply(engine, prompt, n_tokens)
             spans = [span for span in spans if ids[: span[1]] == prompt[: span[1]]]
-            ids = [*prompt, *text.token_ids]
+            ids = [*prompt, *reply]
             spans.append((len(prompt), len(ids)))
-            conversation.append({"role": "assistant", "content": text.text})
+            conversation.append({"role": "assistant", "content": content})
     return Sample(ids, spans)
 
 
@@ -173,8 +188,7 @@ def _continue_text(
         too_long.append(len(prompt))
     if not prompt or max_tokens < 1:
         return Sample([], [])
-    text = engine.submit(prompt, max_tokens=max_tokens, method=_METHOD).run()
-    ids = [*prompt, *text.token_ids]
+    ids = [*prompt, *_reply(engine, prompt, max_tokens)[0]]
     return Sample(ids, [(len(prompt), len(ids))])
 
 

@@ -21,9 +21,9 @@ from batching.together import run
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
+from speculation.heads.eagle3_file import write_eagle3
 from speculation.heads.file import HeadsInfo
 from speculation.load_heads import load_heads
-from speculation.train.eagle3_file import write_eagle3
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT, PROMPT
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
@@ -337,8 +337,8 @@ def test_training_writes_the_same_file_layout_as_llama_cpps_converter(
         info = HeadsInfo.of_target("eagle", model)
     shape = EagleShape(32, N_HEAD, N_HEAD_KV, N_FF)
     tensors, tokens = eagle3_tensors(), np.array(DRAFTED, np.int32)
-    own = matrix(len(DRAFTED), 32)
-    write_eagle3(path, info, shape, tensors, (1, 2, 3), target, tokens, own, kind="f32")
+    tensors["output.weight"] = matrix(len(DRAFTED), 32)
+    write_eagle3(path, info, shape, tensors, (1, 2, 3), GGUFFile(target), tokens, kind="f32")
     file, converted = GGUFFile(path), GGUFFile(write_tiny_eagle3(tmp_path / "c", tokens=DRAFTED))
     ours = {key for key in file.metadata if not key.startswith(("tokenizer.", "heads."))}
     assert ours == KEYS

@@ -374,7 +374,8 @@ def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_pat
     """Training must compute for each token of a chain what the head computes when it drafts."""
     torch = pytest.importorskip("torch")
     from speculation.train import states
-    from speculation.train.redrafter import ReDrafterTraining, _Head
+    from speculation.train.params import ReDrafterTraining
+    from speculation.train.redrafter import ReDrafterModule
     from speculation.train.sequences import Sequences
 
     rng = np.random.default_rng(0)
@@ -386,25 +387,25 @@ def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_pat
     found = states.States(tmp_path)
     embeddings = rng.standard_normal((20, 8)).astype(np.float32)
     output = rng.standard_normal((20, 8)).astype(np.float32)
-    model = _Head(ReDrafterTraining(), torch.from_numpy(output), 1.0, torch)
+    model = ReDrafterModule(ReDrafterTraining(), torch.from_numpy(output), 1.0)
     head = ReDrafterHead(model.weights(None), lambda tokens: embeddings[list(tokens)])
-    batch = Sequences(found, found.hidden, embeddings, "cpu").batch([0, 1])
+    batch = Sequences(found, "cpu", embeddings, found.hidden).batch([0, 1])
     with torch.inference_mode():
         chains = [
             (p.tolist(), (ours @ model.output.T).numpy()) for p, ours in model.chains(batch, 3)
         ]
     # Chains of up to three start from the states at 1 to 4 and at 7 to 9 with the token after each.
-    # They end where the sequence does.
-    starts = [1, 2, 3, 4, 7, 8, 9]
-    assert chains[0][0] == [0, 1, 2, 3, 4, 5, 6]
-    assert chains[1][0] == [1, 2, 3, 5, 6]
-    assert chains[2][0] == [2, 3, 6]
-    for i, start in enumerate(starts):
+    # They end where the sequence does. Each sequence takes six places.
+    starts = {1: 1, 2: 2, 3: 3, 4: 4, 6: 7, 7: 8, 8: 9}
+    assert chains[0][0] == list(starts)
+    assert chains[1][0] == [2, 3, 4, 7, 8]
+    assert chains[2][0] == [3, 4, 8]
+    for i, (place, start) in enumerate(starts.items()):
         hidden = found.hidden[start].astype(np.float32)
         (rows,) = head.advance([Beams(hidden, [int(found.tokens[start + 1])], None)])
         np.testing.assert_allclose(rows.logits(0), chains[0][1][i], atol=1e-4)
         for depth in (1, 2):
-            if i + depth in chains[depth][0] and starts[min(i + depth, 6)] == start + depth:
+            if place + depth in chains[depth][0]:
                 (rows,) = head.advance([rows.below([0], [int(found.tokens[start + 1 + depth])])])
-                at = chains[depth][0].index(i + depth)
+                at = chains[depth][0].index(place + depth)
                 np.testing.assert_allclose(rows.logits(0), chains[depth][1][at], atol=1e-4)

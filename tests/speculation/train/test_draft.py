@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
+from batching.llama.weights import Weights
 from batching.rows import text_rows
 from speculation.engine import Engine
+from speculation.heads.file import HeadsInfo
 from speculation.train.__main__ import main
-from speculation.train.draft import DraftTraining, TrainedDraft, write_draft
 from speculation.train.loss import distribution_loss
+from speculation.train.params import DraftTraining
 from tests.support.exact import EXACT
 
 torch = pytest.importorskip("torch")
@@ -23,10 +25,13 @@ pytestmark = pytest.mark.train
 def test_the_trained_network_is_the_one_that_llama_cpp_runs(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    from speculation.train.draft import write_draft
     from speculation.train.layer import DraftModule
+    from speculation.train.training import Target
 
     with Engine.load(tiny_model, EXACT) as engine:
-        n_vocab = engine.model.n_vocab
+        info = HeadsInfo.of_target("draft", engine.model)
+    n_vocab = info.n_vocab
     params = DraftTraining(width=64, layers=2, ff=96, kind="f32")
     generator = torch.Generator().manual_seed(0)
     drafted = np.arange(5, n_vocab, 2)
@@ -36,13 +41,10 @@ def test_the_trained_network_is_the_one_that_llama_cpp_runs(
     with torch.no_grad():
         for parameter in module.parameters():  # what begins as 0 must count, too
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    trained = TrainedDraft(
-        {name: of.numpy() for name, of in module.tensors(n_vocab).items()},
-        np.zeros((1, 1), np.float32),
-        0,
-    )
+    tensors = {name: of.numpy() for name, of in module.tensors(n_vocab).items()}
     path = tmp_path / "draft.gguf"
-    write_draft(path, "tiny", params, trained, tiny_model, 128)
+    target = Target(info, Weights(tiny_model), np.zeros((0, 0), np.float32))
+    write_draft(path, params, tensors, target)
     tokens = [1, 7, 30, 12, 7, 99, 4]
     with torch.inference_mode():
         ours = module.output(module(torch.tensor([tokens]))[0])

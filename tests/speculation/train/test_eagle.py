@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
+from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, loss, states
 from speculation.train.__main__ import main
-from speculation.train.eagle import EagleTraining, shape_for, train_eagle
+from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.texts import Sample
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
@@ -124,7 +126,7 @@ def collected(folder: Path) -> states.States:
 def test_each_position_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
     embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
-    data = Sequences(found, found.hidden, embeddings, "cpu")
+    data = Sequences(found, "cpu", embeddings, found.hidden)
     batch = data.batch([0, 1])
     assert batch.embeddings[0, :, 0].tolist() == [102, 104, 106, 108, 110]
     assert batch.before[0, :, 0].tolist() == [0, 2, 4, 6, 8]
@@ -167,7 +169,7 @@ def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.Monk
 
 def test_batches_group_similar_lengths_and_leave_nothing_out() -> None:
     lengths = [10 * (i % 7) for i in range(100)]
-    seen = list(batches(range(100), lengths, 8, 26, 0))
+    seen = list(islice(batches(range(100), 8, 0, lengths.__getitem__), 26))
     assert sorted(i for some in seen[:13] for i in some) == list(range(100))
     assert sorted(i for some in seen[13:] for i in some) == list(range(100))
     assert seen[:13] != seen[13:]
@@ -175,22 +177,22 @@ def test_batches_group_similar_lengths_and_leave_nothing_out() -> None:
 
 
 def test_a_layer_has_the_shape_of_the_targets_layers(tmp_path: Path) -> None:
+    from speculation.train.eagle import shape_for
+
     path = write_tiny_gguf(tmp_path / "m.gguf", n_embd=64, n_head=8)
-    with Engine.load(path, EXACT) as engine:
-        assert shape_for(engine.model) == EagleShape(64, 8, 8, 128)
-        assert shape_for(engine.model, 96).n_ff == 96
+    assert shape_for(Weights(path), 64) == EagleShape(64, 8, 8, 128)
+    assert shape_for(Weights(path), 64, 96).n_ff == 96
 
 
 def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> None:
     found = collected(tmp_path / "states")
-    some = np.zeros((9, 2), np.float32)
     with pytest.raises(InvalidParameter, match="passes is 9; give 1 to 8"):
         EagleTraining(passes=9)
     with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
         EagleTraining(kind="q4_0")
     found.span_end[:] = 0
     with pytest.raises(TrainError, match="the data has no token to train on"):
-        train_eagle(found, some, some, EagleShape(2, 1, 1, 4), EagleTraining())
+        Sequences(found, "cpu").split(0.05)
 
 
 def test_drafts_of_a_trained_head_are_accepted(
@@ -276,5 +278,5 @@ def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
     np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
     np.save(folder / "choices.npy", np.zeros(6, np.int32))
     found = states.States(folder)
-    data = Sequences(found, found.hidden, np.zeros((9, 4), np.float32), "cpu")
+    data = Sequences(found, "cpu", np.zeros((9, 4), np.float32), found.hidden)
     assert [data.loss_mask(sample).tolist() for sample in range(3)] == [[], [False], [True, False]]

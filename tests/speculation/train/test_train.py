@@ -18,12 +18,24 @@ from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.registry import resolve
 from speculation.system.files import require_writable
-from speculation.train import medusa, states
+from speculation.train import states
 from speculation.train.__main__ import main
-from speculation.train.eagle import EagleTraining
-from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replay
-from speculation.train.redrafter import ReDrafterTraining
-from speculation.train.schedule import held_out_start
+from speculation.train.params import (
+    DraftTraining,
+    EagleTraining,
+    MedusaTraining,
+    ReDrafterTraining,
+)
+from speculation.train.ranks import (
+    N_RANKS,
+    NONE,
+    accuracy_of,
+    chain_accuracy,
+    columns_of,
+    ranks_of,
+    replay,
+)
+from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.texts import Sample
 from tests.support.train_data import lines
 
@@ -32,15 +44,15 @@ EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
     folder = fake_states(tmp_path)
-    labels = medusa._labels(folder, 2)
-    none = medusa._NO_LABEL
+    labels = labels_of(folder, 2)
+    none = NONE
     # Tokens 3 to 6 are a reply. Its first token is predicted from the state before it.
     assert labels.tolist() == [
         [none] * 2, [none] * 2, [13, 14], [14, 15], [15, none], [none] * 2, [none] * 2,
         *[[none] * 2] * 3,
     ]  # fmt: skip
-    cut = medusa._renumbered(labels, np.array([13, 15], np.int32))
-    assert cut[2:5].tolist() == [[0, medusa._NOT_DRAFTED], [medusa._NOT_DRAFTED, 1], [1, none]]
+    cut = columns_of(labels, np.array([13, 15], np.int32))
+    assert cut[2:5].tolist() == [[0, none], [none, 1], [1, none]]
 
 
 def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
@@ -111,6 +123,7 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     tokens = np.array([7, 15, 20], np.int32)
     assert ranks_of(logits, wanted, tokens).tolist() == [1, 2, 0]
     assert ranks_of(logits, np.array([20, 8, 90]), tokens).tolist() == [1, N_RANKS, N_RANKS]
+    assert ranks_of(logits, np.array([20, NONE, 90]), tokens).tolist() == [1, -1, N_RANKS]
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
@@ -200,7 +213,9 @@ def test_heads_that_grow_their_own_tree_cannot_be_given_one(
     assert f"{file} has heads for {kind.replace('eagle3', 'eagle-3')}, which build their" in error
 
 
-@pytest.mark.parametrize("training", [medusa.MedusaTraining, ReDrafterTraining, EagleTraining])
+@pytest.mark.parametrize(
+    "training", [MedusaTraining, ReDrafterTraining, EagleTraining, DraftTraining]
+)
 def test_a_negative_seed_is_refused(training: type) -> None:
     with pytest.raises(InvalidParameter, match="seed is -1; give 0 to 4294967295"):
         training(seed=-1)
@@ -335,7 +350,7 @@ def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     def train(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99")
 
-    monkeypatch.setattr("speculation.train.commands.medusa.train", train)
+    monkeypatch.setattr("speculation.train.training.train", train)
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: out of memory in a training step; lower --batch or give")
