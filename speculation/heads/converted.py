@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from batching.errors import HeadsError
-from batching.gguf.reader import GGUFFile, fingerprint
+from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.file import model_name
+from speculation.heads.file import check_trained_on, model_name
 
 EMBEDDINGS, OUTPUT, DRAFT_TOKENS = "token_embd.weight", "output.weight", "d2t"
 CONVERT_AGAIN = "convert it again with convert_hf_to_gguf.py of a recent llama.cpp"
@@ -21,20 +21,15 @@ _I64 = 27  # ggml_type
 
 def check_target(gguf: GGUFFile, model: Model) -> None:
     """Raise HeadsError if a head is split into several files or names another target."""
-    name = gguf.path.name
     n_files = gguf.metadata.get("split.count", 1)
     if n_files > 1:
         raise HeadsError(
-            f"{name} is one of {n_files} files; join them with llama.cpp's llama-gguf-split --merge"
+            f"{gguf.path.name} is one of {n_files} files; join them with llama.cpp's "
+            f"llama-gguf-split --merge"
         )
     trained_on = gguf.metadata.get("heads.target.fingerprint")
-    if trained_on is not None and trained_on != fingerprint(model.path):
-        raise HeadsError(
-            f"the head {name} was trained on {gguf.metadata.get('heads.target.name')!r} "
-            f"(fingerprint {trained_on}), but the model is {model_name(model)!r} "
-            f"({model.path.name}, fingerprint {fingerprint(model.path)}); load that model, or "
-            f"train a head for this one"
-        )
+    if trained_on is not None:
+        check_trained_on(gguf.path, gguf.metadata.get("heads.target.name"), trained_on, model)
 
 
 def check_width(gguf: GGUFFile, model: Model, width: object) -> None:

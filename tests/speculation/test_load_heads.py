@@ -10,6 +10,7 @@ from batching.errors import HeadsError
 from batching.llama.model import Model
 from speculation import load_heads as module
 from speculation.drafter import MethodSpec
+from speculation.heads.base import Head
 from speculation.heads.kind import HeadsKind, llama_format
 from speculation.load_heads import load_heads, require_no_heads
 from tests.support.tiny_gguf import finish_writer, started_writer
@@ -20,13 +21,14 @@ def test_a_method_can_bring_a_kind_of_heads_of_its_own(
 ) -> None:
     path = tmp_path / "mine.gguf"
     finish_writer(started_writer(path, "my-heads", 512, 32, 1, None), path)
-    mine = llama_format("mine", "my-heads", lambda gguf, model: gguf.path.name)
-    inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: "from the model")
+    own, contained = Head(), Head()
+    mine = llama_format("mine", "my-heads", lambda gguf, model: own)
+    inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: contained)
     spec = MethodSpec("mine", "Mine", lambda params, resources: None, heads=(mine, inside))
     with Model(tiny_model) as model:
         with pytest.raises(HeadsError):
             load_heads([path], model)
         monkeypatch.setattr(module, "METHODS", {"mine": spec})
-        assert load_heads([path], model) == {"mine": "mine.gguf", "inside": "from the model"}
+        assert load_heads([path], model) == {"mine": own, "inside": contained}
     with pytest.raises(HeadsError, match="contains drafting heads, not a model"):
         require_no_heads(path)
