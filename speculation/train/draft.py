@@ -50,15 +50,11 @@ class DraftTrainer(ChainTrainer[DraftTraining]):
             yield places, states[places]
 
     def write(self, path: Path, ranks: Ints) -> None:
-        write_draft(path, self.params, self._tensors(), self.target)
+        write_draft(path, self.params, self.module.tensors(), self.target)
 
     def report(self, ranks: Ints) -> str:
-        n_parameters = sum(tensor.size for tensor in self._tensors().values())
+        n_parameters = sum(tensor.size for tensor in self.module.tensors().values())
         return f"{super().report(ranks)}\n\n{n_parameters / 1e6:.1f} million parameters"
-
-    def _tensors(self) -> dict[str, Floats]:
-        tensors = self.module.tensors(len(self.target.output))
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def write_draft(

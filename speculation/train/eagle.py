@@ -24,7 +24,7 @@ from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3_file import write_eagle3
 from speculation.heads.eagle_file import write_eagle
 from speculation.train import TrainError
-from speculation.train.layer import Eagle3Module, EagleModule, tensors_of
+from speculation.train.layer import Eagle3Module, EagleModule
 from speculation.train.params import EagleTraining
 from speculation.train.ranks import Ints
 from speculation.train.sequences import Batch
@@ -101,7 +101,7 @@ class EagleTrainer(ChainTrainer[EagleTraining]):
 
     def write(self, path: Path, ranks: Ints) -> None:
         target, kind, tokens = self.target, self.params.kind, self.tokens
-        tensors = {name: tensor.numpy() for name, tensor in tensors_of(self.module).items()}
+        tensors = self.module.tensors()
         if not target.layers:
             write_eagle(path, target.info, self.shape, tensors, tokens=tokens, kind=kind)
             return

@@ -33,12 +33,12 @@ CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
 
 
 def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
-    from speculation.train.layer import EagleModule, file_name, tensors_of
+    from speculation.train.layer import EagleModule
 
     built = EagleModule(SHAPE, 1.0)
     for name, parameter in built.named_parameters():
-        parameter.data = torch.from_numpy(tensors[file_name(name)])
-    assert set(tensors_of(built)) == set(SHAPE.tensors)
+        parameter.data = torch.from_numpy(tensors[name])
+    assert set(built.tensors()) == set(SHAPE.tensors)
     return built
 
 
@@ -71,12 +71,12 @@ def test_in_each_training_pass_one_more_state_is_the_heads_own() -> None:
 
 
 def test_the_eagle_3_module_matches_llama_cpps_graph() -> None:
-    from speculation.train.layer import Eagle3Module, file_name
+    from speculation.train.layer import Eagle3Module
 
     w = eagle3_tensors()
     built = Eagle3Module(SHAPE, torch.ones(32))
     for name, parameter in built.named_parameters():
-        parameter.data = torch.from_numpy(w[file_name(name)])
+        parameter.data = torch.from_numpy(w[name])
     rng = np.random.default_rng(0)
     embeddings = rng.standard_normal((7, 32)).astype(np.float32)
     features = rng.standard_normal((7, 96)).astype(np.float32)
@@ -96,7 +96,7 @@ def test_the_eagle_3_module_matches_llama_cpps_graph() -> None:
 
 
 def test_feature_scales_are_folded_into_the_matrix_in_the_file() -> None:
-    from speculation.train.layer import Eagle3Module, tensors_of
+    from speculation.train.layer import Eagle3Module
 
     rng = np.random.default_rng(0)
     sizes = torch.from_numpy(rng.uniform(0.1, 50, 96).astype(np.float32))
@@ -105,7 +105,7 @@ def test_feature_scales_are_folded_into_the_matrix_in_the_file() -> None:
     embeddings = torch.from_numpy(rng.standard_normal((1, 7, 32)).astype(np.float32))
     plain = Eagle3Module(SHAPE, torch.ones(32))
     plain.load_state_dict({**built.state_dict(), "sizes": torch.ones(96)})
-    plain.fc.weight.data = tensors_of(built)["fc.weight"]
+    plain.fc.weight.data = torch.from_numpy(built.tensors()["fc.weight"])
     with torch.inference_mode():
         ours, theirs = built(embeddings, features, 2), plain(embeddings, features, 2)
     for mine, other in zip(ours, theirs, strict=True):
