@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tqdm import tqdm
 
 from batching.errors import InvalidParameter
 from batching.gguf.reader import fingerprint
@@ -118,8 +120,8 @@ def run(kind: str, args: argparse.Namespace) -> None:
         _set_threads(args.threads)
     print(f"training {KINDS[kind].what} on {len(collected):,} states ({device})", flush=True)
     trainer = trainer_class(params, collected, target, device)
-    with Progress("step") as progress:
-        ranks = train(trainer, progress.loss)
+    with _progress("training", " steps") as progress:
+        ranks = train(trainer, progress)
     trainer.write(args.out, ranks)
     print(trainer.report(ranks))
     print(f"\n{args.out}: {args.out.stat().st_size / 1e6:.2f} MB")
@@ -183,43 +185,29 @@ def _collect(
     layers = states.begin(folder, settings)
     if not states.all_written(folder):
         n_before = states.n_samples(folder)
-        with Progress("writing" if args.generate else "text") as progress:
+        with _progress("replies" if args.generate else "texts", " tokens") as progress:
             if args.generate:
                 # Several replies at once, in a context of its own.
                 params = ContextParams(n_ctx=length * REPLIES_AT_ONCE, n_threads=args.threads)
                 with replying(path, params, args.gpu_layers) as writer:
                     samples = generate_replies(writer, args.data, length, args.generate, n_before)
-                    states.write_samples(folder, samples, args.max_tokens, progress.tokens)
+                    states.write_samples(folder, samples, args.max_tokens, progress)
             else:
                 samples = read_texts(engine.model, args.data, length, n_before)
-                states.write_samples(folder, samples, args.max_tokens, progress.tokens)
-    with Progress("reading") as progress:
-        return states.collect(folder, engine.context, progress.tokens, layers)
+                states.write_samples(folder, samples, args.max_tokens, progress)
+    with _progress("states", " tokens") as progress:
+        return states.collect(folder, engine.context, progress, layers)
 
 
-class Progress:
-    """A progress line on stderr, updated at most twice a second. Leaving ``with`` ends the line."""
+@contextmanager
+def _progress(what: str, unit: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr. Yields what updates it: ``show(done, total, loss=None)``."""
+    with tqdm(desc=what, unit=unit, file=sys.stderr, mininterval=0.5, dynamic_ncols=True) as bar:
 
-    def __init__(self, phase: str) -> None:
-        self._phase = phase
-        self._shown = 0.0
-        self._any = False
+        def show(done: int, total: int, loss: float | None = None) -> None:
+            bar.total = total
+            if loss is not None:
+                bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            bar.update(done - bar.n)
 
-    def tokens(self, done: int, total: int) -> None:
-        self._show(f"{self._phase}: {done:,} of {total:,} tokens", last=done >= total)
-
-    def loss(self, step: int, n_steps: int, loss: float) -> None:
-        self._show(f"{self._phase} {step:,} of {n_steps:,}: loss {loss:.3f}", last=step == n_steps)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._any:
-            print(file=sys.stderr)
-
-    def _show(self, text: str, *, last: bool) -> None:
-        now = perf_counter()
-        if last or now - self._shown > 0.5:
-            self._shown, self._any = now, True
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+        yield show

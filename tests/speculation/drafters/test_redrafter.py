@@ -373,18 +373,16 @@ def test_drafts_of_a_trained_head_are_accepted(tmp_path: Path, tiny_model: Path)
 def test_the_training_loss_of_a_chain_matches_drafting_it_token_by_token(tmp_path: Path) -> None:
     """Training must compute for each token of a chain what the head computes when it drafts."""
     torch = pytest.importorskip("torch")
-    from speculation.train import states
     from speculation.train.params import ReDrafterTraining
     from speculation.train.redrafter import ReDrafterModule
     from speculation.train.sequences import Sequences
+    from speculation.train.texts import Sample
+    from tests.support.train_data import collected
 
     rng = np.random.default_rng(0)
-    np.save(tmp_path / "tokens.npy", rng.integers(0, 20, 12).astype(np.int32))
-    np.save(tmp_path / "choices.npy", rng.integers(0, 20, 12).astype(np.int32))
-    np.save(tmp_path / "ends.npy", np.array([7, 12]))
-    np.save(tmp_path / "until.npy", np.array([0, 0, 0, 7, 7, 7, 7, 12, 12, 12, 12, 12]))
-    np.save(tmp_path / "hidden.npy", rng.standard_normal((12, 8)).astype(np.float16))
-    found = states.States(tmp_path)
+    tokens, choices = rng.integers(0, 20, (2, 12)).tolist()
+    samples = [Sample(tokens[:7], [(3, 7)]), Sample(tokens[7:])]
+    found = collected(tmp_path, samples, rng.standard_normal((12, 8)), choices)
     embeddings = rng.standard_normal((20, 8)).astype(np.float32)
     output = rng.standard_normal((20, 8)).astype(np.float32)
     model = ReDrafterModule(ReDrafterTraining(), torch.from_numpy(output), 1.0)

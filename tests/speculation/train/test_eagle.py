@@ -15,16 +15,18 @@ from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
-from speculation.train import TrainError, loss, states
+from speculation.train import TrainError, loss
 from speculation.train.__main__ import main
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
+from speculation.train.states import States
 from speculation.train.texts import Sample
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
 from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.train_data import collected
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.train
@@ -112,19 +114,14 @@ def test_feature_scales_are_folded_into_the_matrix_in_the_file() -> None:
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
 
 
-def collected(folder: Path) -> states.States:
+def two_samples(folder: Path) -> States:
     """Two samples of 6 and 3 tokens; of the first the target wrote tokens 3 to 5."""
-    folder.mkdir()
-    np.save(folder / "tokens.npy", np.arange(9, dtype=np.int32))
-    np.save(folder / "choices.npy", np.arange(1, 10, dtype=np.int32))
-    np.save(folder / "ends.npy", np.array([6, 9]))
-    np.save(folder / "until.npy", np.array([0, 0, 0, 6, 6, 6, 9, 9, 9]))
-    np.save(folder / "hidden.npy", np.arange(18).reshape(9, 2).astype(np.float16))
-    return states.States(folder)
+    samples = [Sample(list(range(6)), [(3, 6)]), Sample([6, 7, 8])]
+    return collected(folder, samples, np.arange(18).reshape(9, 2), range(1, 10))
 
 
 def test_each_position_pairs_a_token_with_the_states_before_and_after_it(tmp_path: Path) -> None:
-    found = collected(tmp_path / "states")
+    found = two_samples(tmp_path)
     embeddings = np.arange(18, dtype=np.float32).reshape(9, 2) + 100
     data = Sequences(found, "cpu", embeddings, found.hidden)
     batch = data.batch([0, 1])
@@ -185,7 +182,7 @@ def test_a_layer_has_the_shape_of_the_targets_layers(tmp_path: Path) -> None:
 
 
 def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> None:
-    found = collected(tmp_path / "states")
+    found = two_samples(tmp_path)
     with pytest.raises(InvalidParameter, match="passes is 9; give 1 to 8"):
         EagleTraining(passes=9)
     with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
@@ -271,12 +268,7 @@ def test_layers_that_cannot_be_read_are_refused_before_replies_are_generated(
 
 
 def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    states.begin(folder, {})
     samples = [Sample([5]), Sample([5, 6]), Sample([5, 6, 7])]
-    states.write_samples(folder, samples, 100, lambda done, total: None)
-    np.save(folder / "hidden.npy", np.zeros((6, 4), np.float16))
-    np.save(folder / "choices.npy", np.zeros(6, np.int32))
-    found = states.States(folder)
+    found = collected(tmp_path, samples)
     data = Sequences(found, "cpu", np.zeros((9, 4), np.float32), found.hidden)
     assert [data.loss_mask(sample).tolist() for sample in range(3)] == [[], [False], [True, False]]

@@ -18,7 +18,6 @@ from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.registry import resolve
 from speculation.system.files import require_writable
-from speculation.train import states
 from speculation.train.__main__ import main
 from speculation.train.params import (
     DraftTraining,
@@ -37,14 +36,15 @@ from speculation.train.ranks import (
 )
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.texts import Sample
-from tests.support.train_data import lines
+from tests.support.train_data import collected, lines
 
 EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
 def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
-    folder = fake_states(tmp_path)
-    labels = labels_of(folder, 2)
+    # The target generated tokens 3 to 6 of the first sequence.
+    samples = [Sample(list(range(7)), [(3, 7)]), Sample([7, 8, 9], [])]
+    labels = labels_of(collected(tmp_path, samples, choices=range(10, 20)), 2)
     none = NONE
     # Tokens 3 to 6 are a reply. Its first token is predicted from the state before it.
     assert labels.tolist() == [
@@ -56,16 +56,11 @@ def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
 
 
 def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    states.begin(folder, {})
     reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
     nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
     samples = [reply, *nothing, reply, *nothing, reply, *nothing]
-    states.write_samples(folder, samples, 100, lambda done, total: None)
-    np.save(folder / "hidden.npy", np.zeros((27, 4), np.float16))
-    np.save(folder / "choices.npy", np.zeros(27, np.int32))
-    found = states.States(folder)
+    found = collected(tmp_path, samples)
     assert held_out_start(found, 0.05) == 18
     assert held_out_start(found, 0.5) == 9
 
@@ -83,16 +78,6 @@ def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     measured = re.search(r"measured on (\d+) held-out states", capsys.readouterr().out)
     assert measured is not None
     assert int(measured[1]) > 0
-
-
-def fake_states(folder: Path) -> states.States:
-    """Ten tokens in two sequences; the target generated tokens 3 to 6 of the first."""
-    np.save(folder / "tokens.npy", np.arange(10, dtype=np.int32))
-    np.save(folder / "choices.npy", np.arange(10, 20, dtype=np.int32))
-    np.save(folder / "ends.npy", np.array([7, 10]))
-    np.save(folder / "until.npy", np.array([0, 0, 0, 7, 7, 7, 7, 0, 0, 0]))
-    np.save(folder / "hidden.npy", np.zeros((10, 4), np.float16))
-    return states.States(folder)
 
 
 def test_accuracy_and_replay_count_ranks() -> None:
