@@ -13,6 +13,7 @@ test" of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and HASS (Zhang et al. 2024,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,15 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=4).flatten(3)
 
 
+def passes(step: Callable[[Tensor], Tensor], first: Tensor, n: int) -> list[Tensor]:
+    """The states of ``n`` passes. ``step`` predicts them from the states one token earlier, which
+    are ``first`` and later those of the pass before, (rows, time, n_embd)."""
+    found = [step(first)]
+    while len(found) < n:
+        found.append(step(torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)))
+    return found
+
+
 class EagleModule(nn.Module):
     """EAGLE's head: embeddings and states (rows, time, n_embd) -> the states of each pass."""
 
@@ -128,13 +138,12 @@ class EagleModule(nn.Module):
     def forward(self, embeddings: Tensor, states: Tensor, n_passes: int) -> list[Tensor]:
         (layer,) = self.blk
         past: Past = []
-        found: list[Tensor] = []
-        for _ in range(n_passes):
-            if found:
-                states = torch.cat([states[:, :1], found[-1][:, :-1]], dim=1)
+
+        def step(states: Tensor) -> Tensor:
             x = self.fc(torch.cat([embeddings, states], dim=2))
-            found.append(self.output_norm(layer(layer.attn_norm(x), x, past)))
-        return found
+            return self.output_norm(layer(layer.attn_norm(x), x, past))
+
+        return passes(step, states, n_passes)
 
     def read(self, states: Tensor) -> Tensor:
         """The input of the output matrix."""
@@ -175,15 +184,13 @@ class Eagle3Module(nn.Module):
     def forward(self, embeddings: Tensor, features: Tensor, n_passes: int) -> list[Tensor]:
         (layer,) = self.blk
         past: Past = []
-        found: list[Tensor] = []
         known = layer.attn_norm(embeddings)
-        states = first = self.fc(features / self.sizes)
-        for _ in range(n_passes):
-            if found:
-                states = torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)
+
+        def step(states: Tensor) -> Tensor:
             inner = torch.cat([known, layer.attn_norm_2(states)], dim=2)
-            found.append(layer(inner, states, past))
-        return found
+            return layer(inner, states, past)
+
+        return passes(step, self.fc(features / self.sizes), n_passes)
 
     def read(self, states: Tensor) -> Tensor:
         return self.output_norm(states)

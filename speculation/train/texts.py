@@ -52,8 +52,8 @@ class Sample:
         return Sample(self.ids[start:end], [(a, b) for a, b in inside if a < b])
 
 
-# The content of a JSON line or of a plain text file: text, prompts, a chat, or tokens.
-Record = str | tuple[str, ...] | list[Message] | Sample
+# The content of a JSON line or of a plain text file: text, a chat or its prompts, or tokens.
+Record = str | list[Message] | Sample
 
 
 def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Sample]:
@@ -64,9 +64,9 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
     for record in _records(files):
         if isinstance(record, str):
             record = Sample(model.tokenize(record))
-        elif isinstance(record, tuple):
-            raise TrainError("the data has prompts without replies; add --generate N")
         elif isinstance(record, list):
+            if all(message["role"] != "assistant" for message in record):
+                raise TrainError("the data has prompts without replies; add --generate N")
             record = Sample(chat_prompt(model, record).tokens)
         elif record.ids and max(record.ids) >= model.n_vocab:
             raise TrainError(
@@ -109,15 +109,10 @@ def generate_replies(
     too_long: list[int] = []  # lengths of the prompts that did not fit
 
     def reply(record: Record) -> Sample:
-        if isinstance(record, str | Sample):
-            ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
-            return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
-        chat: Sequence[Message] = (
-            [{"role": "user", "content": turn} for turn in record]
-            if isinstance(record, tuple)
-            else record
-        )
-        return _reply_to_chat(engine, chat, length, n_tokens, too_long)
+        if isinstance(record, list):
+            return _reply_to_chat(engine, record, length, n_tokens, too_long)
+        ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
+        return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
 
     for sample in _in_order(reply, islice(_records(files), skip, None), engine.parallel):
         any_fits = any_fits or bool(sample.ids)
@@ -224,14 +219,14 @@ def _parse_line(line: str, where: str) -> Record:
         found = json.loads(line)
         if isinstance(found.get("text"), str):
             return str(found["text"])
-        if isinstance(found.get("prompt"), str):
-            return (found["prompt"],)
         if "ids" in found:
             return _parse_ids(found["ids"], found.get("spans"), where)
-        for key, kind in (("turns", str), ("messages", dict)):
-            items = found.get(key)
-            if isinstance(items, list) and all(isinstance(item, kind) for item in items):
-                return tuple(items) if key == "turns" else _check_chat(items, where)
+        turns = [found["prompt"]] if "prompt" in found else found.get("turns")
+        if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+            return [{"role": "user", "content": turn} for turn in turns]
+        messages = found.get("messages")
+        if isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
+            return _check_chat(messages, where)
     except (ValueError, TypeError, AttributeError):
         pass
     raise TrainError(

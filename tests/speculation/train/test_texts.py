@@ -99,9 +99,11 @@ def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
 def test_the_error_for_prompts_without_replies_suggests_generate(
     engine: Engine, tmp_path: Path
 ) -> None:
-    file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    with pytest.raises(TrainError, match="add --generate N"):
-        list(read_texts(engine.model, [file], 64))
+    message = {"role": "user", "content": "the cat"}
+    for line in ({"prompt": "the cat"}, {"turns": ["a", "b"]}, {"messages": [message]}):
+        file = lines(tmp_path / "p.jsonl", line)
+        with pytest.raises(TrainError, match="add --generate N"):
+            list(read_texts(engine.model, [file], 64))
 
 
 def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
