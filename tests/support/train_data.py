@@ -1,4 +1,4 @@
-"""Files of training data, and collected states without a model."""
+"""Files of training data, the command that trains on them, and states without a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from speculation.train.__main__ import main
 from speculation.train.states import States, begin, write_samples
 from speculation.train.texts import Sample
 
@@ -18,6 +19,12 @@ def lines(path: Path, *objects: object) -> Path:
     text = "".join(json.dumps(item) + "\n" for item in objects)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
+
+
+def train(kind: str, model: Path, data: Path, out: Path, *flags: object) -> int:
+    """Run a command that trains, on one thread; return its exit code."""
+    files = ["--model", model, "--data", data, "--out", out, "--threads", 1]
+    return main([kind, *map(str, files), *map(str, flags)])
 
 
 def collected(

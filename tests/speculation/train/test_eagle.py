@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,20 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.llama.weights import Weights
 from batching.tree import Floats
-from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.train import TrainError, loss
-from speculation.train.__main__ import main
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 from speculation.train.texts import Sample
 from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
-from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.train_data import collected
+from tests.support.train_data import collected, lines, train
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.train
-
-CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
 
 
 def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
@@ -192,52 +186,6 @@ def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> No
         Sequences(found, "cpu").split(0.05)
 
 
-def test_drafts_of_a_trained_head_are_accepted(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "prompts.jsonl"
-    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
-    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
-    out = tmp_path / "head.gguf"
-    flags = ["--model", tiny_model, "--data", data, "--out", out, "--generate", 60]
-    flags += ["--epochs", 60, "--batch", 2, "--rate", 0.005, "--threads", 1, "--kind", "f32"]
-    assert main(["eagle", *map(str, flags)]) == 0
-    shown = capsys.readouterr().out
-    assert "tokens per step" in shown
-    with Engine.load(tiny_model, EXACT, heads=out) as engine:
-        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
-        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
-        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
-        # An untrained head gives 1.0; a chain of three gives less than a tree.
-        for method, least in (("eagle-1", 1.5), ("eagle-2", 1.5), (CHAIN, 1.3)):
-            ours = engine.generate(prompt, method=method, max_tokens=50).run()
-            assert ours.token_ids == plain.token_ids
-            assert ours.stats.tokens_per_step > least, method
-
-
-@pytest.mark.parametrize("vocab", [0, 200])
-def test_drafts_of_a_trained_eagle_3_head_are_accepted(
-    tmp_path: Path, vocab: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4)
-    data = tmp_path / "prompts.jsonl"
-    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
-    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
-    out = tmp_path / "head.gguf"
-    flags = ["--eagle3", "--layers", 1, 2, 3, "--model", target, "--data", data, "--out", out]
-    flags += ["--generate", 60, "--epochs", 60, "--batch", 2, "--rate", 0.005, "--threads", 1]
-    flags += ["--vocab", vocab, "--kind", "f32"]
-    assert main(["eagle", *map(str, flags)]) == 0
-    assert "tokens per step" in capsys.readouterr().out
-    with Engine.load(target, EXACT, heads=out) as engine:
-        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
-        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
-        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
-        ours = engine.generate(prompt, method="eagle-3", max_tokens=50).run()
-        assert ours.token_ids == plain.token_ids
-        assert ours.stats.tokens_per_step > 1.4
-
-
 @pytest.mark.parametrize(
     ("architecture", "flags", "reason"),
     [
@@ -259,10 +207,8 @@ def test_layers_that_cannot_be_read_are_refused_before_replies_are_generated(
     reason: str,
 ) -> None:
     target = write_tiny_gguf(tmp_path / "target.gguf", architecture=architecture)
-    data = tmp_path / "prompts.jsonl"
-    data.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
-    command = ["eagle", *flags, "--model", str(target), "--data", str(data), "--threads", "1"]
-    assert main([*command, "--generate", "8", "--out", str(tmp_path / "head.gguf")]) == 2
+    data = lines(tmp_path / "prompts.jsonl", {"prompt": "the cat"})
+    assert train("eagle", target, data, tmp_path / "head.gguf", "--generate", 8, *flags) == 2
     assert reason in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == [data, target]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
-from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaWeights
@@ -36,9 +35,9 @@ from speculation.train.ranks import (
 )
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.texts import Sample
-from tests.support.train_data import collected, lines
-
-EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.train_data import collected, lines, train
 
 
 def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
@@ -65,16 +64,15 @@ def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> Non
     assert held_out_start(found, 0.5) == 9
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
 @pytest.mark.train
 def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     prompts = ["the cat", "a dog", "the cat saw " * 40]
     data = lines(tmp_path / "p.jsonl", *[{"prompt": prompt} for prompt in prompts])
-    command = [kind, "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1"]
-    assert main([*command, "--generate", "12", "--ctx", "64"]) == 0
+    flags = ("--epochs", 1, "--generate", 12, "--ctx", 64)
+    assert train(kind, tiny_model, data, tmp_path / "h.gguf", *flags) == 0
     measured = re.search(r"measured on (\d+) held-out states", capsys.readouterr().out)
     assert measured is not None
     assert int(measured[1]) > 0
@@ -209,33 +207,73 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 # The whole training
 
 
-@pytest.mark.parametrize("options", [[], ["--output", "one", "--vocab", "40", "--blocks", "2"]])
+PROMPTS = ("the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat")
+CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "methods"),
+    [
+        ("medusa --heads 2 --epochs 40 --batch 32", {"medusa": 1.3}),
+        (
+            "medusa --heads 2 --epochs 40 --batch 32 --output one --vocab 40 --blocks 2",
+            {"medusa": 1.3},
+        ),
+        ("redrafter --output one --epochs 150", {"redrafter": 1.5}),
+        # A chain of three gives less than a tree.
+        (
+            "eagle --epochs 60 --rate 0.005 --kind f32",
+            {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3},
+        ),
+        ("eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32", {"eagle-3": 1.4}),
+        (
+            "eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32 --vocab 200",
+            {"eagle-3": 1.4},
+        ),
+        (
+            "draft --width 64 --layers 1 --vocab 200 --epochs 100",
+            {"draft:p_min=0,p_path=0": 1.5},
+        ),
+    ],
+)
 @pytest.mark.train
-def test_drafts_of_trained_heads_are_accepted(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+def test_drafts_of_what_was_trained_are_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, methods: dict[str, float]
 ) -> None:
-    data = lines(tmp_path / "p.jsonl", *([{"text": "the cat"}] * 5))
-    out = tmp_path / "heads.gguf"
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(out)]
-    command += ["--generate", "100", "--ctx", "128", "--threads", "1", "--heads", "2"]
-    command += ["--epochs", "15", "--batch", "32", "--rate", "0.01", "--device", "cpu", *options]
-    assert main(command) == 0
+    """Without drafts a step gives 1.0 tokens, with those of an untrained head up to 1.04."""
+    target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4 if "eagle3" in flags else 2)
+    data = lines(tmp_path / "p.jsonl", *({"prompt": prompt} for prompt in PROMPTS))
+    out = tmp_path / "out.gguf"
+    kind, *more = flags.split()
+    common = ("--generate", 60, "--batch", 2, "--rate", 0.01, "--device", "cpu")
+    assert train(kind, target, data, out, *common, *more) == 0
     printed = capsys.readouterr().out
     assert "accuracy of each choice" in printed
+    assert "tokens per step" in printed
     assert f"{out}: " in printed
-    with Engine.load(tiny_model, EXACT, heads=out) as engine:
-        plain = engine.generate("the cat", method="ar", max_tokens=80).run()
-        ours = engine.generate("the cat", method="medusa", max_tokens=80).run()
-        assert ours.token_ids == plain.token_ids
-        assert ours.stats.tokens_per_step > 1.3  # the heads were trained on this text
+    draft_model, heads = (out, ()) if kind == "draft" else (None, out)
+    with Engine.load(target, EXACT, draft_model=draft_model, heads=heads) as engine:
+        text = f"<s><|user|>{PROMPTS[0]}<|end|><|assistant|>"
+        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
+        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
+        for method, least in methods.items():
+            ours = engine.generate(prompt, method=method, max_tokens=50).run()
+            assert ours.token_ids == plain.token_ids
+            assert ours.stats.tokens_per_step > least, method
 
-    assert main(["tree", "--heads", str(out)]) == 0
+
+def test_the_tree_command_shows_sizes_and_writes_the_chosen_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, other = heads(tmp_path / "h.gguf", 0.5), tmp_path / "other.gguf"
+    assert main(["tree", "--heads", str(file)]) == 0
     assert "draft tokens, expected tokens per step" in capsys.readouterr().out
-    other = tmp_path / "other.gguf"
-    assert main(["tree", "--heads", str(out), "--choices", "0.1/2", "--out", str(other)]) == 0
+    assert main(["tree", "--heads", str(file), "--choices", "0.1/2", "--out", str(other)]) == 0
     assert show_choices(read_weights(HeadsFile(other)).tree) == "0.1/2"
-    assert main(["tree", "--heads", str(out), "--nodes", "1"]) == 0
-    assert len(read_weights(HeadsFile(out)).tree) == 1
+    assert main(["tree", "--heads", str(file), "--nodes", "1"]) == 0
+    assert len(read_weights(HeadsFile(file)).tree) == 1
+    assert main(["tree", "--heads", str(file), "--choices", "0.0.0"]) == 2
+    assert "the tree is deeper than the 2 heads" in capsys.readouterr().err
 
 
 @pytest.mark.train
@@ -245,46 +283,42 @@ def test_missing_requirements_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = tmp_path / "a.txt"
+    data, out = tmp_path / "a.txt", tmp_path / "h.gguf"
     data.write_text("", encoding="utf-8")
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--ctx", "64"]
-    command += ["--threads", "1", "--out", str(tmp_path / "h.gguf")]
-    monkeypatch.setattr("speculation.train.find_spec", lambda name: None)
-    assert main(command) == 2
+    with monkeypatch.context() as without:
+        without.setattr("speculation.train.find_spec", lambda name: None)
+        assert train("medusa", tiny_model, data, out) == 2
     assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
-    monkeypatch.undo()
-    assert main([*command[:-1], str(tmp_path / "none" / "h.gguf")]) == 2
+    assert train("medusa", tiny_model, data, tmp_path / "none" / "h.gguf") == 2
     assert "no such folder" in capsys.readouterr().err
-    assert main([*command, "--heads", "20"]) == 2
+    assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
     assert "heads is 20; give 1 to 8" in capsys.readouterr().err
     assert main(["tree", "--heads", str(tiny_model)]) == 2
     assert "contains no drafting heads" in capsys.readouterr().err
-    assert main(command) == 2
+    assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
     assert "the data has no token to train on" in capsys.readouterr().err
     data.write_text("the cat saw a dog", encoding="utf-8")
-    assert main([*command, "--work", str(tmp_path / "other")]) == 2
+    assert train("medusa", tiny_model, data, out, "--ctx", 64, "--work", tmp_path / "other") == 2
     assert "one must be held out; give more" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
 @pytest.mark.train
 def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    folder = tmp_path / "folder"
+    folder, data = tmp_path / "folder", tmp_path / "none.txt"
     folder.mkdir()
-    command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
-    command += ["--out", str(tmp_path / "h.gguf")]
     for flags, reason in (
-        (["--out", command[4]], f"cannot write {command[4]}: it is one of the input files"),
-        (["--out", str(folder)], f"cannot write {folder}: it is a folder"),
-        (["--seed", "-1"], "seed is -1; give 0 to 4294967295"),
-        (["--generate", "-5"], "--generate is -5; give 0 or more"),
-        (["--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
+        (["--out", data], f"cannot write {data}: it is one of the input files"),
+        (["--out", folder], f"cannot write {folder}: it is a folder"),
+        (["--seed", -1], "seed is -1; give 0 to 4294967295"),
+        (["--generate", -5], "--generate is -5; give 0 or more"),
+        (["--max-tokens", 0], "--max-tokens is 0; give 1 or more"),
         (["--device", "foo"], "--device is 'foo'; PyTorch has cpu"),
         (["--device", "cuda:99"], "--device is 'cuda:99'; PyTorch has cpu"),
     ):
-        assert main([*command, *flags]) == 2
+        assert train(kind, tmp_path / "none.gguf", data, tmp_path / "h.gguf", *flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -294,8 +328,7 @@ def test_the_target_is_not_overwritten(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(tiny_model)]
-    assert main(command) == 2
+    assert train("medusa", tiny_model, data, tiny_model) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: cannot write {tiny_model}: it is one of the input files")
 
@@ -305,19 +338,20 @@ def test_a_failed_command_can_be_corrected_in_the_same_folder(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
-    assert main(command) == 2
+    files = ("medusa", tiny_model, data, tmp_path / "h.gguf")
+    flags = ["--epochs", 1, "--heads", 1]
+    assert train(*files, *flags) == 2
     assert "add --generate N" in capsys.readouterr().err
-    assert main([*command, "--generate", "256", "--ctx", "256"]) == 2
+    assert train(*files, *flags, "--generate", 256, "--ctx", 256) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: none of the 2 prompts leaves room for --generate 256 in a con")
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 0
+    flags += ["--generate", 8, "--ctx", 128]
+    assert train(*files, *flags) == 0
     lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # the same number of bytes
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert train(*files, *flags) == 2
     assert "has states collected with other settings: data was" in capsys.readouterr().err
     (tmp_path / "h.gguf.states" / "run.json").write_text("{", encoding="utf-8")
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert train(*files, *flags) == 2
     assert "run.json is damaged" in capsys.readouterr().err
 
 
@@ -329,14 +363,13 @@ def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--generate", "8", "--ctx", "128"]
 
-    def train(*_: object) -> None:
+    def out_of_memory(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99")
 
-    monkeypatch.setattr("speculation.train.training.train", train)
-    assert main(command) == 2
+    monkeypatch.setattr("speculation.train.training.train", out_of_memory)
+    flags = ("--generate", 8, "--ctx", 128)
+    assert train("medusa", tiny_model, data, tmp_path / "h.gguf", *flags) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: out of memory in a training step; lower --batch or give")
 
@@ -346,6 +379,5 @@ def test_a_context_no_larger_than_a_batch_can_be_collected_from(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat saw"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
-    assert main([*command, "--generate", "64", "--ctx", "64"]) == 0
+    flags = ("--epochs", 1, "--heads", 1, "--generate", 64, "--ctx", 64)
+    assert train("medusa", tiny_model, data, tmp_path / "h.gguf", *flags) == 0
