@@ -13,7 +13,6 @@ import pytest
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import text_rows
-from speculation.system.files import digest
 from speculation.train import TrainError, states
 from speculation.train.texts import Sample
 from tests.support.train_data import lines
@@ -169,11 +168,3 @@ def test_a_disk_that_fills_up_loses_no_samples(
     assert states.n_samples(tmp_path) == 2
     states.write_samples(tmp_path, [], 8, lambda done, total: None)
     assert states.all_written(tmp_path)
-
-
-def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "d.jsonl"
-    file.write_bytes(b"abc")
-    assert digest(file) == "ba7816bf8f01cfea"
-    file.write_bytes(b"abd")
-    assert digest(file) == "a52d159f262b2c6d"

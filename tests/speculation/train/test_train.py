@@ -16,7 +16,6 @@ from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.registry import resolve
-from speculation.system.files import require_writable
 from speculation.train.__main__ import main
 from speculation.train.params import (
     DraftTraining,
@@ -110,25 +109,7 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
-# Output files
-
-
-def test_a_path_that_cannot_be_written_is_refused_and_no_file_left(tmp_path: Path) -> None:
-    for path, reason in (
-        (tmp_path, "it is a folder"),
-        (tmp_path / "none" / "h.gguf", "no such folder"),
-        (tmp_path / ("x" * 250), "File name too long"),
-    ):
-        with pytest.raises(InvalidParameter, match=f"{reason}.*; give a file in a folder that"):
-            require_writable(path)
-    require_writable(tmp_path / "h.gguf")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="there is no /dev/null")
-def test_a_device_is_not_replaced() -> None:
-    with pytest.raises(InvalidParameter, match="cannot write /dev/null: it is a device"):
-        require_writable(Path("/dev/null"))
+# Trees
 
 
 def heads(path: Path, accuracy: float) -> Path:
