@@ -123,7 +123,7 @@ def write_samples(
     folder: Path,
     samples: Iterable[Sample],
     max_tokens: int,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Append samples to those already written, up to ``max_tokens`` tokens in all.
 
@@ -150,7 +150,7 @@ def write_samples(
 def collect(
     folder: Path,
     context: Context,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
     layers: Sequence[int] = (),
 ) -> States:
     """Decode every sequence and store each token's hidden state and greedy choice; resumable.

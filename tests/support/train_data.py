@@ -35,7 +35,7 @@ def collected(
 ) -> States:
     """States over ``samples``: hidden ones, (n, n_embd) or for all the same, and choices, (n,)."""
     begin(folder, {})
-    write_samples(folder, samples, 2**20, lambda done, total: None)
+    write_samples(folder, samples, 2**20)
     n = sum(len(sample.ids) for sample in samples)
     rows = np.array(np.broadcast_to(hidden, (n, np.shape(hidden)[-1])), np.float16)
     np.save(folder / "hidden.npy", rows)

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from batching.errors import InvalidParameter
-from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.parallel import ParallelEngine
 from speculation.train import TrainError
 from speculation.train.texts import Sample, generate_replies, read_texts
+from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.train_data import lines
-
-EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
 @pytest.fixture(scope="module")
