@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
+from batching.gguf.reader import GGUFFile
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
@@ -218,3 +219,14 @@ def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
     found = collected(tmp_path, samples)
     data = Sequences(found, "cpu", np.zeros((9, 4), np.float32), found.hidden)
     assert [data.loss_mask(sample).tolist() for sample in range(3)] == [[], [False], [True, False]]
+
+
+def test_texts_shorter_than_the_passes_do_not_spoil_the_head(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = lines(tmp_path / "ids.jsonl", *({"ids": [1, 5, token]} for token in range(270, 280)))
+    flags = ("--passes", 3, "--epochs", 2, "--batch", 1, "--kind", "f32")
+    out = tmp_path / "head.gguf"
+    assert train("eagle", tiny_model, data, out, *flags) == 0
+    assert "nan" not in capsys.readouterr().err
+    assert np.isfinite(GGUFFile(out).tensor("fc.weight")).all()
