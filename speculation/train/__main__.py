@@ -14,11 +14,12 @@ from speculation.train import commands, tree
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
 DESCRIPTION = """\
-Train drafting heads for a GGUF model, and choose their draft tree. See docs/training.md.
+Train drafting heads or a draft model for a GGUF model, the target. See docs/training.md.
 
-The target reads the data; its hidden states and choices are stored in a folder. Heads are trained
-on them and evaluated on held-out texts. Ctrl-C while it reads loses nothing: run the same command
-again to resume. The model's own replies are the best data: give prompts and --generate.
+The target reads the data, and its hidden states and choices are stored in a folder. Training learns
+from them and measures the result on held-out texts. Ctrl-C while the target reads loses nothing: run
+the same command again to resume. The target's own replies are the best data: give prompts and
+--generate.
 """
 
 

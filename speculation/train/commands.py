@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
         if isinstance(field.default, bool):
             add(flag, action="store_true", help=text)
         elif isinstance(field.default, tuple):
-            add(flag, type=int, nargs=3, default=field.default, help=text)
+            add(flag, type=int, nargs=3, default=field.default, help=text, metavar="N")
         else:
             text = f"{text} ({field.default})"
             add(flag, type=type(field.default), default=field.default, help=text)
@@ -104,6 +104,8 @@ def run(kind: str, args: argparse.Namespace) -> None:
     """Collect the target's states over the data, train on them, and write the file."""
     params = _checked_params(args, KINDS[kind].params)
     trainer_class = _trainer(kind)
+    import torch
+
     from speculation.train.training import Target, train
 
     path = resolve(args.model)
@@ -117,7 +119,7 @@ def run(kind: str, args: argparse.Namespace) -> None:
         collected = _collect(args, engine, path, target.layers)
     device = _checked_device(args.device)
     if args.threads:
-        _set_threads(args.threads)
+        torch.set_num_threads(args.threads)
     print(f"training {KINDS[kind].what} on {len(collected):,} states ({device})", flush=True)
     trainer = trainer_class(params, collected, target, device)
     with _progress("training", " steps") as progress:
@@ -143,12 +145,6 @@ def _checked_params(args: argparse.Namespace, kind: type[TrainingParams]) -> Tra
     require_writable(args.out)
     _checked_device(args.device)
     return params
-
-
-def _set_threads(n: int) -> None:
-    import torch
-
-    torch.set_num_threads(n)
 
 
 def _checked_device(device: str | None) -> str:
