@@ -16,9 +16,9 @@ OK, FAILED, INTERRUPTED = 0, 2, 130
 DESCRIPTION = """\
 Train drafting heads or a draft model for a GGUF model, the target. See docs/training.md.
 
-The target reads the data, and its hidden states and choices are stored in a folder. Training learns
-from them and measures the result on held-out texts. Ctrl-C while the target reads loses nothing: run
-the same command again to resume. The target's own replies are the best data: give prompts and
+The target reads the data; its hidden states and choices are stored in a folder. Training learns
+from them and measures the result on held-out texts. Ctrl-C while the target reads loses nothing:
+run the same command again to resume. The target's own replies are the best data: give prompts and
 --generate.
 """
 

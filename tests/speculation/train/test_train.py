@@ -130,41 +130,57 @@ def heads(path: Path, accuracy: float) -> Path:
     return path
 
 
-def test_a_tree_is_chosen_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
+def tree(file: Path, *flags: object) -> int:
+    return main(["tree", "--heads", str(file), *map(str, flags)])
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "flags", "expected"),
+    [
+        (0.5, "--nodes 1", "0"),
+        (0.5, "--nodes 2", "0.0"),
+        (0.5, "--choices 0.1/2", "0.1/2"),
+        # Heads that were never accepted get a tree, too.
+        (0.0, "--nodes 3", "0.0/1"),
+    ],
+)
+def test_a_tree_is_chosen_without_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: float, flags: str, expected: str
+) -> None:
+    file, other = heads(tmp_path / "h.gguf", accuracy), tmp_path / "other.gguf"
+    before = file.read_bytes()
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["tree", "--heads", str(file), "--nodes", "2"]) == 0
-    assert show_choices(read_weights(HeadsFile(file)).tree) == "0.0"
+    assert tree(file, *flags.split(), "--out", other) == 0
+    assert file.read_bytes() == before
+    assert tree(file, *flags.split()) == 0
+    for written in (file, other):
+        assert show_choices(read_weights(HeadsFile(written)).tree) == expected
 
 
-def test_heads_that_were_never_accepted_get_a_tree_too(tmp_path: Path) -> None:
-    file = heads(tmp_path / "h.gguf", 0.0)
-    assert main(["tree", "--heads", str(file), "--nodes", "3"]) == 0
-    assert len(read_weights(HeadsFile(file)).tree) == 3
+def test_without_a_tree_the_sizes_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tree(heads(tmp_path / "h.gguf", 0.5)) == 0
+    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
 
 
 def test_a_refused_tree_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
-    for nodes in ("0", "-3", "256"):
-        assert main(["tree", "--heads", str(file), "--nodes", nodes]) == 2
-        assert capsys.readouterr().err == f"error: --nodes is {nodes}; give 1 to 255\n"
-    assert main(["tree", "--heads", str(file), "--out", str(tmp_path / "other")]) == 2
-    assert "without a tree there is nothing to write to" in capsys.readouterr().err
-    folder = tmp_path / "folder"
+    file, folder, other = heads(tmp_path / "h.gguf", 0.5), tmp_path / "folder", tmp_path / "other"
     folder.mkdir()
-    assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
-    assert f"cannot write {folder}: it is a folder" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
-
-
-def test_nodes_and_choices_together_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
     before = file.read_bytes()
-    assert main(["tree", "--heads", str(file), "--nodes", "1", "--choices", "0.0"]) == 2
-    assert "--choices and --nodes both choose a tree; give one" in capsys.readouterr().err
+    for flags, reason in (
+        (["--nodes", 0], "--nodes is 0; give 1 to 255\n"),
+        (["--nodes", -3], "--nodes is -3; give 1 to 255\n"),
+        (["--nodes", 256], "--nodes is 256; give 1 to 255\n"),
+        (["--nodes", 1, "--choices", "0.0"], "--choices and --nodes both choose a tree; give one"),
+        (["--choices", "0.0.0"], "the tree is deeper than the 2 heads"),
+        (["--out", other], "without a tree there is nothing to write to"),
+        (["--nodes", 3, "--out", folder], f"cannot write {folder}: it is a folder"),
+    ):
+        assert tree(file, *flags) == 2
+        assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
 
 
 @pytest.mark.parametrize("kind", ["redrafter", "eagle", "eagle3"])
@@ -172,7 +188,7 @@ def test_heads_that_grow_their_own_tree_cannot_be_given_one(
     capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     file = resolve(f"bundled-{kind}")
-    assert main(["tree", "--heads", str(file)]) == 2
+    assert tree(file) == 2
     error = capsys.readouterr().err
     assert f"{file} has heads for {kind.replace('eagle3', 'eagle-3')}, which build their" in error
 
@@ -245,20 +261,6 @@ def test_drafts_of_what_was_trained_are_accepted(
             assert ours.stats.tokens_per_step > least, method
 
 
-def test_the_tree_command_shows_sizes_and_writes_the_chosen_tree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, other = heads(tmp_path / "h.gguf", 0.5), tmp_path / "other.gguf"
-    assert main(["tree", "--heads", str(file)]) == 0
-    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
-    assert main(["tree", "--heads", str(file), "--choices", "0.1/2", "--out", str(other)]) == 0
-    assert show_choices(read_weights(HeadsFile(other)).tree) == "0.1/2"
-    assert main(["tree", "--heads", str(file), "--nodes", "1"]) == 0
-    assert len(read_weights(HeadsFile(file)).tree) == 1
-    assert main(["tree", "--heads", str(file), "--choices", "0.0.0"]) == 2
-    assert "the tree is deeper than the 2 heads" in capsys.readouterr().err
-
-
 @pytest.mark.train
 def test_missing_requirements_are_reported_in_one_line(
     tiny_model: Path,
@@ -276,7 +278,7 @@ def test_missing_requirements_are_reported_in_one_line(
     assert "no such folder" in capsys.readouterr().err
     assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
     assert "heads is 20; give 1 to 8" in capsys.readouterr().err
-    assert main(["tree", "--heads", str(tiny_model)]) == 2
+    assert tree(tiny_model) == 2
     assert "contains no drafting heads" in capsys.readouterr().err
     assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
     assert "the data has no token to train on" in capsys.readouterr().err
