@@ -146,7 +146,7 @@ class EagleTraining(TrainingParams):
         if not self.eagle3:
             return ()
         n = model.n_layer
-        layers = self.layers or (min(2, n - 1), n // 2, max(n - 3, 0))
+        layers = tuple(self.layers) or (min(2, n - 1), n // 2, max(n - 3, 0))
         for layer in layers:
             if not 0 <= layer < n:
                 raise InvalidParameter(
