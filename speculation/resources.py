@@ -152,8 +152,6 @@ class Resources:
 
     def _head_of_slot(self, kind: str, index: int, n_slots: int) -> Any:
         head = self.heads[kind]
-        if not hasattr(head, "of_slot"):  # it keeps nothing of a text
-            return head
         return self.keep(("head of slot", kind, index), lambda: head.of_slot(index, n_slots))
 
     def share_text(self, other: Resources, n_tokens: int) -> None:

@@ -19,7 +19,7 @@ from batching.cache import SequenceCache
 from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.rows import Rows
+from batching.rows import text_rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import BUNDLED_MODEL, resolve
 from speculation.system.console import replace_unencodable, worded
@@ -41,10 +41,7 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
         tokens = list(text[: context.n_ctx])
         for start in range(0, len(tokens), context.n_batch):
             chunk = tokens[start : start + context.n_batch]
-            n = len(chunk)
-            output = context.decode(
-                Rows(chunk, range(start, start + n), [range(1)] * n, [True] * n)
-            )
+            output = context.decode(text_rows(chunk, start, [True] * len(chunk)))
             for row, token in enumerate(chunk):
                 logits = output.logits(row)
                 k = min(N_NEXT, len(logits))
@@ -78,11 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m speculation.bigrams",
-        description="Build the bigram table that the method recycling starts from.",
+        description="Build the table of likely next tokens that the method recycling starts from.",
     )
     parser.add_argument("--model", default=BUNDLED_MODEL, help="a GGUF or a name in models.txt")
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="UTF-8 text files")
-    parser.add_argument("--out", type=Path, help="output file (in the user's cache directory)")
+    parser.add_argument("--out", type=Path, help="output file (default: in your cache folder)")
     parser.add_argument(
         "--max-tokens", type=int, default=200_000, help="tokens to read in all (200000)"
     )

@@ -19,6 +19,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
+from speculation.heads.base import opened
 from speculation.heads.file import model_name
 from speculation.heads.kind import llama_format
 from speculation.heads.mtp import KIND as MTP
@@ -34,8 +35,7 @@ def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
     Raises HeadsError for another model's assistant, VocabularyMismatch, and the errors of
     ``Model``.
     """
-    model = Model(gguf.path, placement=target.placement)
-    try:
+    with opened(gguf.path, target) as model:
         architecture = target.metadata("general.architecture")
         if (architecture, target.n_embd) != (TARGET, model.n_embd_out):
             raise HeadsError(
@@ -45,9 +45,6 @@ def load_assistant(gguf: GGUFFile, target: Model) -> AssistantHead:
             )
         check_same_vocabulary(target, model, special=False)
         return AssistantHead(target, model)
-    except BaseException:
-        model.close()
-        raise
 
 
 KIND = llama_format(MTP.method, ARCHITECTURE, load_assistant)

@@ -15,7 +15,7 @@ from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from speculation.heads.base import HeadInContext
+from speculation.heads.base import HeadInContext, opened
 from speculation.heads.file import model_name
 
 
@@ -31,24 +31,17 @@ class AuxStatesHead(HeadInContext):
 
     def __init__(self, path: Path, target: Model, layers: tuple[int, ...]) -> None:
         """Raises VocabularyMismatch or HeadsError if the head's tokens differ from the target's."""
-        super().__init__(Model(path, placement=target.placement))
+        with opened(path, target) as model:
+            check_same_vocabulary(target, model, special=False)
+            if model.n_vocab != target.n_vocab:
+                raise HeadsError(
+                    f"the head {path.name} has {model.n_vocab} tokens, but {model_name(target)!r} "
+                    f"has {target.n_vocab}; use the head made for this model"
+                )
+        super().__init__(model)
         self.layers = layers
         self._target = target
         self._shared: Context | None = None
-        try:
-            self._check_vocabulary()
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_vocabulary(self) -> None:
-        model, target = self.model, self._target
-        check_same_vocabulary(target, model, special=False)
-        if model.n_vocab != target.n_vocab:
-            raise HeadsError(
-                f"the head {model.path.name} has {model.n_vocab} tokens, but "
-                f"{model_name(target)!r} has {target.n_vocab}; use the head made for this model"
-            )
 
     def _make_context(self, params: ContextParams, target: Context) -> Context:
         # The target's main context may be recreated while this one exists, so use another.

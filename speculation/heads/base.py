@@ -1,23 +1,50 @@
-"""Interfaces of heads that take the target's hidden states, and the base of those llama.cpp runs.
+"""What the engine and the drafters call on heads, and the base of those that llama.cpp runs.
 
-``StateHead`` is common to all; ``DraftHead`` drafts one token per decode, ``BlockHead`` several.
+``Head`` is what the engine calls on every kind. Drafters see a protocol: ``StateHead`` is common to
+heads with a context, of which ``DraftHead`` drafts one token per decode, ``BlockHead`` several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
-from typing import Protocol
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from batching.llama.context import Context, ContextParams
+from batching.llama.devices import gpus
 from batching.llama.model import Model
 from batching.slots import Slot, Slots
 from batching.target import Output, Target
 from batching.together import Coroutine, done
 from batching.tree import Floats
+
+
+class Head:
+    """What the engine calls on a head. By default it has no context and keeps nothing of a text.
+
+    attends_to_target  whether it attends to the target's KV cache and has none of its own
+    """
+
+    attends_to_target = False
+
+    def start(self, params: ContextParams, target: Context) -> None:
+        """Create the context; ``params.flash_attn`` must be on or off, as in ``target``."""
+
+    def stop(self) -> None:
+        """Free the context until the next start, for example while the target's is recreated."""
+
+    def of_slot(self, index: int, n_slots: int) -> Head:
+        """The head for one of several texts: itself if it keeps nothing of a text."""
+        return self
+
+    def close(self) -> None:
+        """Free the context and the model. Idempotent."""
 
 
 class StateHead(Protocol):
@@ -97,13 +124,12 @@ class BlockHead(StateHead, Protocol):
         ...
 
 
-class HeadInContext:
+class HeadInContext(Head):
     """A head whose layers llama.cpp runs, in a separate context. Close it with the target.
 
     outputs_hidden  whether its rows have ``Output.hidden`` besides logits
     """
 
-    attends_to_target = False
     drafts_blocks = False
     outputs_hidden = True
 
@@ -114,13 +140,11 @@ class HeadInContext:
         self._slots: Slots | None = None
 
     def start(self, params: ContextParams, target: Context) -> None:
-        """Create the context; ``params.flash_attn`` must be on or off, as in ``target``."""
         self.stop()
         self._context = self._make_context(params, target)
         self._context.want_hidden(self.outputs_hidden)
 
     def stop(self) -> None:
-        """Free the context until the next start, for example while the target's is recreated."""
         if isinstance(self._context, Context):
             self._context.close()
             self._context = self._slots = None
@@ -135,7 +159,7 @@ class HeadInContext:
         return self._context
 
     def of_slot(self, index: int, n_slots: int) -> HeadInContext:
-        """The head for one of several texts: its context is a slot of this one's."""
+        """Its context is a slot of this one's."""
         if self._slots is None:
             self._slots = Slots(self.context, n_slots)
             for slot in self._slots.slots:
@@ -149,6 +173,26 @@ class HeadInContext:
         return done(states)
 
     def close(self) -> None:
-        """Free the context and the model. Idempotent."""
         self.stop()
         self.model.close()
+
+
+@contextmanager
+def opened(path: Path, target: Model, *, mtp: bool = False) -> Iterator[Model]:
+    """A head's own model, on the devices of ``target``. It is closed if the body raises."""
+    model = Model(path, placement=target.placement, mtp=mtp)
+    try:
+        yield model
+    except BaseException:
+        model.close()
+        raise
+
+
+def torch_on_gpu() -> Any:
+    """The torch module if both llama.cpp and PyTorch can use a GPU, else None."""
+    if gpus() and find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return torch
+    return None

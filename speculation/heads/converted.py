@@ -6,12 +6,14 @@ checked here, before anything is loaded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from batching.errors import HeadsError
-from batching.gguf.reader import GGUFFile, fingerprint
+from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.file import model_name
+from speculation.heads.file import check_trained_on, model_name
 
 EMBEDDINGS, OUTPUT, DRAFT_TOKENS = "token_embd.weight", "output.weight", "d2t"
 CONVERT_AGAIN = "convert it again with convert_hf_to_gguf.py of a recent llama.cpp"
@@ -19,76 +21,89 @@ USE_MATCHING = "use the head made for this model"
 _I64 = 27  # ggml_type
 
 
-def check_target(gguf: GGUFFile, model: Model) -> None:
-    """Raise HeadsError if a head is split into several files or names another target."""
-    name = gguf.path.name
-    n_files = gguf.metadata.get("split.count", 1)
-    if n_files > 1:
-        raise HeadsError(
-            f"{name} is one of {n_files} files; join them with llama.cpp's llama-gguf-split --merge"
-        )
-    trained_on = gguf.metadata.get("heads.target.fingerprint")
-    if trained_on is not None and trained_on != fingerprint(model.path):
-        raise HeadsError(
-            f"the head {name} was trained on {gguf.metadata.get('heads.target.name')!r} "
-            f"(fingerprint {trained_on}), but the model is {model_name(model)!r} "
-            f"({model.path.name}, fingerprint {fingerprint(model.path)}); load that model, or "
-            f"train a head for this one"
-        )
+class ConvertedHead:
+    """A head's file, to be checked against the model it is loaded for.
 
-
-def check_width(gguf: GGUFFile, model: Model, width: object) -> None:
-    """Raise HeadsError if the model's hidden states are not of the head's ``width``."""
-    if width != model.n_embd:
-        raise HeadsError(
-            f"the head {gguf.path.name} needs hidden states {width} wide, but those of "
-            f"{model_name(model)!r} are {model.n_embd} wide; {USE_MATCHING}"
-        )
-
-
-def check_last_layer(gguf: GGUFFile, model: Model, layers: list[int]) -> None:
-    """Raise HeadsError if the head reads the output of the model's last layer."""
-    if model.n_layer in layers:
-        raise HeadsError(
-            f"the head {gguf.path.name} reads the inputs of layers {layers}, but "
-            f"{model_name(model)!r} has layers 0 to {model.n_layer - 1}, and the output of the "
-            f"last one is not available; use a head that reads earlier layers"
-        )
-
-
-def check_draft_vocabulary(gguf: GGUFFile, model: Model) -> None:
-    """Raise HeadsError unless the rows of the output matrix stand for distinct tokens of the model.
-
-    ``d2t`` has the token of each row; without it, the rows are the whole vocabulary.
+    target  the model's name, for errors
     """
-    name = gguf.path.name
-    n_rows = gguf.tensors[OUTPUT].shape[0] if OUTPUT in gguf.tensors else model.n_vocab
-    if DRAFT_TOKENS not in gguf.tensors:
-        if n_rows != model.n_vocab:
-            raise HeadsError(
-                f"the head {name} has {n_rows} logits and no {DRAFT_TOKENS} to map them to the "
-                f"{model.n_vocab} tokens of {model_name(model)!r}; {USE_MATCHING}"
+
+    def __init__(self, gguf: GGUFFile, model: Model) -> None:
+        """Raises HeadsError if the head is split into several files or names another target."""
+        self.tensors = gguf.tensors
+        self.target = repr(model_name(model))
+        self._gguf = gguf
+        self._model = model
+        self._architecture = gguf.metadata["general.architecture"]
+        n_files = gguf.metadata.get("split.count", 1)
+        if n_files > 1:
+            way_out = "join them with llama.cpp's llama-gguf-split --merge"
+            raise self.error(f"is one of {n_files} files", way_out)
+        trained_on = gguf.metadata.get("heads.target.fingerprint")
+        if trained_on is not None:
+            check_trained_on(gguf.path, gguf.metadata.get("heads.target.name"), trained_on, model)
+
+    def error(self, fault: str, way_out: str = USE_MATCHING) -> HeadsError:
+        """An error about the head: ``fault`` continues "the head name.gguf"."""
+        return HeadsError(f"the head {self._gguf.path.name} {fault}; {way_out}")
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Metadata of the head's architecture."""
+        return self._gguf.metadata.get(f"{self._architecture}.{key}", default)
+
+    def check_width(self, key: str) -> None:
+        """Raise HeadsError if the model's hidden states are not as wide as ``key`` says."""
+        width, theirs = self.value(key), self._model.n_embd
+        if width != theirs:
+            raise self.error(
+                f"needs hidden states {width} wide, but those of {self.target} are {theirs} wide"
             )
-        return
-    if gguf.tensors[DRAFT_TOKENS].type != _I64:
-        raise HeadsError(
-            f"the head {name} has a {DRAFT_TOKENS} of type {gguf.tensors[DRAFT_TOKENS].type}, but "
-            f"llama.cpp reads 64-bit integers ({_I64}); {CONVERT_AGAIN}"
-        )
-    tokens = gguf.raw(DRAFT_TOKENS).reshape(-1).view(np.int64)
-    if len(tokens) != n_rows:
-        matrix = f"its {OUTPUT}" if OUTPUT in gguf.tensors else f"the model's shared {OUTPUT}"
-        raise HeadsError(
-            f"the head {name} has a {DRAFT_TOKENS} of {len(tokens)} tokens, but {matrix} has "
-            f"{n_rows} rows; use a complete head"
-        )
-    if tokens.min() < 0 or tokens.max() >= model.n_vocab:
-        raise HeadsError(
-            f"the head {name} drafts tokens from {tokens.min()} to {tokens.max()}, but "
-            f"{model_name(model)!r} has {model.n_vocab}; {USE_MATCHING}"
-        )
-    if len(np.unique(tokens)) < len(tokens):
-        raise HeadsError(
-            f"the {DRAFT_TOKENS} of the head {name} has duplicate tokens: it may store differences "
-            f"as checkpoints do, but llama.cpp reads token ids; {CONVERT_AGAIN}"
-        )
+
+    def check_last_layer(self, layers: list[int]) -> None:
+        """Raise HeadsError if the head reads the output of the model's last layer."""
+        n = self._model.n_layer
+        if n in layers:
+            raise self.error(
+                f"reads the inputs of layers {layers}, but {self.target} has layers 0 to {n - 1}, "
+                f"and the output of the last one is not available",
+                "use a head that reads earlier layers",
+            )
+
+    def check_draft_vocabulary(self) -> None:
+        """Raise HeadsError unless the output matrix has rows for distinct tokens of the model.
+
+        ``d2t`` has the token of each row; without it, the rows are the whole vocabulary.
+        """
+        n_vocab, own = self._model.n_vocab, OUTPUT in self.tensors
+        n_rows = self.tensors[OUTPUT].shape[0] if own else n_vocab
+        if DRAFT_TOKENS not in self.tensors:
+            if n_rows != n_vocab:
+                raise self.error(
+                    f"has {n_rows} logits and no {DRAFT_TOKENS} to map them to the {n_vocab} "
+                    f"tokens of {self.target}"
+                )
+            return
+        kind = self.tensors[DRAFT_TOKENS].type
+        if kind != _I64:
+            raise self.error(
+                f"has a {DRAFT_TOKENS} of type {kind}, but llama.cpp reads 64-bit integers "
+                f"({_I64})",
+                CONVERT_AGAIN,
+            )
+        tokens = self._gguf.raw(DRAFT_TOKENS).reshape(-1).view(np.int64)
+        if len(tokens) != n_rows:
+            matrix = f"its {OUTPUT}" if own else f"the model's shared {OUTPUT}"
+            raise self.error(
+                f"has a {DRAFT_TOKENS} of {len(tokens)} tokens, but {matrix} has {n_rows} rows",
+                "use a complete head",
+            )
+        if tokens.min() < 0 or tokens.max() >= n_vocab:
+            raise self.error(
+                f"drafts tokens from {tokens.min()} to {tokens.max()}, but {self.target} has "
+                f"{n_vocab}"
+            )
+        if len(np.unique(tokens)) < len(tokens):
+            raise self.error(
+                f"has duplicate tokens in {DRAFT_TOKENS}: it may store differences as checkpoints "
+                f"do, but llama.cpp reads token ids",
+                CONVERT_AGAIN,
+            )

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from batching.errors import HeadsError
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.converted import (
-    CONVERT_AGAIN,
-    check_draft_vocabulary,
-    check_last_layer,
-    check_target,
-    check_width,
-)
+from speculation.heads.converted import CONVERT_AGAIN, ConvertedHead
 
 ARCHITECTURE = "dflash"
 DEFAULT_SIZE = 16  # llama.cpp's default if the file has no block size
@@ -53,36 +46,27 @@ def check_dflash(gguf: GGUFFile, model: Model) -> Block:
 
     Raises HeadsError if the head does not fit the model or llama.cpp cannot run it.
     """
-    name = gguf.path.name
-
-    def value(key: str, default: Any = None) -> Any:
-        return gguf.metadata.get(f"{ARCHITECTURE}.{key}", default)
-
-    check_target(gguf, model)
-    check_width(gguf, model, value("embedding_length"))
-    if value("attention.key_length") != value("attention.value_length"):
-        raise HeadsError(
-            f"the head {name} has keys {value('attention.key_length')} wide and values "
-            f"{value('attention.value_length')} wide, but llama.cpp needs equal widths; use another"
-        )
-    check_draft_vocabulary(gguf, model)
+    head = ConvertedHead(gguf, model)
+    value = head.value
+    head.check_width("embedding_length")
+    keys, values = value("attention.key_length"), value("attention.value_length")
+    if keys != values:
+        fault = f"has keys {keys} wide and values {values} wide, but llama.cpp needs equal widths"
+        raise head.error(fault, "use another")
+    head.check_draft_vocabulary()
     layers = value("target_layers")
     if not isinstance(layers, list) or not layers:
-        raise HeadsError(
-            f"the head {name} lists {layers!r} as the layers it reads; {CONVERT_AGAIN}"
-        )
-    check_last_layer(gguf, model, layers)
+        raise head.error(f"lists {layers!r} as the layers it reads", CONVERT_AGAIN)
+    head.check_last_layer(layers)
     mask = gguf.metadata.get("tokenizer.ggml.mask_token_id")
     if not isinstance(mask, int) or not 0 <= mask < model.n_vocab:
-        raise HeadsError(
-            f"the head {name} has the mask token {mask!r}, which is not one of {model.n_vocab} "
-            f"tokens; {CONVERT_AGAIN}"
-        )
+        fault = f"has the mask token {mask!r}, which is not one of {model.n_vocab} tokens"
+        raise head.error(fault, CONVERT_AGAIN)
     is_dspark = MARKOV in gguf.tensors
     first = 0 if is_dspark and value("sample_from_anchor", True) else 1
     size = value("block_size", None if is_dspark else DEFAULT_SIZE)
     if not isinstance(size, int) or size <= first:
-        raise HeadsError(f"the head {name} has blocks of {size!r} tokens; {CONVERT_AGAIN}")
+        raise head.error(f"has blocks of {size!r} tokens", CONVERT_AGAIN)
     return Block(
         layers=tuple(layers),
         size=size,

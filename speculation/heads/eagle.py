@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
+from batching.gguf.writer import Value
 from batching.llama.devices import ANYWHERE, Placement
 from batching.llama.model import Model
 from batching.target import Output
@@ -62,6 +63,27 @@ class EagleShape:
             "blk.0.ffn_down.weight": (n, self.n_ff),
             "output_norm.weight": (n,),
         }
+
+    def metadata(
+        self, architecture: str, n_layers: int, n_vocab: int, n_ctx: int = 1 << 20
+    ) -> dict[str, Value]:
+        """The metadata of a GGUF with ``n_layers`` such layers.
+
+        ``n_ctx`` has no effect where positions are relative.
+        """
+        values: dict[str, Value] = {
+            "context_length": n_ctx,
+            "embedding_length": self.n_embd,
+            "block_count": n_layers,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.layer_norm_rms_epsilon": float(self.norm_eps),
+            "rope.dimension_count": self.n_embd // self.n_head,
+            "rope.freq_base": float(self.rope_base),
+            "vocab_size": n_vocab,
+        }
+        return {f"{architecture}.{key}": value for key, value in values.items()}
 
 
 class EagleHead(HeadInContext):

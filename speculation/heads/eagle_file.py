@@ -104,16 +104,7 @@ def write_layer(
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": f"EAGLE's layer for {file.info.target_name}",
-        "llama.context_length": 1 << 20,  # has no effect: positions are relative
-        "llama.embedding_length": shape.n_embd,
-        "llama.block_count": 1,
-        "llama.feed_forward_length": shape.n_ff,
-        "llama.attention.head_count": shape.n_head,
-        "llama.attention.head_count_kv": shape.n_head_kv,
-        "llama.attention.layer_norm_rms_epsilon": shape.norm_eps,
-        "llama.rope.dimension_count": shape.n_embd // shape.n_head,
-        "llama.rope.freq_base": shape.rope_base,
-        "llama.vocab_size": n_drafted,
+        **shape.metadata("llama", 1, n_drafted),
         "tokenizer.ggml.model": "no_vocab",
     }
     write_gguf(path, metadata, tensors)

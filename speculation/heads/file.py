@@ -1,6 +1,6 @@
 """Reads and writes GGUF files of drafting heads: what Medusa, ReDrafter and EAGLE files share.
 
-A file records the model the heads were trained on. docs/heads-file.md lists metadata and tensors.
+A file records the model the heads were trained on. docs/heads.md lists metadata and tensors.
 """
 
 from __future__ import annotations
@@ -80,13 +80,7 @@ class HeadsFile:
         Another quantization counts as another model, because its hidden states differ.
         """
         info = self.info
-        if info.fingerprint != fingerprint(model.path):
-            raise HeadsError(
-                f"the heads {self.path.name} were trained on {info.target_name!r} (fingerprint "
-                f"{info.fingerprint}), but the model is {model_name(model)!r} ({model.path.name}, "
-                f"fingerprint {fingerprint(model.path)}); load that model, or train heads for "
-                f"this one"
-            )
+        check_trained_on(self.path, info.target_name, info.fingerprint, model)
         for name, in_file, in_target in (
             ("width of hidden states", info.n_embd, model.n_embd_out),
             ("vocabulary size", info.n_vocab, model.n_vocab),
@@ -134,18 +128,33 @@ class HeadsFile:
             )
         return tokens
 
-    def output_matrix(self, shares_target: bool, target: Path | None) -> Floats:
-        """The output matrix, (n_drafted, n_embd): the target's, or the one in this file.
+    @property
+    def shares_target(self) -> bool:
+        """Whether the heads' output matrix is the target's."""
+        return bool(self.value(f"{self.info.method}.shares_target_output", bool))
+
+    def output_matrix(self, target: Path | None, name: str = "output.weight") -> Floats:
+        """The output matrix, (n_drafted, n_embd): the target's, or ``name`` in this file.
 
         ``target`` is the target's GGUF. Without it, a shared matrix is empty, (0, n_embd), for
         tools that do not need it. Raises the errors of ``tensor`` and ``target_output``.
         """
         tokens, n_embd, n_vocab = self.tokens(), self.info.n_embd, self.info.n_vocab
-        if shares_target and target is None:
+        if not self.shares_target:
+            return self.tensor(name, n_vocab if tokens is None else len(tokens), n_embd)
+        if target is None:
             return np.empty((0, n_embd), np.float32)
-        if target is not None and shares_target:
-            return target_output(target, n_vocab, n_embd, tokens)
-        return self.tensor("output.weight", n_vocab if tokens is None else len(tokens), n_embd)
+        return target_output(target, n_vocab, n_embd, tokens)
+
+
+def check_trained_on(heads: Path, target_name: object, trained_on: object, model: Model) -> None:
+    """Raise HeadsError if the fingerprint ``trained_on`` is not the model's."""
+    if trained_on != fingerprint(model.path):
+        raise HeadsError(
+            f"the heads {heads.name} were trained on {target_name!r} (fingerprint {trained_on}), "
+            f"but the model is {model_name(model)!r} ({model.path.name}, fingerprint "
+            f"{fingerprint(model.path)}); load that model, or train heads for this one"
+        )
 
 
 def target_output(
@@ -218,11 +227,11 @@ def new_tensor(values: npt.NDArray[Any], kind: str) -> NewTensor:
     )
 
 
-def copied_tokenizer(target: Path) -> dict[str, Value]:
-    """The metadata of the tokenizer of the GGUF ``target``, without its chat templates."""
+def copied_tokenizer(target: GGUFFile) -> dict[str, Value]:
+    """The metadata of the tokenizer of ``target``, without its chat templates."""
     return {
         key: value
-        for key, value in GGUFFile(target).encoded_metadata().items()
+        for key, value in target.encoded_metadata().items()
         if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template")
     }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
+from speculation.heads.base import Head
 from speculation.heads.file import ARCHITECTURE, HeadsFile
 
 
@@ -21,11 +22,11 @@ class HeadsKind(NamedTuple):
 
     method: str
     matches: Callable[[GGUFFile], bool]
-    load: Callable[[GGUFFile, Model], Any]
-    of_model: Callable[[Model], Any] = lambda model: None
+    load: Callable[[GGUFFile, Model], Head]
+    of_model: Callable[[Model], Head | None] = lambda model: None
 
 
-def own_format(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKind:
+def own_format(method: str, load: Callable[[HeadsFile, Model], Head]) -> HeadsKind:
     """Heads in this project's file format."""
 
     def matches(gguf: GGUFFile) -> bool:
@@ -33,7 +34,7 @@ def own_format(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKin
             return False
         return gguf.metadata.get("heads.method") == method
 
-    def load_checked(gguf: GGUFFile, model: Model) -> Any:
+    def load_checked(gguf: GGUFFile, model: Model) -> Head:
         file = HeadsFile(gguf.path)
         file.check_target(model)
         return load(file, model)
@@ -42,7 +43,7 @@ def own_format(method: str, load: Callable[[HeadsFile, Model], Any]) -> HeadsKin
 
 
 def llama_format(
-    method: str, architecture: str, load: Callable[[GGUFFile, Model], Any]
+    method: str, architecture: str, load: Callable[[GGUFFile, Model], Head]
 ) -> HeadsKind:
     """Heads written by llama.cpp's converter, with an architecture of their own."""
     return HeadsKind(

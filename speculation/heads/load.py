@@ -9,7 +9,6 @@ from typing import Any
 from batching.errors import HeadsError, ModelError
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.base import HeadInContext
 from speculation.heads.file import ARCHITECTURE, HeadsFile
 from speculation.heads.kind import HeadsKind
 
@@ -55,8 +54,7 @@ def load_heads(paths: Iterable[Path], model: Model, kinds: Sequence[HeadsKind]) 
                 heads[kind.method] = head
     except BaseException:
         for head in heads.values():
-            if isinstance(head, HeadInContext):
-                head.close()
+            head.close()
         raise
     return heads
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
+from speculation.heads.base import Head
 from speculation.heads.tree import Path
 
 Ints = npt.NDArray[np.int64]
@@ -76,7 +77,7 @@ class Heads(Protocol):
         ...
 
 
-class MedusaHeads:
+class MedusaHeads(Head):
     """Medusa heads in NumPy, on the CPU."""
 
     def __init__(self, weights: MedusaWeights) -> None:
@@ -131,7 +132,7 @@ def _top_indexes(logits: Floats, n: int) -> Ints:
     return rows[np.argsort(-logits[rows], kind="stable")[:n]]
 
 
-class MedusaHeadsOnGPU:
+class MedusaHeadsOnGPU(Head):
     """Medusa heads in PyTorch. The weights stay on the GPU; only the top tokens are copied back."""
 
     def __init__(self, weights: MedusaWeights, torch: Any, device: str = "cuda") -> None:

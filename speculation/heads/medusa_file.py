@@ -11,10 +11,10 @@ import numpy.typing as npt
 from batching.errors import HeadsError
 from batching.llama.model import Model
 from batching.tree import Floats
-from speculation.heads.device import torch_on_gpu
+from speculation.heads.base import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.kind import own_format
-from speculation.heads.medusa import Heads, MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
+from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 
@@ -22,7 +22,7 @@ DEFAULT_NODES = 15
 _N_RANKS = 10  # choices per head if the file has no measured accuracies
 
 
-def load_medusa(file: HeadsFile, model: Model) -> Heads:
+def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads | MedusaHeadsOnGPU:
     """Load heads for ``model``, after ``HeadsFile.check_target``.
 
     If the model runs on a GPU and PyTorch can use it, the heads run in PyTorch, else in NumPy.
@@ -44,10 +44,8 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
     ``target`` is the target's GGUF, for a shared output matrix. Without it, a shared matrix is left
     empty, for tools that do not need it.
     """
-    n_embd, n_vocab = file.info.n_embd, file.info.n_vocab
+    n_embd = file.info.n_embd
     n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
-    tokens = file.tokens()
-    n_drafted = n_vocab if tokens is None else len(tokens)
     weights = np.empty((n_blocks, n_heads, n_embd, n_embd), np.float32)
     biases = np.empty((n_blocks, n_heads, n_embd), np.float32)
     for head in range(n_heads):
@@ -55,13 +53,11 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
             name = f"head.{head}.block.{block}"
             weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
             biases[block, head] = file.tensor(f"{name}.bias", n_embd)
-    shares_target = file.value("medusa.shares_target_output", bool)
-    output: Floats
-    if shares_target or "output.weight" in file.gguf.tensors:
-        output = file.output_matrix(shares_target, target)
+    if file.shares_target or "output.weight" in file.gguf.tensors:
+        output = file.output_matrix(target)
     else:
         names = [f"head.{head}.output.weight" for head in range(n_heads)]
-        output = np.stack([file.tensor(name, n_drafted, n_embd) for name in names])
+        output = np.stack([file.output_matrix(target, name) for name in names])
     accuracy = np.array(file.value("medusa.accuracy", list), np.float32)
     if accuracy.size == 0:
         accuracy = assumed_accuracy(n_heads, _N_RANKS)
@@ -78,7 +74,7 @@ def read_weights(file: HeadsFile, target: Path | None = None) -> MedusaWeights:
             f"{file.path}: the tree is {len(tree[-1])} deep, but there are only {n_heads} heads; "
             f"train the heads again"
         )
-    return MedusaWeights(weights, biases, output, shares_target, tokens, accuracy, tree)
+    return MedusaWeights(weights, biases, output, file.shares_target, file.tokens(), accuracy, tree)
 
 
 def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:

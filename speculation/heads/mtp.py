@@ -23,7 +23,7 @@ from batching.llama.private_api import MTP_GRAPHS, internal
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
-from speculation.heads.base import HeadInContext
+from speculation.heads.base import HeadInContext, opened
 from speculation.heads.file import model_name
 from speculation.heads.kind import HeadsKind
 
@@ -34,8 +34,7 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
     Raises HeadsError for the layers of another model, VocabularyMismatch, UnsupportedModel if
     llama.cpp cannot run them, and the errors of ``Model``.
     """
-    model = Model(gguf.path, placement=target.placement, mtp=True)
-    try:
+    with opened(gguf.path, target, mtp=True) as model:
         if not model.n_mtp:
             raise UnsupportedModel(
                 f"{gguf.path} contains multi-token-prediction layers that llama.cpp cannot run: "
@@ -54,9 +53,6 @@ def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
             )
         check_same_vocabulary(target, model, special=False)
         return MtpHead(target, model)
-    except BaseException:
-        model.close()
-        raise
 
 
 KIND = HeadsKind(

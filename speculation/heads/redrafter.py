@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
+from speculation.heads.base import Head
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
 
@@ -129,7 +130,7 @@ def _split(parts: Sequence[Beams], values: Floats, states: Any) -> list[Level]:
     return levels
 
 
-class ReDrafterHead:
+class ReDrafterHead(Head):
     """The head in NumPy, on the CPU."""
 
     def __init__(self, weights: ReDrafterWeights, embeddings: Embeddings) -> None:
@@ -163,7 +164,7 @@ class ReDrafterHead:
         return _split(parts, (w.output @ z.T).T, states)
 
 
-class ReDrafterHeadOnGPU:
+class ReDrafterHeadOnGPU(Head):
     """The head in PyTorch, with its weights on the GPU."""
 
     def __init__(

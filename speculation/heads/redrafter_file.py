@@ -11,18 +11,17 @@ import numpy.typing as npt
 
 from batching.llama.model import Model
 from batching.llama.weights import Weights
-from speculation.heads.device import torch_on_gpu
+from speculation.heads.base import torch_on_gpu
 from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
 from speculation.heads.kind import own_format
 from speculation.heads.redrafter import (
-    RecurrentHead,
     ReDrafterHead,
     ReDrafterHeadOnGPU,
     ReDrafterWeights,
 )
 
 
-def load_redrafter(file: HeadsFile, model: Model) -> RecurrentHead:
+def load_redrafter(file: HeadsFile, model: Model) -> ReDrafterHead | ReDrafterHeadOnGPU:
     """Load the head for ``model``, after ``HeadsFile.check_target``.
 
     If the model runs on a GPU and PyTorch can use it, the head runs in PyTorch, else in NumPy.
@@ -45,7 +44,6 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
     """Read the parameters; ``target`` is the target's GGUF, for a shared output matrix."""
     n = file.info.n_embd
     n_blocks = file.value("redrafter.block_count", int)
-    shares_target = file.value("redrafter.shares_target_output", bool)
     blocks = np.empty((n_blocks, n, n), np.float32)
     block_biases = np.empty((n_blocks, n), np.float32)
     for block in range(n_blocks):
@@ -60,8 +58,8 @@ def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
         blocks=blocks,
         block_biases=block_biases,
         projection=file.tensor("projection.weight", n, n),
-        output=file.output_matrix(shares_target, target),
-        shares_target=shares_target,
+        output=file.output_matrix(target),
+        shares_target=file.shares_target,
         tokens=file.tokens(),
     )
 

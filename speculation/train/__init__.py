@@ -1,7 +1,8 @@
 """Training of drafting heads on the user's machine: ``python -m speculation.train``.
 
-``texts`` reads the training data, ``states`` collects the target's hidden states over it, and one
-module per kind of heads trains on them. Needs PyTorch (the extra ``train``), imported where used.
+``texts`` reads the training data, ``states`` collects the target's hidden states over it, and
+``training`` has the loop that learns from them. A module for each kind of heads gives its network,
+its loss and its file; they need PyTorch, the extra ``train``.
 """
 
 from __future__ import annotations

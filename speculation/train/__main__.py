@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from batching.errors import SpeculationError
 from speculation.system.console import replace_unencodable, worded
-from speculation.train.commands import COMMANDS
+from speculation.train import commands, tree
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
 DESCRIPTION = """\
-Train drafting heads for a GGUF model, and choose their draft tree. See docs/training.md.
+Train drafting heads or a draft model for a GGUF model, the target. See docs/training.md.
 
-The target reads the data; its hidden states and choices are stored in a folder. Heads are trained
-on them and evaluated on held-out texts. Ctrl-C while it reads loses nothing: run the same command
-again to resume. The model's own replies are the best data: give prompts and --generate.
+The target reads the data; its hidden states and choices are stored in a folder. Training learns
+from them and measures the result on held-out texts. Ctrl-C while the target reads loses nothing:
+run the same command again to resume. The target's own replies are the best data: give prompts and
+--generate.
 """
 
 
@@ -51,11 +53,15 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.help, allow_abbrev=False)
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, kind in commands.KINDS.items():
+        subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
+        commands.add_arguments(subparser, name)
+        subparser.set_defaults(run=partial(commands.run, name))
+    choose = "choose the draft tree of trained Medusa heads"
+    subparser = subparsers.add_parser("tree", help=choose, allow_abbrev=False)
+    tree.add_arguments(subparser)
+    subparser.set_defaults(run=tree.run)
     return parser
 
 

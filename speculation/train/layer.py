@@ -1,8 +1,8 @@
 """The decoder layer of EAGLE heads and of draft models in PyTorch, and the heads' multi-pass
-training. Needs PyTorch.
+training.
 
 The layer computes what llama.cpp computes for one ``llama`` layer: RMSNorm, rotary embeddings on
-interleaved pairs, grouped-query attention, SwiGLU.
+interleaved pairs, grouped-query attention, SwiGLU. Parameters have llama.cpp's names.
 
 While drafting, a head reads its own predictions. To train for that, it makes several passes over a
 sequence: in pass s, every position sees the last s states as predicted in earlier passes and the
@@ -13,6 +13,7 @@ test" of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) and HASS (Zhang et al. 2024,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
 
 Past = list[tuple[Tensor, Tensor]]  # keys and values of each pass, (rows, heads, time, size)
@@ -35,6 +37,7 @@ class Layer(nn.Module):
     def __init__(self, shape: EagleShape, width: int) -> None:
         super().__init__()
         self.shape = shape
+        self.attn_norm = nn.RMSNorm(shape.n_embd, eps=shape.norm_eps)
         size = shape.n_embd // shape.n_head
         self.attn_q = nn.Linear(width, shape.n_embd, bias=False)
         self.attn_k = nn.Linear(width, size * shape.n_head_kv, bias=False)
@@ -68,7 +71,7 @@ class Layer(nn.Module):
         mixed = attend(q, past).transpose(1, 2).reshape(rows, time, -1)
         y = residual + self.attn_output(mixed)
         normed = self.ffn_norm(y)
-        return y + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))  # type: ignore[no-any-return]
+        return y + self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))
 
 
 def attend(q: Tensor, past: Past) -> Tensor:
@@ -107,6 +110,15 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=4).flatten(3)
 
 
+def passes(step: Callable[[Tensor], Tensor], first: Tensor, n: int) -> list[Tensor]:
+    """The states of ``n`` passes. ``step`` predicts them from the states one token earlier, which
+    are ``first`` and later those of the pass before, (rows, time, n_embd)."""
+    found = [step(first)]
+    while len(found) < n:
+        found.append(step(torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)))
+    return found
+
+
 class EagleModule(nn.Module):
     """EAGLE's head: embeddings and states (rows, time, n_embd) -> the states of each pass."""
 
@@ -115,8 +127,7 @@ class EagleModule(nn.Module):
         super().__init__()
         n = shape.n_embd
         self.fc = nn.Linear(2 * n, n)
-        self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        self.layer = Layer(shape, n)
+        self.blk = nn.ModuleList([Layer(shape, n)])
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
         with torch.no_grad():  # initially it repeats the previous state
             self.fc.weight.normal_(std=0.1 / math.sqrt(n))
@@ -125,18 +136,22 @@ class EagleModule(nn.Module):
             self.output_norm.weight.fill_(scale)
 
     def forward(self, embeddings: Tensor, states: Tensor, n_passes: int) -> list[Tensor]:
+        (layer,) = self.blk
         past: Past = []
-        found: list[Tensor] = []
-        for _ in range(n_passes):
-            if found:
-                states = torch.cat([states[:, :1], found[-1][:, :-1]], dim=1)
+
+        def step(states: Tensor) -> Tensor:
             x = self.fc(torch.cat([embeddings, states], dim=2))
-            found.append(self.output_norm(self.layer(self.attn_norm(x), x, past)))
-        return found
+            return self.output_norm(layer(layer.attn_norm(x), x, past))
+
+        return passes(step, states, n_passes)
 
     def read(self, states: Tensor) -> Tensor:
         """The input of the output matrix."""
         return states
+
+    def tensors(self) -> dict[str, Floats]:
+        """The parameters by their names in the head's file."""
+        return arrays_of(self)
 
 
 class Eagle3Module(nn.Module):
@@ -149,7 +164,7 @@ class Eagle3Module(nn.Module):
         """``output_norm`` is initialised with the target's own weight.
 
         ``sizes``, (3 n_embd,), are the root mean squares of the features' components. They differ
-        by orders of magnitude, so the features are divided by them; ``tensors_of`` folds the
+        by orders of magnitude, so the features are divided by them; ``tensors`` folds the
         division into ``fc.weight``.
         """
         super().__init__()
@@ -157,9 +172,8 @@ class Eagle3Module(nn.Module):
         self.sizes: Tensor
         self.register_buffer("sizes", torch.ones(3 * n) if sizes is None else sizes)
         self.fc = nn.Linear(3 * n, n, bias=False)
-        self.attn_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        self.attn_norm_2 = nn.RMSNorm(n, eps=shape.norm_eps)
-        self.layer = Layer(shape, 2 * n)
+        self.blk = nn.ModuleList([Layer(shape, 2 * n)])
+        self.blk[0].attn_norm_2 = nn.RMSNorm(n, eps=shape.norm_eps)
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
         with torch.no_grad():  # initially it passes on the input of the last of the three layers
             self.fc.weight.normal_(std=0.1 / math.sqrt(n))
@@ -168,19 +182,23 @@ class Eagle3Module(nn.Module):
             self.output_norm.weight.copy_(output_norm)
 
     def forward(self, embeddings: Tensor, features: Tensor, n_passes: int) -> list[Tensor]:
+        (layer,) = self.blk
         past: Past = []
-        found: list[Tensor] = []
-        known = self.attn_norm(embeddings)
-        states = first = self.fc(features / self.sizes)
-        for _ in range(n_passes):
-            if found:
-                states = torch.cat([first[:, :1], found[-1][:, :-1]], dim=1)
-            inner = torch.cat([known, self.attn_norm_2(states)], dim=2)
-            found.append(self.layer(inner, states, past))
-        return found
+        known = layer.attn_norm(embeddings)
+
+        def step(states: Tensor) -> Tensor:
+            inner = torch.cat([known, layer.attn_norm_2(states)], dim=2)
+            return layer(inner, states, past)
+
+        return passes(step, self.fc(features / self.sizes), n_passes)
 
     def read(self, states: Tensor) -> Tensor:
-        return self.output_norm(states)  # type: ignore[no-any-return]
+        return self.output_norm(states)
+
+    def tensors(self) -> dict[str, Floats]:
+        found = arrays_of(self)
+        found["fc.weight"] = found["fc.weight"] / self.sizes.cpu().numpy()
+        return found
 
 
 class DraftModule(nn.Module):
@@ -197,12 +215,11 @@ class DraftModule(nn.Module):
         output matrix that are trained, None = all."""
         super().__init__()
         n = shape.n_embd
-        self._tokens = None if tokens is None else torch.from_numpy(tokens.astype(np.int64))
+        self._tokens = tokens
         self.token_embd = nn.Embedding(len(embeddings), n)
-        self.attn_norms = nn.ModuleList(nn.RMSNorm(n, shape.norm_eps) for _ in range(n_layers))
-        self.layers = nn.ModuleList(Layer(shape, n) for _ in range(n_layers))
+        self.blk = nn.ModuleList(Layer(shape, n) for _ in range(n_layers))
         self.output_norm = nn.RMSNorm(n, eps=shape.norm_eps)
-        own = embeddings if self._tokens is None else embeddings[self._tokens]
+        own = embeddings if tokens is None else embeddings[tokens]
         self.output = nn.Linear(n, len(own), bias=False)
         with torch.no_grad():
             self.token_embd.weight.copy_(embeddings)
@@ -210,39 +227,20 @@ class DraftModule(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token_embd(tokens)
-        for norm, layer in zip(self.attn_norms, self.layers, strict=True):
-            x = layer(norm(x), x, [])
-        return self.output_norm(x)  # type: ignore[no-any-return]
+        for layer in self.blk:
+            x = layer(layer.attn_norm(x), x, [])
+        return self.output_norm(x)
 
-    def tensors(self, n_vocab: int) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Floats]:
         """The parameters by llama.cpp's names; rows of ``output`` that were not trained are 0."""
-        found = {name: of.detach().cpu().float() for name, of in self.named_parameters()}
-        output = found.pop("output.weight")
+        found = arrays_of(self)
         if self._tokens is not None:
-            output = torch.zeros(n_vocab, output.shape[1]).index_copy(0, self._tokens, output)
-        return {_llama_name(name): of for name, of in found.items()} | {"output.weight": output}
+            output = np.zeros_like(found["token_embd.weight"])
+            output[self._tokens] = found["output.weight"]
+            found["output.weight"] = output
+        return found
 
 
-def _llama_name(name: str) -> str:
-    """llama.cpp's name of a parameter of ``DraftModule``."""
-    kind, _, rest = name.partition(".")
-    if kind == "layers":
-        return f"blk.{rest}"
-    return f"blk.{rest.replace('.', '.attn_norm.')}" if kind == "attn_norms" else name
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A head's parameters by their names in its file."""
-    found = {
-        file_name(name): parameter.detach().cpu().float()
-        for name, parameter in module.named_parameters()
-    }
-    if isinstance(module, Eagle3Module):
-        found["fc.weight"] = found["fc.weight"] / module.sizes.cpu()
-    return found
-
-
-def file_name(name: str) -> str:
-    """A parameter's name in the file: parameters of the layer have llama.cpp's names."""
-    name = name.removeprefix("layer.")
-    return name if name.startswith(("fc", "output")) else f"blk.0.{name}"
+def arrays_of(module: nn.Module) -> dict[str, Floats]:
+    """A module's parameters by name."""
+    return {name: of.detach().cpu().float().numpy() for name, of in module.named_parameters()}

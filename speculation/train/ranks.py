@@ -1,4 +1,4 @@
-"""Accuracy of heads, from the rank of the correct token among a head's logits.
+"""Accuracy of heads, from the rank of the correct token among a head's logits, and its tables.
 
 Rank 0 is the most likely token. N_RANKS stands for every lower rank and for tokens outside the
 draft vocabulary, -1 for positions without a label.
@@ -13,30 +13,40 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.tree import Floats
-from speculation.heads.tree import Path
+from speculation.heads.tree import Path, expected_tokens, show_choices
 
 N_RANKS = 10  # choices of a head whose accuracy is measured
+NONE = -100  # stands for no label and for no column; cross_entropy's default ignore_index
 
 Ints = npt.NDArray[np.int64]
+
+
+def columns_of(wanted: npt.NDArray[Any], tokens: npt.NDArray[np.int32] | None) -> Ints:
+    """The column of each ``wanted`` token in logits over ``tokens``; NONE for other tokens.
+
+    ``tokens`` is None for the whole vocabulary.
+    """
+    if tokens is None:
+        return wanted.astype(np.int64)
+    column = np.searchsorted(tokens, wanted).clip(max=len(tokens) - 1)
+    return np.where(tokens[column] == wanted, column, NONE)
 
 
 def ranks_of(
     logits: Any, wanted: npt.NDArray[Any], tokens: npt.NDArray[np.int32] | None = None
 ) -> Ints:
-    """The rank of each ``wanted`` token, (n,), in its row of ``logits``, a tensor (n, n_drafted).
+    """The rank of each ``wanted`` token or NONE, (n,), in its row of ``logits``, a tensor
+    (n, n_drafted).
 
     ``tokens`` are the token ids of the columns; None = the whole vocabulary.
     """
     import torch
 
-    column = wanted.astype(np.int64)
-    is_drafted = np.ones(len(column), bool)
-    if tokens is not None:
-        column = np.searchsorted(tokens, wanted).clip(max=len(tokens) - 1)
-        is_drafted = tokens[column] == wanted
-    correct = logits.gather(1, torch.from_numpy(column).to(logits.device)[:, None])
+    columns = columns_of(wanted, tokens)
+    correct = logits.gather(1, torch.from_numpy(columns.clip(min=0)).to(logits.device)[:, None])
     found: Ints = (logits > correct).sum(dim=1).clamp(max=N_RANKS).cpu().numpy()
-    return np.where(is_drafted, found, N_RANKS)
+    found = np.where(columns == NONE, N_RANKS, found)
+    return np.where(wanted == NONE, -1, found)
 
 
 def accuracy_of(ranks: Ints) -> Floats:
@@ -81,3 +91,44 @@ def replay(ranks: Ints, tree: Sequence[Path]) -> float:
         n_steps += 1
         at += len(path) + 1
     return n_tokens / max(1, n_steps)
+
+
+def accuracy_table(accuracy: Floats, name: str = "head") -> str:
+    """A table of accuracies in percent, a line for each head or depth."""
+    numbers = "".join(f"{rank + 1:6}" for rank in range(accuracy.shape[1]))
+    lines = [
+        "accuracy of each choice, and of the top 3 and top 5 together, in %",
+        f"{name:6}{numbers}   top 3  top 5",
+    ]
+    for i, row in enumerate(100 * accuracy):
+        lines.append(
+            f"{i + 1:{len(name)}}".ljust(6)
+            + "".join(f"{value:6.1f}" for value in row)
+            + f"  {row[:3].sum():6.1f} {row[:5].sum():6.1f}"
+        )
+    return "\n".join(lines)
+
+
+def chain_report(ranks: Ints) -> str:
+    """What is shown of a head that drafts chains, from its ranks (n, n_depths)."""
+    accuracy = chain_accuracy(ranks)
+    n_tokens = 1 + float(np.cumprod(accuracy[:, 0]).sum())
+    return (
+        f"\nmeasured on {n_measured(ranks):,} held-out states, for each draft token of a chain,\n"
+        f"given that the first choices before it were correct\n"
+        f"{accuracy_table(accuracy, 'token')}\n\n"
+        f"a chain of {len(accuracy)} gives {n_tokens:.2f} tokens per step"
+    )
+
+
+def tree_report(accuracy: Floats, tree: Sequence[Path]) -> str:
+    """What is shown of a static tree for heads of this accuracy."""
+    return (
+        f"\nthe tree has {len(tree)} draft tokens; expected tokens per step: "
+        f"{expected_tokens(accuracy, tree):.2f}; paths: {show_choices(tree)}"
+    )
+
+
+def n_measured(ranks: Ints) -> int:
+    """States that have a label."""
+    return int((ranks[:, 0] >= 0).sum())

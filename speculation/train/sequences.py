@@ -1,8 +1,9 @@
-"""Padded batches of whole sequences, for training recurrent and attention heads."""
+"""Which sequences are trained on and which are held out, and padded batches of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,29 @@ import numpy.typing as npt
 
 from batching.tree import Floats
 from speculation.train import TrainError
-from speculation.train.schedule import held_out_start
+from speculation.train.ranks import NONE, Ints
 from speculation.train.states import States
 
 _SORTED = 16  # batches whose sequences are sorted by length together
+
+
+def held_out_start(states: States, share: float) -> int:
+    """Index of the first held-out token. The last ``share`` of the sequences is held out, at least
+    one.
+
+    Counts only sequences with a token to train on, so that the evaluation has some too: a prompt
+    without room for a reply has none. Raises TrainError if no sequence is left for training.
+    """
+    # From the state before a token, heads learn the target's choice after it: two tokens ahead.
+    trainable = np.append(states.span_end[1:], 0) > np.arange(len(states)) + 2
+    bounds = itertools.pairwise([0, *states.ends])
+    starts = [start for start, end in bounds if trainable[start:end].any()]
+    if not starts:
+        raise TrainError("the data has no token to train on; give longer texts")
+    n_held_out = max(1, round(share * len(starts)))
+    if len(starts) - n_held_out < 1:
+        raise TrainError("the data has only one sequence, and one must be held out; give more")
+    return int(starts[-n_held_out])
 
 
 def draft_vocab(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] | None:
@@ -29,22 +49,47 @@ def draft_vocab(states: States, n: int, n_vocab: int) -> npt.NDArray[np.int32] |
     return np.sort(np.argsort(-counts, kind="stable")[:n]).astype(np.int32)
 
 
+def labels_of(states: States, n_heads: int) -> Ints:
+    """The target's choice that each of Medusa's heads learns at each token, (n, n_heads).
+
+    NONE where the next token is not trained on, and from the last token of its span on: what the
+    target would choose after the end of a reply does not matter.
+    """
+    n = len(states)
+    span_end = np.append(states.span_end[1:], 0)
+    at = np.arange(n)[:, None] + 1 + np.arange(n_heads)[None]
+    found: Ints = np.asarray(states.choices).astype(np.int64)[np.minimum(at, n - 1)]
+    found[at >= span_end[:, None] - 1] = NONE
+    return found
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Sequences, padded at their ends. Position i of a sequence stands for its token i + 1.
+    """Sequences, padded at their ends, as tensors. A position stands for a token.
 
+    tokens      (sequences, time)
     embeddings  embeddings of the tokens, (sequences, time, n_embd)
-    before      target states one token earlier, the head's input, (sequences, time, width)
-    after       target states at the tokens, what the head learns, (sequences, time, n_embd)
+    before      target states one token earlier, a head's input, (sequences, time, width)
+    after       target states at the tokens, what is learnt, (sequences, time, n_embd)
     choices     the target's greedy choice after each token, (sequences, time)
     mask        positions that count in the loss, (sequences, time)
+
+    embeddings and before are None for a draft model, which reads neither.
     """
 
+    tokens: Any
     embeddings: Any
     before: Any
     after: Any
     choices: Any
     mask: Any
+
+    def places(self, skip: int = 0) -> Any:
+        """Positions in the mask, but for the first ``skip`` of each sequence: indices into
+        flattened (sequences × time)."""
+        mask = self.mask.clone()
+        mask[:, :skip] = False
+        return mask.flatten().nonzero().squeeze(1)
 
 
 class Sequences:
@@ -53,73 +98,88 @@ class Sequences:
     def __init__(
         self,
         states: States,
-        read: npt.NDArray[np.float16],
-        embeddings: Floats,
         device: str,
+        embeddings: Floats | None = None,
+        read: npt.NDArray[np.float16] | None = None,
     ) -> None:
-        """``read``, (n, width), are the target states that the head takes as input."""
+        """``read``, (n, width), are the target states that a head takes as input.
+
+        A head's position reads the state before its token, so a sequence's first token has none.
+        """
         self._states = states
-        self._read = read
-        self._embeddings = embeddings
         self._device = device
-        self._starts = np.concatenate([[0], states.ends[:-1]])
+        self._embeddings = embeddings
+        self._read = read
+        first = 0 if read is None else 1
+        self._starts = np.minimum(np.append(0, states.ends[:-1]) + first, states.ends)
+        # A position counts if its token is followed by one to train on.
+        self._mask = np.append(states.span_end[1:] > 0, False)
+        self._mask[states.ends - 1] = False
 
     def loss_mask(self, sequence: int) -> npt.NDArray[np.bool_]:
-        """Positions that count in the loss: those followed by a token to train on, (time,).
-
-        The last token of a sequence has no successor, so it is False.
-        """
-        start, end = self._starts[sequence], self._states.ends[sequence]
-        found: npt.NDArray[np.bool_] = self._states.span_end[start + 2 : end] > 0
-        return np.append(found, False)[: max(0, end - start - 1)]
+        """Positions that count in the loss, (time,)."""
+        return self._mask[self._starts[sequence] : self._states.ends[sequence]]
 
     def split(self, held_out: float) -> tuple[list[int], list[int]]:
         """Sequences for training and, from the end of the data, held-out ones for evaluation.
 
-        Raises TrainError if there are too few sequences, or none with a token to train on.
+        Raises TrainError if there are too few sequences with a token to train on.
         """
         first = held_out_start(self._states, held_out)
         usable = [i for i in range(len(self._states.ends)) if self.loss_mask(i).any()]
-        train = [i for i in usable if self._states.ends[i] <= first]
-        if not train:
-            raise TrainError("the data has no token to train on; give longer texts")
-        return train, usable[len(train) :]
+        n_train = sum(bool(self._states.ends[i] <= first) for i in usable)
+        return usable[:n_train], usable[n_train:]
 
     def batch(self, sequences: Sequence[int]) -> Batch:
+        states, embeddings, before = self._states, None, None
+        tokens = self._padded(sequences, states.tokens, np.int64)
+        if self._embeddings is not None:
+            embeddings = self._tensor(self._embeddings[tokens])
+        if self._read is not None:
+            before = self._tensor(self._padded(sequences, self._read, np.float32, shift=1))
+        return Batch(
+            self._tensor(tokens),
+            embeddings,
+            before,
+            self._tensor(self._padded(sequences, states.hidden, np.float32)),
+            self._tensor(self._padded(sequences, states.choices, np.int64)),
+            self._tensor(self._padded(sequences, self._mask, np.bool_)),
+        )
+
+    def _padded(
+        self,
+        sequences: Sequence[int],
+        values: npt.NDArray[Any],
+        dtype: type[np.generic],
+        shift: int = 0,
+    ) -> npt.NDArray[Any]:
+        """The values at all positions, or ``shift`` tokens before: (sequences, time, ...)."""
+        bounds = [(self._starts[i], self._states.ends[i]) for i in sequences]
+        time = max(end - start for start, end in bounds)
+        found = np.zeros((len(bounds), time, *values.shape[1:]), dtype)
+        for row, (start, end) in zip(found, bounds, strict=True):
+            row[: end - start] = values[start - shift : end - shift]
+        return found
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Any:
         import torch
 
-        time = max(int(self._states.ends[i] - self._starts[i]) for i in sequences) - 1
-        n_embd = self._states.hidden.shape[1]
-        embeddings, after = np.zeros((2, len(sequences), time, n_embd), np.float32)
-        before = np.zeros((len(sequences), time, self._read.shape[1]), np.float32)
-        mask = np.zeros((len(sequences), time), bool)
-        choices = np.zeros((len(sequences), time), np.int64)
-        for i, sequence in enumerate(sequences):
-            start, end = int(self._starts[sequence]), int(self._states.ends[sequence])
-            n = end - start - 1
-            embeddings[i, :n] = self._embeddings[self._states.tokens[start + 1 : end]]
-            after[i, :n] = self._states.hidden[start + 1 : end]
-            before[i, :n] = self._read[start : end - 1]
-            mask[i, :n] = self.loss_mask(sequence)
-            choices[i, :n] = self._states.choices[start + 1 : end]
-        arrays = (embeddings, before, after, choices, mask)
-        return Batch(*[torch.from_numpy(array).to(self._device) for array in arrays])
+        return torch.from_numpy(array).to(self._device)
 
 
 def batches(
-    sequences: Sequence[int], lengths: Sequence[int], size: int, n: int, seed: int
+    items: Sequence[int], size: int, seed: int, length: Callable[[int], int] = lambda item: 1
 ) -> Iterator[list[int]]:
-    """``n`` shuffled batches of ``size`` sequences of similar length, epoch after epoch.
+    """Shuffled batches of ``size`` items of similar ``length``, epoch after epoch, without end.
 
     Similar lengths save padding, so ``_SORTED`` batches at a time are sorted by length.
     """
     rng = np.random.default_rng(seed)
-    ready: list[list[int]] = []
-    for _ in range(n):
-        if not ready:
-            order = rng.permutation(sequences).tolist()
-            for first in range(0, len(order), size * _SORTED):
-                chunk = sorted(order[first : first + size * _SORTED], key=lambda i: lengths[i])
-                ready += [chunk[i : i + size] for i in range(0, len(chunk), size)]
-            rng.shuffle(ready)
-        yield ready.pop()
+    while True:
+        ready: list[list[int]] = []
+        order = rng.permutation(items).tolist()
+        for first in range(0, len(order), size * _SORTED):
+            chunk = sorted(order[first : first + size * _SORTED], key=length)
+            ready += [chunk[i : i + size] for i in range(0, len(chunk), size)]
+        rng.shuffle(ready)
+        yield from reversed(ready)

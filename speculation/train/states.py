@@ -4,19 +4,15 @@ One folder holds one collection. Collecting can stop at any time and resumes whe
 
     run.json       target, data and options of the collection
     samples.jsonl  token ids and generated spans of each sequence, one sequence per line
-    tokens.npy     (n,) int32: the tokens of all sequences, concatenated
-    ends.npy       (n_sequences,) int64: end of each sequence
-    until.npy      (n,) int64: end of the token's span if it is trained on, else 0
-    hidden.npy     (n, n_embd) float16: hidden state after the final norm
+    done           number of sequences read so far; missing until all samples are written
+    hidden.npy     (n, n_embd) float16: hidden state after the final norm, of n tokens in all
     layers.npy     (n, n_layers * n_embd) float16: auxiliary hidden states, the inputs of some
                    layers, for heads that read them
     choices.npy    (n,) int32: the target's greedy choice after each token
-    done           number of sequences read so far
 """
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +25,7 @@ import numpy.typing as npt
 
 from batching.llama.context import Context
 from batching.rows import text_rows
+from batching.target import Output
 from speculation.train import TrainError
 from speculation.train.texts import Sample
 
@@ -37,24 +34,26 @@ _FLUSH_EVERY = 50  # sequences
 
 
 class States:
-    """A finished collection, mapped into memory. The module's docstring describes the arrays.
+    """A finished collection: its sequences, concatenated, and the arrays, mapped into memory.
 
-    tokens, choices  (n,)
-    hidden           (n, n_embd)
-    layers           (n, n_layers * n_embd), or None if not collected
-    ends             (n_sequences,)
-    span_end         (n,), from until.npy
+    tokens    (n,)
+    ends      end of each sequence, (n_sequences,)
+    span_end  end of the token's span if it is trained on, else 0, (n,)
+    hidden, choices, layers  see the module's docstring; layers is None if not collected
     """
 
     def __init__(self, folder: Path) -> None:
-        self.tokens: npt.NDArray[np.int32] = np.load(folder / "tokens.npy", mmap_mode="r")
-        self.ends: npt.NDArray[np.int64] = np.load(folder / "ends.npy")
-        self.span_end: npt.NDArray[np.int64] = np.load(folder / "until.npy")
+        samples = _read_samples(folder)
+        self.tokens, self.ends = _concatenated(samples)
+        self.span_end = np.zeros(len(self.tokens), np.int64)
+        for sample, end in zip(samples, self.ends, strict=True):
+            first = end - len(sample.ids)
+            for a, b in sample.spans if sample.spans is not None else [(0, len(sample.ids))]:
+                self.span_end[first + a : first + b] = first + b
         self.hidden: npt.NDArray[np.float16] = np.load(folder / "hidden.npy", mmap_mode="r")
-        file = folder / "layers.npy"
-        self.layers: npt.NDArray[np.float16] | None = (
-            np.load(file, mmap_mode="r") if file.exists() else None
-        )
+        self.layers: npt.NDArray[np.float16] | None = None
+        if (folder / "layers.npy").exists():
+            self.layers = np.load(folder / "layers.npy", mmap_mode="r")
         self.choices: npt.NDArray[np.int32] = np.load(folder / "choices.npy", mmap_mode="r")
 
     def __len__(self) -> int:
@@ -100,9 +99,7 @@ def begin(folder: Path, run: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _has_tokens(folder: Path) -> bool:
-    return n_samples(folder) > 0 and any(
-        sample.ids for sample in _read_samples(folder / "samples.jsonl")
-    )
+    return n_samples(folder) > 0 and any(sample.ids for sample in _read_samples(folder))
 
 
 def n_samples(folder: Path) -> int:
@@ -119,14 +116,14 @@ def n_samples(folder: Path) -> int:
 
 def all_written(folder: Path) -> bool:
     """Whether ``write_samples`` has finished."""
-    return (folder / "ends.npy").exists()
+    return (folder / "done").exists()
 
 
 def write_samples(
     folder: Path,
     samples: Iterable[Sample],
     max_tokens: int,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Append samples to those already written, up to ``max_tokens`` tokens in all.
 
@@ -134,10 +131,9 @@ def write_samples(
     """
     if all_written(folder):
         return
-    n_before = n_samples(folder)
-    file = folder / "samples.jsonl"
-    n_tokens = sum(len(sample.ids) for sample in _read_samples(file)) if n_before else 0
-    with file.open("a", encoding="utf-8") as lines:
+    before = _read_samples(folder) if n_samples(folder) else []
+    n_tokens = sum(len(sample.ids) for sample in before)
+    with (folder / "samples.jsonl").open("a", encoding="utf-8") as lines:
         for sample in samples:
             if n_tokens >= max_tokens:
                 break
@@ -148,31 +144,13 @@ def write_samples(
             progress(n_tokens, max_tokens)
     if n_tokens == 0:
         raise TrainError("the data contains no text; give files that do")
-    samples = list(_read_samples(file))
-    ends = np.cumsum([len(sample.ids) for sample in samples], dtype=np.int64)
-    tokens = np.concatenate([sample.ids for sample in samples]).astype(np.int32)
-    # ends.npy comes last: if it exists, all three are complete.
-    for name, values in (("tokens", tokens), ("until", _span_ends(samples)), ("ends", ends)):
-        content = io.BytesIO()
-        np.save(content, values)
-        _write_whole(folder / f"{name}.npy", content.getvalue())
-
-
-def _span_ends(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
-    found = np.zeros(sum(len(sample.ids) for sample in samples), np.int64)
-    first = 0
-    for sample in samples:
-        spans = [(0, len(sample.ids))] if sample.spans is None else sample.spans
-        for start, end in spans:
-            found[first + start : first + end] = first + end
-        first += len(sample.ids)
-    return found
+    _write_whole(folder / "done", b"0")
 
 
 def collect(
     folder: Path,
     context: Context,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
     layers: Sequence[int] = (),
 ) -> States:
     """Decode every sequence and store each token's hidden state and greedy choice; resumable.
@@ -181,29 +159,25 @@ def collect(
     sequence. Raises TrainError if the disk is too full, UnsupportedModel if llama.cpp does not
     expose the inputs of layers for this model.
     """
-    tokens = np.load(folder / "tokens.npy")
-    ends = np.load(folder / "ends.npy")
-    done_file = folder / "done"
-    done = int(done_file.read_text()) if done_file.exists() else 0
-    n_embd = context.model.n_embd_out
+    tokens, ends = _concatenated(_read_samples(folder))
+    done = int((folder / "done").read_text())
     n_left = len(tokens) - (int(ends[done - 1]) if done else 0)
+    width, width_in = context.model.n_embd_out, len(layers) * context.model.n_embd
     # Writing to a mapped file on a full disk raises SIGBUS, so check before.
-    _check_disk_space(folder, n_left * (2 * n_embd * (1 + len(layers)) + 4))
-    hidden = _open_mapped(folder / "hidden.npy", np.float16, (len(tokens), n_embd))
-    choices = _open_mapped(folder / "choices.npy", np.int32, (len(tokens),))
-    width = len(layers) * context.model.n_embd
-    inner = (
-        _open_mapped(folder / "layers.npy", np.float16, (len(tokens), width)) if layers else None
-    )
-
+    _check_disk_space(folder, n_left * (2 * (width + width_in) + 4))
+    arrays: list[tuple[np.memmap[Any, Any], Callable[[Output, int], Any]]] = [
+        (_mapped(folder, "hidden", np.float16, len(tokens), width), lambda o, row: o.hidden(row)),
+        (_mapped(folder, "choices", np.int32, len(tokens)), lambda o, row: o.argmax(row)),
+    ]
+    if layers:
+        inner = _mapped(folder, "layers", np.float16, len(tokens), width_in)
+        arrays.append((inner, lambda o, row: o.aux_hidden_states(row, layers)))
     step = min(CHUNK, context.n_batch)  # a small context has a small batch
 
     def flush(n_sequences: int) -> None:
-        hidden.flush()
-        choices.flush()
-        if inner is not None:
-            inner.flush()
-        _write_whole(done_file, str(n_sequences).encode())
+        for array, _ in arrays:
+            array.flush()
+        _write_whole(folder / "done", str(n_sequences).encode())
 
     context.want_hidden(True)
     context.want_layers(layers)
@@ -215,11 +189,9 @@ def collect(
             for first in range(start, end, step):
                 chunk = tokens[first : min(first + step, end)].tolist()
                 output = context.decode(text_rows(chunk, first - start, [True] * len(chunk)))
-                for row in range(len(chunk)):
-                    hidden[first + row] = output.hidden(row)
-                    choices[first + row] = output.argmax(row)
-                    if inner is not None:
-                        inner[first + row] = output.aux_hidden_states(row, layers)
+                for array, read in arrays:
+                    for row in range(len(chunk)):
+                        array[first + row] = read(output, row)
             progress(end, len(tokens))
             if (i + 1) % _FLUSH_EVERY == 0:
                 flush(i + 1)
@@ -238,20 +210,24 @@ def _write_whole(file: Path, content: bytes) -> None:
     partial.replace(file)
 
 
-def _read_samples(file: Path) -> Iterable[Sample]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield Sample(**json.loads(line))
+def _read_samples(folder: Path) -> list[Sample]:
+    with (folder / "samples.jsonl").open(encoding="utf-8") as lines:
+        return [Sample(**json.loads(line)) for line in lines]
 
 
-def _open_mapped(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+def _concatenated(samples: Sequence[Sample]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The tokens of all sequences, (n,), and the end of each, (n_sequences,)."""
+    tokens = np.array([token for sample in samples for token in sample.ids], np.int32)
+    return tokens, np.cumsum([len(sample.ids) for sample in samples], dtype=np.int64)
+
+
+def _mapped(folder: Path, name: str, dtype: Any, *shape: int) -> np.memmap[Any, Any]:
+    """An array in the folder, mapped into memory to be written."""
+    file = folder / f"{name}.npy"
     if file.exists():
-        found: np.memmap[Any, Any] = np.load(file, mmap_mode="r+")
-        return found
-    created: np.memmap[Any, Any] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
-        file, mode="w+", dtype=dtype, shape=shape
-    )
-    return created
+        return np.load(file, mmap_mode="r+")
+    create: Any = np.lib.format.open_memmap
+    return create(file, mode="w+", dtype=dtype, shape=shape)
 
 
 def _check_disk_space(folder: Path, n_bytes: int) -> None:

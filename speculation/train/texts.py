@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from batching.llama.context import ContextParams
 from batching.llama.model import Model
 from speculation.chat.template import ROLES, Message, chat_prompt
 from speculation.parallel import ParallelEngine
 from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
+REPLIES_AT_ONCE = 16
 _METHOD = "ar"  # many texts at once fill a batch without drafts
 _PREFIX_TOKENS = 32  # how much of a plain text the target is given to continue
 
@@ -50,8 +52,8 @@ class Sample:
         return Sample(self.ids[start:end], [(a, b) for a, b in inside if a < b])
 
 
-# The content of a JSON line or of a plain text file: text, prompts, a chat, or tokens.
-Record = str | tuple[str, ...] | list[Message] | Sample
+# The content of a JSON line or of a plain text file: text, a chat or its prompts, or tokens.
+Record = str | list[Message] | Sample
 
 
 def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Sample]:
@@ -62,9 +64,9 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
     for record in _records(files):
         if isinstance(record, str):
             record = Sample(model.tokenize(record))
-        elif isinstance(record, tuple):
-            raise TrainError("the data has prompts without replies; add --generate N")
         elif isinstance(record, list):
+            if all(message["role"] != "assistant" for message in record):
+                raise TrainError("the data has prompts without replies; add --generate N")
             record = Sample(chat_prompt(model, record).tokens)
         elif record.ids and max(record.ids) >= model.n_vocab:
             raise TrainError(
@@ -76,6 +78,19 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
                 skip -= 1
             else:
                 yield record.cut(start, start + length)
+
+
+def replying(path: Path, context: ContextParams, n_gpu_layers: int | None) -> ParallelEngine:
+    """The target, loaded to write ``REPLIES_AT_ONCE`` replies at once."""
+    return ParallelEngine.load(
+        path, context, parallel=REPLIES_AT_ONCE, mtp=False, n_gpu_layers=n_gpu_layers
+    )
+
+
+def _reply(engine: ParallelEngine, prompt: list[int], n_tokens: int) -> tuple[list[int], str]:
+    """The target's greedy continuation: its tokens and its text."""
+    text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
+    return list(text.token_ids), text.text
 
 
 def generate_replies(
@@ -94,15 +109,10 @@ def generate_replies(
     too_long: list[int] = []  # lengths of the prompts that did not fit
 
     def reply(record: Record) -> Sample:
-        if isinstance(record, str | Sample):
-            ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
-            return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
-        chat: Sequence[Message] = (
-            [{"role": "user", "content": turn} for turn in record]
-            if isinstance(record, tuple)
-            else record
-        )
-        return _reply_to_chat(engine, chat, length, n_tokens, too_long)
+        if isinstance(record, list):
+            return _reply_to_chat(engine, record, length, n_tokens, too_long)
+        ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
+        return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
 
     for sample in _in_order(reply, islice(_records(files), skip, None), engine.parallel):
         any_fits = any_fits or bool(sample.ids)
@@ -157,11 +167,11 @@ def _reply_to_chat(
                 if not ids:
                     too_long.append(len(prompt))
                 break
-            text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
+            reply, content = _reply(engine, prompt, n_tokens)
             spans = [span for span in spans if ids[: span[1]] == prompt[: span[1]]]
-            ids = [*prompt, *text.token_ids]
+            ids = [*prompt, *reply]
             spans.append((len(prompt), len(ids)))
-            conversation.append({"role": "assistant", "content": text.text})
+            conversation.append({"role": "assistant", "content": content})
     return Sample(ids, spans)
 
 
@@ -173,8 +183,7 @@ def _continue_text(
         too_long.append(len(prompt))
     if not prompt or max_tokens < 1:
         return Sample([], [])
-    text = engine.submit(prompt, max_tokens=max_tokens, method=_METHOD).run()
-    ids = [*prompt, *text.token_ids]
+    ids = [*prompt, *_reply(engine, prompt, max_tokens)[0]]
     return Sample(ids, [(len(prompt), len(ids))])
 
 
@@ -210,14 +219,14 @@ def _parse_line(line: str, where: str) -> Record:
         found = json.loads(line)
         if isinstance(found.get("text"), str):
             return str(found["text"])
-        if isinstance(found.get("prompt"), str):
-            return (found["prompt"],)
         if "ids" in found:
             return _parse_ids(found["ids"], found.get("spans"), where)
-        for key, kind in (("turns", str), ("messages", dict)):
-            items = found.get(key)
-            if isinstance(items, list) and all(isinstance(item, kind) for item in items):
-                return tuple(items) if key == "turns" else _check_chat(items, where)
+        turns = [found["prompt"]] if "prompt" in found else found.get("turns")
+        if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+            return [{"role": "user", "content": turn} for turn in turns]
+        messages = found.get("messages")
+        if isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
+            return _check_chat(messages, where)
     except (ValueError, TypeError, AttributeError):
         pass
     raise TrainError(

@@ -21,6 +21,7 @@ from batching.target import Cancelled, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
+from speculation.heads.base import Head
 from speculation.heads.tree import best_tree
 
 N_VOCAB = 12
@@ -54,7 +55,7 @@ def fake_hidden(
     return hidden
 
 
-class FakeHeads:
+class FakeHeads(Head):
     """Medusa heads that read the next tokens from a fake state. The correct token is often the
     first choice, otherwise the second or third."""
 
@@ -77,11 +78,10 @@ class FakeHeads:
         return np.array(tokens), np.tile(probs[:n], (self.n_heads, 1))
 
 
-class FakeEagleHead:
+class FakeEagleHead(Head):
     """A head whose context predicts by ``logits``; its rows hold token and state, (n, 1 + 5)."""
 
     drafts_blocks = False
-    attends_to_target = False
     needs_hidden = True
     layers = ()
     tokens = None

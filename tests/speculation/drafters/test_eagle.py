@@ -13,7 +13,7 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.draft_context import DraftContext
-from batching.errors import HeadsError, InvalidParameter, TruncatedGGUF
+from batching.errors import HeadsError, InvalidParameter
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
 from batching.rows import tree_rows
@@ -49,7 +49,7 @@ from tests.support.head_checks import (
     started,
 )
 from tests.support.reference import layer, rms_norm
-from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
+from tests.support.tiny_gguf import vocabulary
 
 SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
 N_TINY = len(vocabulary()[0])
@@ -333,23 +333,6 @@ def test_parameters_out_of_range_are_refused() -> None:
 
 
 # Files
-
-
-def test_a_head_of_another_model_is_refused_with_both_names(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    path = write_head(tmp_path / "head.gguf", tiny_model)
-    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(HeadsError, match=r"head\.gguf were trained on 'tiny'.*other\.gguf"):
-        Engine.load(other, EXACT, heads=path)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-def test_a_truncated_head_is_reported(tmp_path: Path, tiny_model: Path, share: float) -> None:
-    path = write_head(tmp_path / "head.gguf", tiny_model)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
-        Engine.load(tiny_model, EXACT, heads=path)
 
 
 def test_heads_of_the_wrong_size_are_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -17,7 +17,6 @@ from batching.errors import (
     InvalidParameter,
     ModelFileMissing,
     NotGGUF,
-    TruncatedGGUF,
 )
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
@@ -44,7 +43,7 @@ from tests.support.head_checks import (
     normal_weights,
     second_tree,
 )
-from tests.support.tiny_gguf import vocabulary, write_tiny_gguf
+from tests.support.tiny_gguf import vocabulary
 
 N_TINY = len(vocabulary()[0])
 
@@ -336,24 +335,6 @@ def test_a_shared_output_matrix_is_read_from_the_target(tmp_path: Path, tiny_mod
     assert not any("output" in name for name in GGUFFile(path).tensors)
     read = read_weights(HeadsFile(path), tiny_model)
     np.testing.assert_array_equal(read.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
-
-
-def test_heads_of_another_model_are_refused_with_both_names(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    path = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights())
-    other = write_tiny_gguf(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(HeadsError, match=r"heads\.gguf were trained on 'tiny'.*other\.gguf"):
-        Engine.load(other, EXACT, heads=path)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-def test_a_truncated_file_is_reported(tmp_path: Path, tiny_model: Path, share: float) -> None:
-    whole = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights()).read_bytes()
-    path = tmp_path / "half.gguf"
-    path.write_bytes(whole[: int(share * len(whole))])
-    with Model(tiny_model) as model, pytest.raises(TruncatedGGUF, match="half.gguf is incomplete"):
-        load_heads([path], model)
 
 
 def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) -> None:

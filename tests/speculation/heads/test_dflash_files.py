@@ -13,13 +13,11 @@ from batching.errors import (
     InvalidParameter,
     ModelError,
     UnsupportedModel,
-    VocabularyMismatch,
 )
 from batching.llama import private_api
 from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.engine import Engine
-from tests.support import tiny_gguf
 from tests.support.exact import EXACT, PROMPT
 from tests.support.head_checks import load_heads
 from tests.support.tiny_dflash import DFLASH2, N_TINY, dflash2, dspark, write_tiny_dflash
@@ -79,30 +77,14 @@ def test_heads_that_do_not_fit_are_refused_before_llama_cpp_loads_them(
     assert "head.gguf" in str(refused.value)
 
 
-def test_heads_that_do_not_match_the_target_and_broken_files_are_refused(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "head.gguf"
-    with Model(target) as model:
-        write_tiny_dflash(path, layers=(1, 2, 5))
-        with pytest.raises(UnsupportedModel, match="the input of layer 5"):
-            load_heads([path], model)
-        write_tiny_dflash(path, tensors={"blk.0.attn_q.bias": matrix(32)})
-        with pytest.raises(ModelError, match=r"head\.gguf"):
-            load_heads([path], model)
-        write_tiny_dflash(path)
-        path.write_bytes(path.read_bytes()[:-1000])
-        with pytest.raises(ModelError, match=r"head\.gguf is incomplete"):
-            load_heads([path], model)
-        words = list(tiny_gguf.WORDS)
-        words[3] = "zebra"
-        monkeypatch.setattr(tiny_gguf, "WORDS", tuple(words))
-        write_tiny_dflash(path)
-        with pytest.raises(VocabularyMismatch, match=r"head\.gguf cannot draft"):
-            load_heads([path], model)
+def test_a_tensor_that_llama_cpp_does_not_know_is_reported(tmp_path: Path, target: Path) -> None:
+    tensors = {"blk.0.attn_q.bias": matrix(32)}
+    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
+    with Model(target) as model, pytest.raises(ModelError, match=r"head\.gguf"):
+        load_heads([path], model)
 
 
-def test_missing_layer_taps_and_missing_library_functions_are_reported(
+def test_missing_library_functions_are_reported(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)
@@ -111,6 +93,3 @@ def test_missing_layer_taps_and_missing_library_functions_are_reported(
         patch.setitem(private_api.FUNCTIONS, name, None)
         with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
             Engine.load(target, EXACT, heads=path)
-    monkeypatch.setattr(private_api, "EXPOSES_LAYER_INPUTS", ("qwen3",))
-    with pytest.raises(UnsupportedModel, match="layer inputs llama.cpp does not expose"):
-        Engine.load(target, EXACT, heads=path)

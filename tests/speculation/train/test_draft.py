@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
+from batching.llama.weights import Weights
 from batching.rows import text_rows
 from speculation.engine import Engine
-from speculation.train.__main__ import main
-from speculation.train.draft import DraftTraining, TrainedDraft, write_draft
+from speculation.heads.file import HeadsInfo
 from speculation.train.loss import distribution_loss
+from speculation.train.params import DraftTraining
 from tests.support.exact import EXACT
 
 torch = pytest.importorskip("torch")
@@ -23,10 +23,13 @@ pytestmark = pytest.mark.train
 def test_the_trained_network_is_the_one_that_llama_cpp_runs(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    from speculation.train.draft import write_draft
     from speculation.train.layer import DraftModule
+    from speculation.train.training import Target
 
     with Engine.load(tiny_model, EXACT) as engine:
-        n_vocab = engine.model.n_vocab
+        info = HeadsInfo.of_target("draft", engine.model)
+    n_vocab = info.n_vocab
     params = DraftTraining(width=64, layers=2, ff=96, kind="f32")
     generator = torch.Generator().manual_seed(0)
     drafted = np.arange(5, n_vocab, 2)
@@ -36,13 +39,9 @@ def test_the_trained_network_is_the_one_that_llama_cpp_runs(
     with torch.no_grad():
         for parameter in module.parameters():  # what begins as 0 must count, too
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    trained = TrainedDraft(
-        {name: of.numpy() for name, of in module.tensors(n_vocab).items()},
-        np.zeros((1, 1), np.float32),
-        0,
-    )
     path = tmp_path / "draft.gguf"
-    write_draft(path, "tiny", params, trained, tiny_model, 128)
+    target = Target(info, Weights(tiny_model), np.zeros((0, 0), np.float32))
+    write_draft(path, params, module.tensors(), target)
     tokens = [1, 7, 30, 12, 7, 99, 4]
     with torch.inference_mode():
         ours = module.output(module(torch.tensor([tokens]))[0])
@@ -63,27 +62,6 @@ def test_tokens_that_are_never_drafted_count_in_the_loss() -> None:
     p = torch.cat([(wanted @ matrix.T).softmax(dim=1), torch.zeros(5, 10)], dim=1)
     whole = torch.nn.functional.cross_entropy(ours @ all_rows.T, p)
     torch.testing.assert_close(distribution_loss(ours, output, wanted, matrix, 10), whole)
-
-
-def test_drafts_of_a_trained_draft_model_are_accepted(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "prompts.jsonl"
-    prompts = ["the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat"]
-    data.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts), encoding="utf-8")
-    out = tmp_path / "draft.gguf"
-    flags = ["--model", tiny_model, "--data", data, "--out", out, "--generate", 60, "--batch", 2]
-    flags += ["--width", 64, "--layers", 1, "--vocab", 200, "--epochs", 100]
-    flags += ["--rate", 0.01, "--threads", 1]
-    assert main(["draft", *map(str, flags)]) == 0
-    assert "tokens per step" in capsys.readouterr().out
-    with Engine.load(tiny_model, EXACT, draft_model=out) as engine:
-        text = f"<s><|user|>{prompts[0]}<|end|><|assistant|>"
-        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
-        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
-        ours = engine.generate(prompt, method="draft:p_min=0,p_path=0", max_tokens=50).run()
-        assert ours.token_ids == plain.token_ids
-        assert ours.stats.tokens_per_step > 1.5  # without drafts 1.0, with random ones 1.0
 
 
 def test_sizes_that_llama_cpp_cannot_store_are_refused() -> None:

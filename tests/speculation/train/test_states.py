@@ -10,15 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from batching.llama.context import Context, ContextParams
+from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import text_rows
-from speculation.system.files import digest
 from speculation.train import TrainError, states
 from speculation.train.texts import Sample
+from tests.support.exact import EXACT
 from tests.support.train_data import lines
-
-EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
 def test_states_equal_those_of_decoding_even_after_an_interruption(
@@ -32,15 +30,15 @@ def test_states_equal_those_of_decoding_even_after_an_interruption(
                 raise KeyboardInterrupt
 
         states.begin(tmp_path, {"target": "x"})
-        states.write_samples(tmp_path, samples[:2], 8, lambda done, total: None)
-        (tmp_path / "ends.npy").unlink()  # stopped before all was written, in the middle of a line
+        states.write_samples(tmp_path, samples[:2], 8)
+        (tmp_path / "done").unlink()  # stopped before all was written, in the middle of a line
         with (tmp_path / "samples.jsonl").open("a") as file:
             file.write('{"ids": [7, 8')
         assert states.n_samples(tmp_path) == 2
-        states.write_samples(tmp_path, samples[2:], 8, lambda done, total: None)
+        states.write_samples(tmp_path, samples[2:], 8)
         with pytest.raises(KeyboardInterrupt):
             states.collect(tmp_path, context, stop)
-        found = states.collect(tmp_path, context, lambda done, total: None)
+        found = states.collect(tmp_path, context)
         assert found.tokens.tolist() == [5, 270, 271, 272, 6, 280, 7, 8]
         assert found.ends.tolist() == [4, 6, 8]
         assert found.span_end.tolist() == [4, 4, 4, 4, 0, 0, 0, 8]
@@ -58,13 +56,7 @@ def test_collection_resumes_after_the_last_saved_sequence(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "_FLUSH_EVERY", 2)
-    samples = [
-        Sample([5, 270]),
-        Sample([6, 280, 281]),
-        Sample([7, 8]),
-        Sample([9, 10]),
-        Sample([11, 12]),
-    ]
+    samples = [Sample(ids) for ids in ([5, 270], [6, 280, 281], [7, 8], [9, 10], [11, 12])]
     ends: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -75,14 +67,13 @@ def test_collection_resumes_after_the_last_saved_sequence(
     for name in ("at once", "stopped"):
         folder = tmp_path / name
         states.begin(folder, {"target": "x"})
-        states.write_samples(folder, samples, 100, lambda done, total: None)
+        states.write_samples(folder, samples, 100)
         with Model(tiny_model) as model, Context(model, EXACT) as context:
             if name == "stopped":
                 with pytest.raises(KeyboardInterrupt):
                     states.collect(folder, context, stop)
-                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = (
-                    1  # this part is collected again
-                )
+                # This part is collected again.
+                np.load(folder / "hidden.npy", mmap_mode="r+")[5:] = 1
             found.append(states.collect(folder, context, lambda done, _: ends.append(done)))
     assert ends == [2, 5, 7, 9, 11, 7, 9, 11]
     np.testing.assert_array_equal(found[0].hidden, found[1].hidden)
@@ -91,7 +82,7 @@ def test_collection_resumes_after_the_last_saved_sequence(
 
 def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     states.begin(tmp_path, {"target": "x", "ctx": 512})
-    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
+    states.write_samples(tmp_path, [Sample([5])], 8)
     states.begin(tmp_path, {"target": "x", "ctx": 512})
     with pytest.raises(TrainError, match="ctx was 512 and is now 64; give another --work"):
         states.begin(tmp_path, {"target": "x", "ctx": 64})
@@ -100,7 +91,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
 def test_states_with_layers_serve_a_head_without(tmp_path: Path) -> None:
     run = {"target": "x"}
     assert states.begin(tmp_path, {**run, "layers": [1, 2, 3]}) == (1, 2, 3)
-    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
+    states.write_samples(tmp_path, [Sample([5])], 8)
     assert states.begin(tmp_path, run) == (1, 2, 3)
     with pytest.raises(TrainError, match=r"layers was \[1, 2, 3\] and is now \[4, 5, 6\]"):
         states.begin(tmp_path, {**run, "layers": [4, 5, 6]})
@@ -112,10 +103,10 @@ def test_a_folder_in_which_nothing_was_collected_is_reused(
 ) -> None:
     states.begin(tmp_path, {"ctx": 512})
     with pytest.raises(TrainError, match="the data contains no text"):
-        states.write_samples(tmp_path, samples, 8, lambda done, total: None)
+        states.write_samples(tmp_path, samples, 8)
     states.begin(tmp_path, {"ctx": 64})
     assert states.n_samples(tmp_path) == 0
-    states.write_samples(tmp_path, [Sample([5])], 8, lambda done, total: None)
+    states.write_samples(tmp_path, [Sample([5])], 8)
     with pytest.raises(TrainError, match="ctx was 64 and is now 512"):
         states.begin(tmp_path, {"ctx": 512})
 
@@ -134,7 +125,7 @@ def test_disk_space_is_checked_again_on_resuming(
 ) -> None:
     states.begin(tmp_path, {"target": "x"})
     samples = [Sample([5, 270]), Sample([6, 280, 7])]
-    states.write_samples(tmp_path, samples, 8, lambda done, total: None)
+    states.write_samples(tmp_path, samples, 8)
     (tmp_path / "done").write_text("1")
     with Model(tiny_model) as model, Context(model, EXACT) as context:
         n_bytes = 3 * (2 * model.n_embd_out + 4)  # what the second sample takes
@@ -142,20 +133,19 @@ def test_disk_space_is_checked_again_on_resuming(
             usage = SimpleNamespace(free=free)
             monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
             if is_enough:
-                states.collect(tmp_path, context, lambda done, total: None)
+                states.collect(tmp_path, context)
             else:
                 with pytest.raises(TrainError, match="the states need .* GiB free; lower"):
-                    states.collect(tmp_path, context, lambda done, total: None)
+                    states.collect(tmp_path, context)
 
 
-@pytest.mark.parametrize("name", ["tokens.npy", "until.npy", "ends.npy"])
 def test_a_disk_that_fills_up_loses_no_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Path.write_bytes
 
     def filled_up(path: Path, content: bytes) -> int:
-        if path.name.startswith(name):
+        if path.name.startswith("done"):
             write(path, b"")
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, content)
@@ -165,16 +155,8 @@ def test_a_disk_that_fills_up_loses_no_samples(
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", filled_up)
         with pytest.raises(OSError, match="No space left"):
-            states.write_samples(tmp_path, samples, 8, lambda done, total: None)
+            states.write_samples(tmp_path, samples, 8)
     states.begin(tmp_path, {"target": "x"})
     assert states.n_samples(tmp_path) == 2
-    states.write_samples(tmp_path, [], 8, lambda done, total: None)
-    assert np.load(tmp_path / "ends.npy").tolist() == [2, 3]
-
-
-def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "d.jsonl"
-    file.write_bytes(b"abc")
-    assert digest(file) == "ba7816bf8f01cfea"
-    file.write_bytes(b"abd")
-    assert digest(file) == "a52d159f262b2c6d"
+    states.write_samples(tmp_path, [], 8)
+    assert states.all_written(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +10,12 @@ import pytest
 from speculation.parallel import ParallelEngine
 
 from batching.errors import InvalidParameter
-from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.train import TrainError
 from speculation.train.texts import Sample, generate_replies, read_texts
+from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.train_data import lines
-
-EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +47,13 @@ def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path:
     assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == samples[2:]
 
 
-@pytest.mark.parametrize("line", ['{"story": "x"}', "nonsense", '{"ids": 5}', "[1]"])
-def test_an_invalid_line_is_named(engine: Engine, tmp_path: Path, line: str) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_text('{"text": "a"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(TrainError, match=r"bad\.jsonl, line 2 is .*must be an object with text"):
-        list(read_texts(engine.model, [file], 4))
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
+        *(
+            (line, "is .*must be an object with text")
+            for line in ('{"story": "x"}', "nonsense", '{"ids": 5}', '{"ids": "12"}', "[1]")
+        ),
         ('{"ids": [1, -3]}', "-3 is not a token id; give integers from 0"),
         ('{"ids": [1, 1099511627777]}', "1099511627777 is not a token id"),
         ('{"ids": [1, 1e400]}', "inf is not a token id"),
@@ -70,18 +64,28 @@ def test_an_invalid_line_is_named(engine: Engine, tmp_path: Path, line: str) -> 
         ),
         ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is not within the 2 tokens"),
         ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is not within the 2 tokens"),
-        ('{"ids": "12"}', "must be an object with text"),
         ('{"ids": [1, 2], "spans": 1}', "must be an object with text"),
         ('{"ids": [1, 2], "spans": [[1]]}', "must be an object with text"),
+        *(
+            (
+                '{"messages": [{"role": "user", "content": "a"}, {' + message + "}]}",
+                "message 2 is .*needs a role",
+            )
+            for message in ('"content": "x"', '"role": "tool", "content": "x"', '"role": "user"')
+        ),
     ],
 )
-def test_invalid_tokens_and_spans_are_named(
-    engine: Engine, tmp_path: Path, line: str, reason: str
+def test_an_invalid_line_is_named(
+    writer: ParallelEngine, tmp_path: Path, line: str, reason: str
 ) -> None:
-    file = tmp_path / "ids.jsonl"
+    file = tmp_path / "bad.jsonl"
     file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(TrainError, match=rf"ids\.jsonl, line 2.*{reason}"):
-        list(read_texts(engine.model, [file], 4))
+    for samples in (
+        read_texts(writer.model, [file], 64),
+        generate_replies(writer, [file], 64, 2),
+    ):
+        with pytest.raises(TrainError, match=rf"bad\.jsonl, line 2.*{reason}"):
+            list(samples)
 
 
 def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
@@ -99,9 +103,11 @@ def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
 def test_the_error_for_prompts_without_replies_suggests_generate(
     engine: Engine, tmp_path: Path
 ) -> None:
-    file = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    with pytest.raises(TrainError, match="add --generate N"):
-        list(read_texts(engine.model, [file], 64))
+    message = {"role": "user", "content": "the cat"}
+    for line in ({"prompt": "the cat"}, {"turns": ["a", "b"]}, {"messages": [message]}):
+        file = lines(tmp_path / "p.jsonl", line)
+        with pytest.raises(TrainError, match="add --generate N"):
+            list(read_texts(engine.model, [file], 64))
 
 
 def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
@@ -132,23 +138,6 @@ def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_p
         two, one = generate_replies(engine, [file], 128, 6)
     assert len(one.spans or []) == 1
     assert two.spans == [(len(two.ids) - 6, len(two.ids))]
-
-
-@pytest.mark.parametrize(
-    "message", [{"content": "x"}, {"role": "tool", "content": "x"}, {"role": "user"}]
-)
-def test_a_message_without_role_or_content_is_named(
-    writer: ParallelEngine, tmp_path: Path, message: dict[str, str]
-) -> None:
-    user = {"role": "user", "content": "a"}
-    file = lines(tmp_path / "c.jsonl", {"text": "a"}, {"messages": [user, message]})
-    readers: tuple[Callable[[], object], ...] = (
-        lambda: list(read_texts(writer.model, [file], 64)),
-        lambda: list(generate_replies(writer, [file], 64, 2)),
-    )
-    for read in readers:
-        with pytest.raises(TrainError, match=r"c\.jsonl, line 2: message 2 is .*needs a role"):
-            read()
 
 
 def test_a_truncated_or_damaged_gzip_file_is_named(engine: Engine, tmp_path: Path) -> None:

@@ -10,77 +10,71 @@ import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
-from batching.llama.context import ContextParams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaWeights
 from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.registry import resolve
-from speculation.system.files import require_writable
-from speculation.train import medusa, states
 from speculation.train.__main__ import main
-from speculation.train.eagle import EagleTraining
-from speculation.train.ranks import N_RANKS, accuracy_of, chain_accuracy, ranks_of, replay
-from speculation.train.redrafter import ReDrafterTraining
-from speculation.train.schedule import held_out_start
+from speculation.train.params import (
+    DraftTraining,
+    EagleTraining,
+    MedusaTraining,
+    ReDrafterTraining,
+)
+from speculation.train.ranks import (
+    N_RANKS,
+    NONE,
+    accuracy_of,
+    chain_accuracy,
+    columns_of,
+    ranks_of,
+    replay,
+)
+from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.texts import Sample
-from tests.support.train_data import lines
-
-EXACT = ContextParams(n_ctx=128, kv_type="f32", flash_attn="off", n_threads=1)
+from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.train_data import collected, lines, train
 
 
 def test_heads_learn_from_the_targets_replies(tmp_path: Path) -> None:
-    folder = fake_states(tmp_path)
-    labels = medusa._labels(folder, 2)
-    none = medusa._NO_LABEL
+    # The target generated tokens 3 to 6 of the first sequence.
+    samples = [Sample(list(range(7)), [(3, 7)]), Sample([7, 8, 9], [])]
+    labels = labels_of(collected(tmp_path, samples, choices=range(10, 20)), 2)
+    none = NONE
     # Tokens 3 to 6 are a reply. Its first token is predicted from the state before it.
     assert labels.tolist() == [
         [none] * 2, [none] * 2, [13, 14], [14, 15], [15, none], [none] * 2, [none] * 2,
         *[[none] * 2] * 3,
     ]  # fmt: skip
-    cut = medusa._renumbered(labels, np.array([13, 15], np.int32))
-    assert cut[2:5].tolist() == [[0, medusa._NOT_DRAFTED], [medusa._NOT_DRAFTED, 1], [1, none]]
+    cut = columns_of(labels, np.array([13, 15], np.int32))
+    assert cut[2:5].tolist() == [[0, none], [none, 1], [1, none]]
 
 
 def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    states.begin(folder, {})
     reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
     nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
     samples = [reply, *nothing, reply, *nothing, reply, *nothing]
-    states.write_samples(folder, samples, 100, lambda done, total: None)
-    np.save(folder / "hidden.npy", np.zeros((27, 4), np.float16))
-    np.save(folder / "choices.npy", np.zeros(27, np.int32))
-    found = states.States(folder)
+    found = collected(tmp_path, samples)
     assert held_out_start(found, 0.05) == 18
     assert held_out_start(found, 0.5) == 9
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
 @pytest.mark.train
 def test_heads_are_evaluated_even_if_the_last_prompts_had_no_room(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     prompts = ["the cat", "a dog", "the cat saw " * 40]
     data = lines(tmp_path / "p.jsonl", *[{"prompt": prompt} for prompt in prompts])
-    command = [kind, "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1"]
-    assert main([*command, "--generate", "12", "--ctx", "64"]) == 0
+    flags = ("--epochs", 1, "--generate", 12, "--ctx", 64)
+    assert train(kind, tiny_model, data, tmp_path / "h.gguf", *flags) == 0
     measured = re.search(r"measured on (\d+) held-out states", capsys.readouterr().out)
     assert measured is not None
     assert int(measured[1]) > 0
-
-
-def fake_states(folder: Path) -> states.States:
-    """Ten tokens in two sequences; the target generated tokens 3 to 6 of the first."""
-    np.save(folder / "tokens.npy", np.arange(10, dtype=np.int32))
-    np.save(folder / "choices.npy", np.arange(10, 20, dtype=np.int32))
-    np.save(folder / "ends.npy", np.array([7, 10]))
-    np.save(folder / "until.npy", np.array([0, 0, 0, 7, 7, 7, 7, 0, 0, 0]))
-    np.save(folder / "hidden.npy", np.zeros((10, 4), np.float16))
-    return states.States(folder)
 
 
 def test_accuracy_and_replay_count_ranks() -> None:
@@ -111,28 +105,11 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     tokens = np.array([7, 15, 20], np.int32)
     assert ranks_of(logits, wanted, tokens).tolist() == [1, 2, 0]
     assert ranks_of(logits, np.array([20, 8, 90]), tokens).tolist() == [1, N_RANKS, N_RANKS]
+    assert ranks_of(logits, np.array([20, NONE, 90]), tokens).tolist() == [1, -1, N_RANKS]
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
-# Output files
-
-
-def test_a_path_that_cannot_be_written_is_refused_and_no_file_left(tmp_path: Path) -> None:
-    for path, reason in (
-        (tmp_path, "it is a folder"),
-        (tmp_path / "none" / "h.gguf", "no such folder"),
-        (tmp_path / ("x" * 250), "File name too long"),
-    ):
-        with pytest.raises(InvalidParameter, match=f"{reason}.*; give a file in a folder that"):
-            require_writable(path)
-    require_writable(tmp_path / "h.gguf")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="there is no /dev/null")
-def test_a_device_is_not_replaced() -> None:
-    with pytest.raises(InvalidParameter, match="cannot write /dev/null: it is a device"):
-        require_writable(Path("/dev/null"))
+# Trees
 
 
 def heads(path: Path, accuracy: float) -> Path:
@@ -153,41 +130,57 @@ def heads(path: Path, accuracy: float) -> Path:
     return path
 
 
-def test_a_tree_is_chosen_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
+def tree(file: Path, *flags: object) -> int:
+    return main(["tree", "--heads", str(file), *map(str, flags)])
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "flags", "expected"),
+    [
+        (0.5, "--nodes 1", "0"),
+        (0.5, "--nodes 2", "0.0"),
+        (0.5, "--choices 0.1/2", "0.1/2"),
+        # Heads that were never accepted get a tree, too.
+        (0.0, "--nodes 3", "0.0/1"),
+    ],
+)
+def test_a_tree_is_chosen_without_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: float, flags: str, expected: str
+) -> None:
+    file, other = heads(tmp_path / "h.gguf", accuracy), tmp_path / "other.gguf"
+    before = file.read_bytes()
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["tree", "--heads", str(file), "--nodes", "2"]) == 0
-    assert show_choices(read_weights(HeadsFile(file)).tree) == "0.0"
+    assert tree(file, *flags.split(), "--out", other) == 0
+    assert file.read_bytes() == before
+    assert tree(file, *flags.split()) == 0
+    for written in (file, other):
+        assert show_choices(read_weights(HeadsFile(written)).tree) == expected
 
 
-def test_heads_that_were_never_accepted_get_a_tree_too(tmp_path: Path) -> None:
-    file = heads(tmp_path / "h.gguf", 0.0)
-    assert main(["tree", "--heads", str(file), "--nodes", "3"]) == 0
-    assert len(read_weights(HeadsFile(file)).tree) == 3
+def test_without_a_tree_the_sizes_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tree(heads(tmp_path / "h.gguf", 0.5)) == 0
+    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
 
 
 def test_a_refused_tree_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
-    for nodes in ("0", "-3", "256"):
-        assert main(["tree", "--heads", str(file), "--nodes", nodes]) == 2
-        assert capsys.readouterr().err == f"error: --nodes is {nodes}; give 1 to 255\n"
-    assert main(["tree", "--heads", str(file), "--out", str(tmp_path / "other")]) == 2
-    assert "without a tree there is nothing to write to" in capsys.readouterr().err
-    folder = tmp_path / "folder"
+    file, folder, other = heads(tmp_path / "h.gguf", 0.5), tmp_path / "folder", tmp_path / "other"
     folder.mkdir()
-    assert main(["tree", "--heads", str(file), "--nodes", "3", "--out", str(folder)]) == 2
-    assert f"cannot write {folder}: it is a folder" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
-
-
-def test_nodes_and_choices_together_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = heads(tmp_path / "h.gguf", 0.5)
     before = file.read_bytes()
-    assert main(["tree", "--heads", str(file), "--nodes", "1", "--choices", "0.0"]) == 2
-    assert "--choices and --nodes both choose a tree; give one" in capsys.readouterr().err
+    for flags, reason in (
+        (["--nodes", 0], "--nodes is 0; give 1 to 255\n"),
+        (["--nodes", -3], "--nodes is -3; give 1 to 255\n"),
+        (["--nodes", 256], "--nodes is 256; give 1 to 255\n"),
+        (["--nodes", 1, "--choices", "0.0"], "--choices and --nodes both choose a tree; give one"),
+        (["--choices", "0.0.0"], "the tree is deeper than the 2 heads"),
+        (["--out", other], "without a tree there is nothing to write to"),
+        (["--nodes", 3, "--out", folder], f"cannot write {folder}: it is a folder"),
+    ):
+        assert tree(file, *flags) == 2
+        assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
 
 
 @pytest.mark.parametrize("kind", ["redrafter", "eagle", "eagle3"])
@@ -195,12 +188,14 @@ def test_heads_that_grow_their_own_tree_cannot_be_given_one(
     capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     file = resolve(f"bundled-{kind}")
-    assert main(["tree", "--heads", str(file)]) == 2
+    assert tree(file) == 2
     error = capsys.readouterr().err
     assert f"{file} has heads for {kind.replace('eagle3', 'eagle-3')}, which build their" in error
 
 
-@pytest.mark.parametrize("training", [medusa.MedusaTraining, ReDrafterTraining, EagleTraining])
+@pytest.mark.parametrize(
+    "training", [MedusaTraining, ReDrafterTraining, EagleTraining, DraftTraining]
+)
 def test_a_negative_seed_is_refused(training: type) -> None:
     with pytest.raises(InvalidParameter, match="seed is -1; give 0 to 4294967295"):
         training(seed=-1)
@@ -209,33 +204,61 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 # The whole training
 
 
-@pytest.mark.parametrize("options", [[], ["--output", "one", "--vocab", "40", "--blocks", "2"]])
+PROMPTS = ("the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat")
+CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "methods"),
+    [
+        ("medusa --heads 2 --epochs 30 --batch 32", {"medusa": 1.3}),
+        (
+            "medusa --heads 2 --epochs 30 --batch 32 --output one --vocab 40 --blocks 2",
+            {"medusa": 1.3},
+        ),
+        ("redrafter --output one --epochs 150", {"redrafter": 1.5}),
+        # A chain of three gives less than a tree.
+        (
+            "eagle --epochs 60 --rate 0.005 --kind f32",
+            {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3},
+        ),
+        ("eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32", {"eagle-3": 1.4}),
+        (
+            "eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32 --vocab 200",
+            {"eagle-3": 1.4},
+        ),
+        (
+            "draft --width 64 --layers 1 --vocab 200 --epochs 100",
+            {"draft:p_min=0,p_path=0": 1.5},
+        ),
+    ],
+)
 @pytest.mark.train
-def test_drafts_of_trained_heads_are_accepted(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+def test_drafts_of_what_was_trained_are_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, methods: dict[str, float]
 ) -> None:
-    data = lines(tmp_path / "p.jsonl", *([{"text": "the cat"}] * 5))
-    out = tmp_path / "heads.gguf"
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(out)]
-    command += ["--generate", "100", "--ctx", "128", "--threads", "1", "--heads", "2"]
-    command += ["--epochs", "15", "--batch", "32", "--rate", "0.01", "--device", "cpu", *options]
-    assert main(command) == 0
+    """Without drafts a step gives 1.0 tokens, with those of an untrained head up to 1.04."""
+    target = write_tiny_gguf(tmp_path / "target.gguf", n_layer=4 if "eagle3" in flags else 2)
+    out = tmp_path / "out.gguf"
+    kind, *more = flags.split()
+    # Medusa's tree is chosen on the held-out prompt, which must resemble the others.
+    prompts = PROMPTS[:1] * 5 if kind == "medusa" else PROMPTS
+    data = lines(tmp_path / "p.jsonl", *({"prompt": prompt} for prompt in prompts))
+    common = ("--generate", 60, "--batch", 2, "--rate", 0.01, "--device", "cpu")
+    assert train(kind, target, data, out, *common, *more) == 0
     printed = capsys.readouterr().out
     assert "accuracy of each choice" in printed
+    assert "tokens per step" in printed
     assert f"{out}: " in printed
-    with Engine.load(tiny_model, EXACT, heads=out) as engine:
-        plain = engine.generate("the cat", method="ar", max_tokens=80).run()
-        ours = engine.generate("the cat", method="medusa", max_tokens=80).run()
-        assert ours.token_ids == plain.token_ids
-        assert ours.stats.tokens_per_step > 1.3  # the heads were trained on this text
-
-    assert main(["tree", "--heads", str(out)]) == 0
-    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
-    other = tmp_path / "other.gguf"
-    assert main(["tree", "--heads", str(out), "--choices", "0.1/2", "--out", str(other)]) == 0
-    assert show_choices(read_weights(HeadsFile(other)).tree) == "0.1/2"
-    assert main(["tree", "--heads", str(out), "--nodes", "1"]) == 0
-    assert len(read_weights(HeadsFile(out)).tree) == 1
+    draft_model, heads = (out, ()) if kind == "draft" else (None, out)
+    with Engine.load(target, EXACT, draft_model=draft_model, heads=heads) as engine:
+        text = f"<s><|user|>{PROMPTS[0]}<|end|><|assistant|>"
+        prompt = engine.model.tokenize(text, add_special=False, parse_special=True)
+        plain = engine.generate(prompt, method="ar", max_tokens=50).run()
+        for method, least in methods.items():
+            ours = engine.generate(prompt, method=method, max_tokens=50).run()
+            assert ours.token_ids == plain.token_ids
+            assert ours.stats.tokens_per_step > least, method
 
 
 @pytest.mark.train
@@ -245,46 +268,42 @@ def test_missing_requirements_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = tmp_path / "a.txt"
+    data, out = tmp_path / "a.txt", tmp_path / "h.gguf"
     data.write_text("", encoding="utf-8")
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--ctx", "64"]
-    command += ["--threads", "1", "--out", str(tmp_path / "h.gguf")]
-    monkeypatch.setattr("speculation.train.find_spec", lambda name: None)
-    assert main(command) == 2
+    with monkeypatch.context() as without:
+        without.setattr("speculation.train.find_spec", lambda name: None)
+        assert train("medusa", tiny_model, data, out) == 2
     assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
-    monkeypatch.undo()
-    assert main([*command[:-1], str(tmp_path / "none" / "h.gguf")]) == 2
+    assert train("medusa", tiny_model, data, tmp_path / "none" / "h.gguf") == 2
     assert "no such folder" in capsys.readouterr().err
-    assert main([*command, "--heads", "20"]) == 2
+    assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
     assert "heads is 20; give 1 to 8" in capsys.readouterr().err
-    assert main(["tree", "--heads", str(tiny_model)]) == 2
+    assert tree(tiny_model) == 2
     assert "contains no drafting heads" in capsys.readouterr().err
-    assert main(command) == 2
+    assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
     assert "the data has no token to train on" in capsys.readouterr().err
     data.write_text("the cat saw a dog", encoding="utf-8")
-    assert main([*command, "--work", str(tmp_path / "other")]) == 2
+    assert train("medusa", tiny_model, data, out, "--ctx", 64, "--work", tmp_path / "other") == 2
     assert "one must be held out; give more" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
 @pytest.mark.train
 def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    folder = tmp_path / "folder"
+    folder, data = tmp_path / "folder", tmp_path / "none.txt"
     folder.mkdir()
-    command = [kind, "--model", str(tmp_path / "none.gguf"), "--data", str(tmp_path / "none.txt")]
-    command += ["--out", str(tmp_path / "h.gguf")]
     for flags, reason in (
-        (["--out", command[4]], f"cannot write {command[4]}: it is one of the input files"),
-        (["--out", str(folder)], f"cannot write {folder}: it is a folder"),
-        (["--seed", "-1"], "seed is -1; give 0 to 4294967295"),
-        (["--generate", "-5"], "--generate is -5; give 0 or more"),
-        (["--max-tokens", "0"], "--max-tokens is 0; give 1 or more"),
+        (["--out", data], f"cannot write {data}: it is one of the input files"),
+        (["--out", folder], f"cannot write {folder}: it is a folder"),
+        (["--seed", -1], "seed is -1; give 0 to 4294967295"),
+        (["--generate", -5], "--generate is -5; give 0 or more"),
+        (["--max-tokens", 0], "--max-tokens is 0; give 1 or more"),
         (["--device", "foo"], "--device is 'foo'; PyTorch has cpu"),
         (["--device", "cuda:99"], "--device is 'cuda:99'; PyTorch has cpu"),
     ):
-        assert main([*command, *flags]) == 2
+        assert train(kind, tmp_path / "none.gguf", data, tmp_path / "h.gguf", *flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -294,8 +313,7 @@ def test_the_target_is_not_overwritten(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--out", str(tiny_model)]
-    assert main(command) == 2
+    assert train("medusa", tiny_model, data, tiny_model) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: cannot write {tiny_model}: it is one of the input files")
 
@@ -305,19 +323,20 @@ def test_a_failed_command_can_be_corrected_in_the_same_folder(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
-    assert main(command) == 2
+    files = ("medusa", tiny_model, data, tmp_path / "h.gguf")
+    flags = ["--epochs", 1, "--heads", 1]
+    assert train(*files, *flags) == 2
     assert "add --generate N" in capsys.readouterr().err
-    assert main([*command, "--generate", "256", "--ctx", "256"]) == 2
+    assert train(*files, *flags, "--generate", 256, "--ctx", 256) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: none of the 2 prompts leaves room for --generate 256 in a con")
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 0
+    flags += ["--generate", 8, "--ctx", 128]
+    assert train(*files, *flags) == 0
     lines(data, {"prompt": "the dog"}, {"prompt": "a cat"})  # the same number of bytes
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert train(*files, *flags) == 2
     assert "has states collected with other settings: data was" in capsys.readouterr().err
     (tmp_path / "h.gguf.states" / "run.json").write_text("{", encoding="utf-8")
-    assert main([*command, "--generate", "8", "--ctx", "128"]) == 2
+    assert train(*files, *flags) == 2
     assert "run.json is damaged" in capsys.readouterr().err
 
 
@@ -329,14 +348,13 @@ def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--generate", "8", "--ctx", "128"]
 
-    def train(*_: object) -> None:
+    def out_of_memory(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99")
 
-    monkeypatch.setattr("speculation.train.commands.medusa.train", train)
-    assert main(command) == 2
+    monkeypatch.setattr("speculation.train.training.train", out_of_memory)
+    flags = ("--generate", 8, "--ctx", 128)
+    assert train("medusa", tiny_model, data, tmp_path / "h.gguf", *flags) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: out of memory in a training step; lower --batch or give")
 
@@ -346,6 +364,5 @@ def test_a_context_no_larger_than_a_batch_can_be_collected_from(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat saw"}, {"prompt": "a dog"})
-    command = ["medusa", "--model", str(tiny_model), "--data", str(data), "--threads", "1"]
-    command += ["--out", str(tmp_path / "h.gguf"), "--epochs", "1", "--heads", "1"]
-    assert main([*command, "--generate", "64", "--ctx", "64"]) == 0
+    flags = ("--epochs", 1, "--heads", 1, "--generate", 64, "--ctx", 64)
+    assert train("medusa", tiny_model, data, tmp_path / "h.gguf", *flags) == 0

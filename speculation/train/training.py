@@ -1,0 +1,212 @@
+"""The loop that trains every kind of heads, and what a kind gives for it.
+
+``Trainer`` is what a kind gives: its module, its loss, its ranks and its file. Heads that draft
+chains share more, see ``ChainTrainer``. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from batching.llama.weights import Weights
+from batching.tree import Floats
+from speculation.heads.file import HeadsInfo
+from speculation.train import TrainError
+from speculation.train.loss import distribution_loss
+from speculation.train.params import TrainingParams
+from speculation.train.ranks import Ints, chain_report, ranks_of
+from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
+from speculation.train.states import States
+
+LOSS_DECAY = 0.8  # weight of a draft token's loss relative to the token before
+N_DEPTHS = 6  # length of the chains whose accuracy is measured
+_WARM_UP = 0.03  # share of the steps
+_FINAL_RATE = 0.05  # learning rate at the last step, as a share of its peak
+
+P = TypeVar("P", bound=TrainingParams)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What training takes from the target.
+
+    info     its name and sizes, for the heads' file
+    weights  its GGUF
+    output   its output matrix, (n_vocab, n_embd)
+    layers   the layers whose inputs the head reads; () = it reads states after the final norm
+    """
+
+    info: HeadsInfo
+    weights: Weights
+    output: Floats
+    layers: tuple[int, ...] = ()
+
+    def embeddings(self) -> Floats:
+        """Its embeddings, (n_vocab, n_embd)."""
+        return self.weights.tensor("token_embd.weight")
+
+
+class Trainer(ABC, Generic[P]):
+    """A kind of heads in training.
+
+    module  the PyTorch module that learns
+    items   what an epoch consists of: the sequences to train on, or for Medusa single states
+    tokens  the draft vocabulary, (n_drafted,); None = the whole vocabulary
+    matrix  the target's output matrix for these tokens, (n_drafted, n_embd)
+    """
+
+    module: nn.Module
+    items: list[int]
+
+    def __init__(self, params: P, states: States, target: Target, device: str) -> None:
+        """``device`` is PyTorch's name of the device to train on.
+
+        Raises TrainError if there are too few sequences to hold one out, or no token to train on.
+        """
+        torch.manual_seed(params.seed)
+        self.params = params
+        self.states = states
+        self.target = target
+        self.device = device
+        self.tokens = draft_vocab(states, params.vocab, len(target.output))
+        rows = target.output if self.tokens is None else target.output[self.tokens]
+        self.matrix = torch.from_numpy(np.array(rows)).to(device)
+
+    def batches(self) -> Iterator[list[int]]:
+        """Items of each step, without end."""
+        return batches(self.items, self.params.batch, self.params.seed)
+
+    @abstractmethod
+    def loss(self, items: list[int]) -> Tensor: ...
+
+    @abstractmethod
+    def ranks(self) -> Ints:
+        """The ranks of the correct tokens on held-out data, (n, n_heads or N_DEPTHS)."""
+
+    @abstractmethod
+    def write(self, path: Path, ranks: Ints) -> None:
+        """Write the heads to a file. Raises DiskFull."""
+
+    @abstractmethod
+    def report(self, ranks: Ints) -> str:
+        """What the user is shown of the result."""
+
+
+def train(
+    trainer: Trainer[P], progress: Callable[[int, int, float], None] = lambda *_: None
+) -> Ints:
+    """Train for ``epochs``; return the ranks on held-out data.
+
+    AdamW with gradient clipping. ``progress(step, n_steps, loss)`` is called after each step.
+    """
+    params = trainer.params
+    if not trainer.items:
+        raise TrainError("the data has no token to train on; give longer texts")
+    n_steps = max(1, math.ceil(params.epochs * len(trainer.items) / params.batch))
+    weights = [p for p in trainer.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=params.rate, weight_decay=0.0)
+    for step, items in enumerate(itertools.islice(trainer.batches(), n_steps)):
+        optimizer.param_groups[0]["lr"] = params.rate * rate_at(step, n_steps)
+        loss = trainer.loss(items)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        progress(step + 1, n_steps, loss.item())
+    with torch.inference_mode():
+        return trainer.ranks()
+
+
+def rate_at(step: int, n_steps: int) -> float:
+    """The learning rate as a share of its peak: linear warm-up, then cosine decay."""
+    warm_up = max(1, int(_WARM_UP * n_steps))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    done = (step - warm_up) / max(1, n_steps - warm_up)
+    return _FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class ChainTrainer(Trainer[P]):
+    """Trains a head that drafts token after token, on whole sequences.
+
+    It learns the target's distribution after every token, at each depth of a chain of drafts.
+
+    depth   length of the chains it is trained on
+    n_zero  tokens outside the draft vocabulary whose logit is 0; other heads do not have them
+    """
+
+    depth = 1
+    n_zero = 0
+
+    def __init__(
+        self,
+        params: P,
+        states: States,
+        target: Target,
+        device: str,
+        embeddings: Floats | None = None,
+        read: npt.NDArray[np.float16] | None = None,
+    ) -> None:
+        """``embeddings`` and ``read`` are what the head takes as input, see ``Sequences``."""
+        super().__init__(params, states, target, device)
+        self.data = Sequences(states, device, embeddings, read)
+        self.items, self._held_out = self.data.split(params.held_out)
+
+    def batches(self) -> Iterator[list[int]]:
+        lengths = np.diff(self.states.ends, prepend=0).tolist()
+        return batches(self.items, self.params.batch, self.params.seed, lengths.__getitem__)
+
+    @abstractmethod
+    def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run a chain of ``depth`` tokens from every position in the mask.
+
+        Yields for each token of the chains its positions, (n,), see ``Batch.places``, and the
+        inputs of the head's output matrix there, (n, width). Ends early if no position is left.
+        """
+
+    @property
+    def output(self) -> Tensor:
+        """The head's output matrix, (n_drafted, width); by default the target's."""
+        return self.matrix
+
+    def training_batch(self, items: list[int]) -> Batch:
+        return self.data.batch(items)
+
+    def loss(self, items: list[int]) -> Tensor:
+        batch = self.training_batch(items)
+        after = batch.after.flatten(0, 1)
+        total = torch.zeros((), device=self.device)
+        for i, (places, ours) in enumerate(self.chains(batch, self.depth)):
+            total = total + LOSS_DECAY**i * self.step_loss(ours, after[places])
+        return total
+
+    def step_loss(self, ours: Tensor, wanted: Tensor) -> Tensor:
+        """The loss at one depth: our inputs of the output matrix, and the target's."""
+        return distribution_loss(ours, self.output, wanted, self.matrix, self.n_zero)
+
+    def ranks(self) -> Ints:
+        found = []
+        for sequence in self._held_out:
+            batch = self.data.batch([sequence])
+            choices = batch.choices[0].cpu().numpy()
+            ranks = np.full((len(choices), N_DEPTHS), -1, np.int64)
+            for depth, (places, ours) in enumerate(self.chains(batch, N_DEPTHS)):
+                at = places.cpu().numpy()  # of chains that began ``depth`` positions earlier
+                logits = ours @ self.output.T
+                ranks[at - depth, depth] = ranks_of(logits, choices[at], self.tokens)
+            found.append(ranks[batch.mask[0].cpu().numpy()])
+        return np.concatenate(found)
+
+    def report(self, ranks: Ints) -> str:
+        return chain_report(ranks)

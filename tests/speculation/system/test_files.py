@@ -1,0 +1,36 @@
+"""Files that commands read and write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batching.errors import InvalidParameter
+from speculation.system.files import digest, require_writable
+
+
+def test_a_path_that_cannot_be_written_is_refused_and_no_file_left(tmp_path: Path) -> None:
+    for path, reason in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "none" / "h.gguf", "no such folder"),
+        (tmp_path / ("x" * 250), "File name too long"),
+    ):
+        with pytest.raises(InvalidParameter, match=f"{reason}.*; give a file in a folder that"):
+            require_writable(path)
+    require_writable(tmp_path / "h.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/null").is_char_device(), reason="there is no /dev/null")
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(InvalidParameter, match="cannot write /dev/null: it is a device"):
+        require_writable(Path("/dev/null"))
+
+
+def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_bytes(b"abc")
+    assert digest(file) == "ba7816bf8f01cfea"
+    file.write_bytes(b"abd")
+    assert digest(file) == "a52d159f262b2c6d"
