@@ -13,7 +13,7 @@ from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
 from speculation.auto.cost import Cost
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
@@ -100,15 +100,15 @@ class Resources:
         """All that is to be saved, by name."""
         return {**self._saved, **{name: state() for name, state in self._states.items()}}
 
-    def estimates(self, name: str, priors: Sequence[float]) -> Estimates:
-        """The estimates of a method, kept from text to text and from run to run."""
+    def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
+        """What was learnt of a method's drafts, with any parameters; see ``saved_names``."""
 
-        def make() -> Estimates:
-            estimates = Estimates(priors, self.saved(f"{name} estimates"))
-            self.save(f"{name} estimates", lambda: estimates.log_odds)
-            return estimates
+        def make() -> Acceptance:
+            acceptance = Acceptance(priors, self.saved(f"{method} acceptance"))
+            self.save(f"{method} acceptance", lambda: acceptance.log_odds)
+            return acceptance
 
-        return self.keep(("estimates", name), make)
+        return self.keep(("acceptance", method), make)
 
     def of_slot(self, index: int, n_slots: int) -> Resources:
         """The resources for a text beside others: its slots in the contexts of the draft model and

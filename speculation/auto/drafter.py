@@ -28,7 +28,7 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
-from speculation.drafting.estimates import RATE
+from speculation.drafting.acceptance import RATE
 from speculation.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the

@@ -17,8 +17,8 @@ from batching.errors import CacheFull, InvalidParameter
 from batching.together import Coroutine, own_time
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.drafting.acceptance import Acceptance, of_probability
 from speculation.drafting.confidence import LevelTime
-from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
@@ -34,8 +34,6 @@ from speculation.sampling import DraftSampler
 from speculation.verify import Match, Rejection, Verifier
 
 VERIFIERS = ("match", "rejection")
-# How often the draft model's first choice is accepted, by q in tenths; initial guesses.
-PRIORS = (0.08, 0.15, 0.25, 0.35, 0.42, 0.50, 0.58, 0.66, 0.76, 0.92)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class DraftModel(Drafter):
         params: DraftModelParams,
         context: DraftContext,
         *,
-        estimates: Estimates | None = None,
+        acceptance: Acceptance | None = None,
         sampler: DraftSampler | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
@@ -111,13 +109,13 @@ class DraftModel(Drafter):
         branches = 0 if params.width == 1 else min(params.nodes, 60)
         self.requires = Requirements(branches=branches)
         self._context = context
-        self._estimates = estimates or Estimates(PRIORS)
+        self._acceptance = acceptance or Acceptance()
         self._sampler = sampler
         self._level_time = level_time or LevelTime()
         self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
-        self._estimates.new_text()
+        self._acceptance.new_text()
         if self._sampler is not None:
             self._sampler.begin(prompt)
         return self._context.begin(prompt, self.params.width)
@@ -148,7 +146,7 @@ class DraftModel(Drafter):
 
     def observe(self, step: Step) -> None:
         for (token, q), actual in zip(self._first_path, step.tokens, strict=False):
-            self._estimates.learn(min(9, int(10 * q)), accepted=token == actual)
+            self._acceptance.learn(of_probability(q), accepted=token == actual)
             if token != actual:
                 break
         self._first_path = []
@@ -192,7 +190,7 @@ class DraftModel(Drafter):
         parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
         path_floor = floor or (params.p_path if params.width == 1 else 0.0)
         for token, prob in top:
-            path_prob = parent_prob * self._estimates.prob(min(9, int(10 * prob)))
+            path_prob = parent_prob * self._acceptance.prob(of_probability(prob))
             min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
             if prob >= min_prob and path_prob >= path_floor:
                 candidates.append(Candidate(parent, token, prob, path_prob, None))
@@ -219,7 +217,7 @@ def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     return DraftModel(
         params,
         resources.draft_context,
-        estimates=resources.estimates("draft", PRIORS),
+        acceptance=resources.acceptance("draft"),
         sampler=make_sampler() if make_sampler is not None else None,
         level_time=LevelTime.of("draft", resources),
     )

@@ -292,7 +292,7 @@ def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSp
             drafter = _RecordedDraftModel(
                 params,
                 context,  # type: ignore[arg-type]
-                estimates=resources.estimates("draft", draft_model.PRIORS),
+                acceptance=resources.acceptance("draft"),
                 level_time=LevelTime.of("draft", resources),
             )
             return _Charged(drafter, clock)
