@@ -34,7 +34,7 @@ from speculation.generation import Generation as Generation
 from speculation.generation import GenerationRequest, Settings
 from speculation.heads.base import HeadInContext
 from speculation.load_heads import load_heads, require_no_heads
-from speculation.methods import Method
+from speculation.methods import SAVED, Method
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
@@ -354,7 +354,7 @@ class Engine:
                 self.draft.model.close()
 
     def _save_learnt(self, cost: Cost) -> None:
-        states = self.resources.states
+        states = self.resources.to_save(SAVED)
         learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
 
     def _save_memory(self) -> None:

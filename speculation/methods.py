@@ -102,6 +102,8 @@ BUILT_IN: tuple[MethodSpec, ...] = (
     jacobi.spec,
 )
 METHODS: MethodTable = MethodTable(BUILT_IN)
+# What is learnt of these is saved from run to run; a source of ``auto`` may have a name of its own.
+SAVED = frozenset(name for spec in BUILT_IN for name in (spec.name, spec.source_name))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
     A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here;
-    what it has learnt of the model is also saved from run to run (``states``).
+    what it has learnt of the model is also saved from run to run (``to_save``).
 
     model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
@@ -48,7 +48,7 @@ class Resources:
         saved: Mapping[str, Any] | None = None,
     ) -> None:
         """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
-        is called for each text whose drafts are sampled. ``saved`` are the ``states`` of an earlier
+        is called for each text whose drafts are sampled. ``saved`` is ``to_save`` of an earlier
         run."""
         self._measure_cost = measure_cost
         self._cost: Cost | None = None
@@ -92,16 +92,27 @@ class Resources:
         return self._saved.get(name)
 
     def save(self, name: str, state: Callable[[], list[float]]) -> None:
-        """Save ``state()`` under ``name`` for later runs when the engine closes."""
+        """Save ``state()`` for later runs when the engine closes.
+
+        ``name`` is a method's, or begins with it and a blank; never a client's own words, since all
+        names are kept.
+        """
         self._states[name] = state
 
-    @property
-    def states(self) -> dict[str, Any]:
-        """All that is to be saved, by name."""
-        return {**self._saved, **{name: state() for name, state in self._states.items()}}
+    def to_save(self, methods: Collection[str]) -> dict[str, Any]:
+        """What to save, by name: what was learnt of these methods, now or in an earlier run.
+
+        Those of outside packages and files learn anew in each run, so that the file stays small.
+        """
+        states = {**self._saved, **{name: state() for name, state in self._states.items()}}
+        return {name: state for name, state in states.items() if name.split(" ")[0] in methods}
 
     def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
-        """What was learnt of a method's drafts, with any parameters; see ``saved_names``."""
+        """How likely a method's drafts are accepted, with whatever parameters.
+
+        Kept from text to text and, for built-in methods, from run to run. ``priors`` as in
+        ``Acceptance``.
+        """
 
         def make() -> Acceptance:
             acceptance = Acceptance(priors, self.saved(f"{method} acceptance"))
@@ -109,6 +120,12 @@ class Resources:
             return acceptance
 
         return self.keep(("acceptance", method), make)
+
+    def without_memory(self) -> Resources:
+        """The same, but without earlier texts, and without remembering new ones."""
+        view = copy(self)
+        view.memory = SuffixMemory.off()
+        return view
 
     def of_slot(self, index: int, n_slots: int) -> Resources:
         """The resources for a text beside others: its slots in the contexts of the draft model and

@@ -37,7 +37,7 @@ _NEAR = 64  # tokens after the divergence
 # 0.58; both 0.915 after 8 and 0.985 after 16. Those files all start alike, while a reply may start
 # with another sentence, so the first line is a guess.
 _START, _CLOSE, _AWAY = range(3)
-PRIORS = [*by_length(0.85, 1.2), *by_length(-0.75, 1.35), *by_length(-1.6, 1.3)]
+PRIORS = [*by_length(0.85, 1.0), *by_length(-0.75, 1.2), *by_length(-1.6, 1.2)]
 _CELLS = [along(found) for found in (_START, _CLOSE, _AWAY)]
 
 

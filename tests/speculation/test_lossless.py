@@ -99,10 +99,8 @@ METHODS = (
     "auto:sources=eagle",
     "auto:sources=eagle+medusa+suffix",
     "prompt-lookup",
-    "prompt-lookup:branches=4,order=longest",
-    "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
-    "prompt-lookup:order=first,adaptive=off",
-    "prompt-lookup:order=recent,max_ngram=2",
+    "prompt-lookup:max_ngram=2,draft=7",
+    "prompt-lookup:adaptive=off,draft=5",
     "prediction",
     "prediction:p_min=0.02,draft_max=5",
     "auto:sources=prediction+suffix",
@@ -145,7 +143,7 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
     if method == "all-in-one-tree":
         return [
             RandomTrees(seed),
-            *parse_method("prompt-lookup:branches=3").drafters(),
+            *parse_method("suffix:branches=3,p_min=0.1").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
     shared = resources(n_rewind)

@@ -25,7 +25,7 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.medusa import Medusa, MedusaParams
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
@@ -224,10 +224,10 @@ def test_a_state_from_another_position_is_not_used() -> None:
     check_that_a_gap_is_noticed(Medusa(MedusaParams(), FakeHeads()))
 
 
-def test_estimates_learn_from_the_token_that_followed() -> None:
-    estimates = Estimates((0.5,) * 80)
+def test_acceptance_is_learnt_from_the_token_that_followed() -> None:
+    acceptance = Acceptance([0.0] * 80)
     heads = FakeHeads()
-    medusa = Medusa(MedusaParams(), heads, estimates)
+    medusa = Medusa(MedusaParams(), heads, acceptance)
     text = [1, 2, 3]
     medusa.begin(text)
     run(medusa.draft(text, TokenTree(3), DraftBudget()))
@@ -236,7 +236,7 @@ def test_estimates_learn_from_the_token_that_followed() -> None:
     run(medusa.draft([*text, 4], TokenTree(4), DraftBudget()))
     best = int(heads.top([(fake_hidden((1, 2, 3)), 1)])[0][0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
-    assert estimates.prob(5) > estimates.prob(3)  # its first choice had 0.5, its second 0.3
+    assert acceptance.prob(5) > acceptance.prob(3)  # its first choice had 0.5, its second 0.3
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, PlainSteps, Step
 from speculation.drafters.suffix import PRIORS, Suffix, SuffixParams
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
 from tests.support.fake_target import FakeOutput, fake_logits
 
@@ -128,9 +128,9 @@ def test_a_chain_has_no_branches() -> None:
     assert drafted(drafter, [1, 2, 3, 4], TREES._replace(chain_only=True)).is_chain
 
 
-def test_estimates_follow_what_is_accepted() -> None:
-    estimates = Estimates(PRIORS)
-    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), estimates)
+def test_acceptance_follows_what_is_accepted() -> None:
+    acceptance = Acceptance(PRIORS)
+    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), acceptance)
     before = drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1]
     for _ in range(40):
         tree = drafted(drafter, [9, 1, 2, 3, 4], TREES)
