@@ -97,9 +97,9 @@ def check_window(window: int) -> None:
 
 
 class TreeDrafter(Drafter):
-    """Base of drafters whose head yields a tree of candidates below the text's last token.
+    """Base of drafters whose model or head yields a tree of candidates below the last token.
 
-    Calibrates the head's probabilities and weighs drafting time. Subclasses implement ``_search``.
+    Calibrates its probabilities and weighs drafting time. Subclasses implement ``_search``.
     """
 
     def __init__(
@@ -115,8 +115,9 @@ class TreeDrafter(Drafter):
         self._confidence = Confidence(acceptance)
         self._time = level_time or LevelTime()
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
         self._confidence.acceptance.new_text()
+        return None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._confidence.set_candidates(())
