@@ -27,7 +27,6 @@ from speculation.heads.tree import (
     best_tree,
     n_leaves,
     parse_choices,
-    show_choices,
 )
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
@@ -55,7 +54,7 @@ class MedusaParams:
     delta    typical-lossy: or this share of exp(-entropy), if that is lower
     """
 
-    choices: Choices = ""
+    choices: str = Choices()
     nodes: int = 0
     verify: str = "match"
     epsilon: float = 0.09
@@ -63,9 +62,7 @@ class MedusaParams:
 
     def __post_init__(self) -> None:
         if self.choices:
-            object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
-        if self.verify == "typical":
-            object.__setattr__(self, "verify", LOSSY)  # shows everywhere that it is lossy
+            parse_choices(self.choices)
         if self.choices and self.nodes:
             raise InvalidParameter("choices and nodes are both set; give only one")
         if self.verify not in VERIFIERS:

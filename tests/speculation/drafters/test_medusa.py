@@ -30,7 +30,14 @@ from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
 from speculation.heads.medusa_file import read_weights, write_medusa
-from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
+from speculation.heads.tree import (
+    Choices,
+    best_tree,
+    expected_tokens,
+    n_leaves,
+    parse_choices,
+    show_choices,
+)
 from speculation.load_heads import load_heads
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
@@ -168,7 +175,12 @@ def test_paths_and_a_full_list_of_candidates_give_the_same_tree() -> None:
 )
 def test_choices_that_do_not_form_a_tree_are_refused(choices: object, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        MedusaParams(choices=choices)  # type: ignore[arg-type]
+        MedusaParams(choices=Choices(choices))  # type: ignore[arg-type]
+    if isinstance(choices, str):
+        with pytest.raises(InvalidParameter, match=message):
+            MedusaParams(choices=choices)
+        with pytest.raises(InvalidParameter, match=message):
+            parse_method(f"medusa:choices={choices}")
 
 
 def test_the_best_tree_is_as_good_as_exhaustive_search() -> None:
@@ -246,7 +258,8 @@ def test_a_tree_deeper_than_the_heads_is_refused() -> None:
 
 def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
-    assert str(parse_method("medusa:verify=typical")) == "medusa:verify=typical-lossy"
+    with pytest.raises(InvalidParameter, match="verify is 'typical'; give match or typical-lossy"):
+        parse_method("medusa:verify=typical")
     with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
@@ -417,7 +430,7 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
         biases=np.zeros((1, 3, 32), np.float32),
     )  # fmt: skip
     path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
-    lossy = "medusa:verify=typical,epsilon=0.001,delta=0.001"
+    lossy = "medusa:verify=typical-lossy,epsilon=0.001,delta=0.001"
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
         ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()
