@@ -27,7 +27,8 @@ from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
 _SURE = 8  # common tokens from which the reply is taken to be back in the prediction
-_PLACES = 256  # places to compare
+_VISITED = 256  # latest places to look at, of which those nearest to the divergence …
+_COMPARED = 16  # … on each side are compared
 _NEAR = 64  # tokens after the divergence
 
 # How a place was found: the reply followed the prediction from its start, whose beginning counts as
@@ -81,8 +82,8 @@ class Prediction(CopyDrafter):
 
     def _start(self, prompt: Sequence[int]) -> None:
         self._n_read = len(prompt)  # tokens of the text
-        self._text = SuffixIndex(512)  # the end of the text
-        self._text.extend(prompt[-LONGEST_CONTEXT:])
+        self._text = SuffixIndex(512)  # the end of the text where it was last searched for
+        self._n_indexed = 0  # tokens of the text up to there
         self._position = self._first  # of the next token …
         self._n_common = 0  # … tokens before it that equal the end of the text …
         self._found = _START  # … and how it was found
@@ -107,27 +108,29 @@ class Prediction(CopyDrafter):
         if not new:
             return
         self._n_read = len(tokens)
-        self._text.extend(new)
         n_same = common_prefix(self._index.copy(self._position, min(len(new), LONGEST_COPY)), new)
         self._position += n_same
         self._n_common += n_same
         if self._found == _START or self._n_common >= _SURE:
             self._diverged = self._position
         if n_same < len(new):
-            self._search()
+            self._search(tokens)
 
-    def _search(self) -> None:
+    def _search(self, tokens: Sequence[int]) -> None:
         """Move to the place with the longest match, or else to the end of the prediction."""
+        self._text.extend(tokens[max(self._n_indexed, len(tokens) - LONGEST_CONTEXT) :])
+        self._n_indexed = len(tokens)
         index, tail, diverged = self._index, self._text.tail, self._diverged
         self._position, self._n_common = self._nowhere, 0
-        for level in reversed(range(len(LENGTHS))):
-            places = index.matches(level, self._text, _PLACES)
-            if places:
-                lengths = [index.common_context(place, tail, LENGTHS[level]) for place in places]
-                self._n_common = longest = max(lengths)
-                equals = [p for p, n in zip(places, lengths, strict=True) if n == longest]
-                self._position = min(equals, key=lambda p: (p < diverged, abs(p - diverged)))
-                break
+        level = index.longest(self._text)
+        if level >= 0:
+            found = index.matches(level, self._text, _VISITED)
+            ahead = [place for place in found if place >= diverged][-_COMPARED:]
+            behind = [place for place in found if place < diverged][:_COMPARED]
+            places = ahead[::-1] + behind
+            lengths = [index.common_context(place, tail, LENGTHS[level]) for place in places]
+            self._n_common = max(lengths)
+            self._position = places[lengths.index(self._n_common)]
         self._found = _CLOSE if 0 <= self._position - diverged <= _NEAR else _AWAY
 
 

@@ -131,21 +131,12 @@ class Suffix(CopyDrafter):
         the memory has this conversation's earlier turns, too, which must not count twice.
         """
         memory = self._memory
-        self._where, self._level = self._index, self._longest(self._index, 0)
+        self._where, self._level = self._index, self._index.longest(self._index)
         if memory is not None and memory.index.n_tokens and self._level < _TOP:
             shortest = max(_SHORTEST_IN_MEMORY, min(self._level + 2, _TOP))
-            level = self._longest(memory.index, shortest)
+            level = memory.index.longest(self._index, shortest)
             if level >= 0:
                 self._where, self._level = memory.index, level
-
-    def _longest(self, index: SuffixIndex, shortest: int) -> int:
-        """The highest level, from ``shortest``, at which ``index`` has a match; -1 = none."""
-        longest = -1
-        for level in range(shortest, _TOP + 1):
-            if LENGTHS[level] > self._n_read or not index.matches(level, self._index, 1):
-                break
-            longest = level
-        return longest
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
         """Compare what follows the occurrences found, those with the longest match first."""
@@ -154,16 +145,12 @@ class Suffix(CopyDrafter):
         positions = [] if level < 0 else index.matches(level, self._index, _CANDIDATES)
         if not positions:  # or the memory took in another text since the search
             return None
-        lengths = [index.common_context(position, tail, LENGTHS[level]) for position in positions]
-        if level == _TOP:
-            order = sorted(range(len(positions)), key=lambda i: -lengths[i])
-            positions, lengths = [positions[i] for i in order], [lengths[i] for i in order]
-        copies = [index.copy(position, self.params.draft_max) for position in positions]
+        found = [(index.common_context(p, tail, LENGTHS[level]), p) for p in positions]
+        found.sort(key=lambda pair: -pair[0])  # of equal ones, the latest stays first
+        lengths = [length for length, _ in found]
+        copies = [index.copy(position, self.params.draft_max) for _, position in found]
         cells = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
-        copy = vote(copies, lengths, cells, self.params.branches - 1)
-        if self._is_first:
-            copy.cells[0] = cells[_FIRST][lengths[0]]
-        return copy
+        return vote(copies, lengths, cells, self.params.branches - 1, is_first=self._is_first)
 
 
 def vote(
@@ -171,6 +158,8 @@ def vote(
     lengths: Sequence[int],
     cells: Sequence[Sequence[int]],
     n_branches: int,
+    *,
+    is_first: bool,
 ) -> Copy:
     """What most of the ``copies`` continue with, token by token, and the others as branches.
 
@@ -178,6 +167,7 @@ def vote(
     lengths     common tokens before each
     cells       of a copied token, by what the occurrences say of it and the match before it
     n_branches  most branches
+    is_first    whether the copy begins a reply
     """
     said: list[tuple[int, int]] = []  # (_ALONE, …, depth where it ends)
     branches: list[tuple[int, array[int]]] = []
@@ -207,6 +197,8 @@ def vote(
     found: list[int] = []
     for what, end in said:
         found += cells[what][length + len(found) : length + end]
+    if is_first:
+        found[0] = cells[_FIRST][length]
     continued = []
     for depth, copy in branches:
         tokens = copy[depth:].tolist()
