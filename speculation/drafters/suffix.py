@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from speculation.drafter import AsSource, MethodSpec, PlainSteps, Requirements, Step
 from speculation.drafting.acceptance import Acceptance, by_length
@@ -147,30 +148,40 @@ class Suffix(CopyDrafter):
             return None
         found = [(index.common_context(p, tail, LENGTHS[level]), p) for p in positions]
         found.sort(key=lambda pair: -pair[0])  # of equal ones, the latest stays first
-        lengths = [length for length, _ in found]
         copies = [index.copy(position, self.params.draft_max) for _, position in found]
-        cells = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
-        return vote(copies, lengths, cells, self.params.branches - 1, is_first=self._is_first)
+        lead, said, others = vote(copies, self.params.branches - 1)
+        length = next(n for copy, (n, _) in zip(copies, found, strict=True) if copy is lead)
+        tables = _IN_TEXT_CELLS if index is self._index else _IN_MEMORY_CELLS
+        cells: list[int] = []
+        for what, end in said:
+            cells += tables[what][length + len(cells) : length + end]
+        if self._is_first:
+            cells[0] = tables[_FIRST][length]
+        branches = []
+        for depth, copy in others:
+            first, last = length + depth, length + len(copy)
+            own = [tables[_BRANCH][first], *tables[_ALONE][first + 1 : last]]
+            branches.append(Branch(depth, copy[depth:].tolist(), own))
+        return Copy(lead.tolist(), cells, branches)
 
 
-def vote(
-    copies: Sequence[array[int]],
-    lengths: Sequence[int],
-    cells: Sequence[Sequence[int]],
-    n_branches: int,
-    *,
-    is_first: bool,
-) -> Copy:
-    """What most of the ``copies`` continue with, token by token, and the others as branches.
+class Votes(NamedTuple):
+    """What several copies continue with.
 
-    copies      what follows each occurrence; preferred ones first, none empty
-    lengths     common tokens before each
-    cells       of a copied token, by what the occurrences say of it and the match before it
-    n_branches  most branches
-    is_first    whether the copy begins a reply
+    lead    the copy that continues as most of them do, token by token
+    said    what they say of the lead's tokens: (_ALONE, …, depth where that ends)
+    others  copies that differ from the lead, and the depth at which they do
     """
-    said: list[tuple[int, int]] = []  # (_ALONE, …, depth where it ends)
-    branches: list[tuple[int, array[int]]] = []
+
+    lead: array[int]
+    said: list[tuple[int, int]]
+    others: list[tuple[int, array[int]]]
+
+
+def vote(copies: Sequence[array[int]], max_others: int) -> Votes:
+    """Compare ``copies``, preferred ones first, none empty."""
+    said: list[tuple[int, int]] = []
+    others: list[tuple[int, array[int]]] = []
     depth, group = 0, copies
     while len(group) > 1:
         longer = [copy for copy in group if len(copy) > depth]  # the others' texts end here
@@ -187,25 +198,12 @@ def vote(
         else:
             said.append((_MOST if 2 * n_votes > len(group) else _SOME, depth + 1))
             for i, other in enumerate(tokens):
-                if other != token and other not in tokens[:i] and len(branches) < n_branches:
-                    branches.append((depth, longer[i]))
+                if other != token and other not in tokens[:i] and len(others) < max_others:
+                    others.append((depth, longer[i]))
             group = [copy for copy, other in zip(longer, tokens, strict=True) if other == token]
             depth += 1
-    lead = group[0]
-    said.append((_AGREED if len(group) > 1 else _ALONE, len(lead)))
-    length = next(n for copy, n in zip(copies, lengths, strict=True) if copy is lead)
-    found: list[int] = []
-    for what, end in said:
-        found += cells[what][length + len(found) : length + end]
-    if is_first:
-        found[0] = cells[_FIRST][length]
-    continued = []
-    for depth, copy in branches:
-        tokens = copy[depth:].tolist()
-        first = length + depth
-        alone = cells[_ALONE][first + 1 : first + len(tokens)]
-        continued.append(Branch(depth, tokens, [cells[_BRANCH][first], *alone]))
-    return Copy(lead.tolist(), found, continued)
+    said.append((_AGREED if len(group) > 1 else _ALONE, len(group[0])))
+    return Votes(group[0], said, others)
 
 
 def _make(params: SuffixParams, resources: Resources) -> Suffix:
