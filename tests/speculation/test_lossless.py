@@ -22,6 +22,7 @@ from speculation.choice import choose, level
 from speculation.continuation import Continuation
 from speculation.decode import decode
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from speculation.methods import METHODS as TABLE
 from speculation.methods import load_method_file, parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
@@ -38,6 +39,12 @@ from tests.support.fake_target import (
     prompt_of,
 )
 from tests.support.paths import ROOT
+
+
+@pytest.fixture(autouse=True)
+def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods loaded from files must not become sources of ``auto`` in other tests."""
+    monkeypatch.setattr(TABLE, "_specs", dict(TABLE._specs))
 
 
 class RandomTrees(Drafter):
@@ -108,6 +115,7 @@ METHODS = (
     "suffix:memory=off,p_min=0.1,branches=4",
     "suffix:p_min=0.02,branches=6,draft_max=5",
     f"{ROOT / 'examples' / 'bigrams.py'}:spec",
+    f"{ROOT / 'examples' / 'forks.py'}:spec",
     "jacobi:guesses=5",
     "lookahead:window=5,ngram=4,guesses=2",
     "lookahead:window=3,ngram=3,guesses=4,merge=on",

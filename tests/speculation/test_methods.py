@@ -12,7 +12,7 @@ from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, MethodSpec, Step
 from speculation.drafters.jacobi import Jacobi, JacobiParams
-from speculation.methods import MethodTable, load_method_file, parse_method
+from speculation.methods import METHODS, MethodTable, load_method_file, parse_method
 from speculation.verify import Match
 from tests.support.paths import ROOT
 from tests.support.scripted import ScriptedOutput, ScriptedSampler
@@ -87,7 +87,10 @@ def test_a_malformed_method_is_refused_with_a_correction(text: str, message: str
         parse_method(text)
 
 
-def test_a_method_is_loaded_from_a_file_by_its_path(tmp_path: Path) -> None:
+def test_a_method_is_loaded_from_a_file_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(METHODS, "_specs", dict(METHODS._specs))
     name = load_method_file(f"{ROOT / 'examples' / 'bigrams.py'}:spec:length=2")
     assert name == "bigrams:length=2"
     method = parse_method(name)
@@ -96,6 +99,13 @@ def test_a_method_is_loaded_from_a_file_by_its_path(tmp_path: Path) -> None:
     tree = TokenTree(1)
     drafter.draft([1, 2, 3, 1], tree, DraftBudget())
     assert tree.tokens == [1, 2, 3]
+    name = load_method_file(f"{ROOT / 'examples' / 'forks.py'}:spec:length=2")
+    (drafter,) = parse_method(name).drafters()
+    text, tree = [1, 2, 7, 5, 1, 2, 8, 9, 1, 2], TokenTree(2)
+    drafter.begin(text[:1])
+    assert drafter.strength(text) == 2
+    drafter.draft(text, tree, DraftBudget())
+    assert (tree.tokens, tree.parents) == ([2, 8, 9, 7, 5], [-1, 0, 1, 0, 3])
     assert load_method_file("prompt-lookup:draft=2") == "prompt-lookup:draft=2"
     wrong = tmp_path / "wrong.py"
     wrong.write_text("spec = 1")
