@@ -2,7 +2,7 @@
 
 Saxena's rule (github.com/apoorvumang/prompt-lookup-decoding, 2023): find the first place in the
 text that has its last ``max_ngram`` tokens, or else fewer of them, and copy the next ``draft``
-tokens. ``adaptive=off,draft=10`` is exactly that. By default the latest place counts, and a draft
+tokens. ``adaptive=off`` is exactly that. By default the latest place counts, and a draft
 ends where its tokens are no longer likely to be accepted. ``suffix`` finds better matches.
 """
 
@@ -22,6 +22,7 @@ from speculation.resources import Resources
 
 PRIORS = by_length(0.0, 0.8)
 _P_MIN = 0.5  # minimum path probability of a draft
+_SAXENAS = 10  # tokens to copy
 _CELLS = along(0)
 _TOKENS = 1 << 20  # vocabulary bound: an n-gram is a number with its tokens as digits
 
@@ -32,18 +33,18 @@ class PromptLookupParams:
 
     max_ngram  most tokens to look up; fewer are tried next
     min_ngram  fewest tokens that count as a match
-    draft      most tokens to copy
+    draft      tokens to copy, at most if adaptive; 0 = 10, and 63 if adaptive
     adaptive   copy from the latest match, as long as the tokens are likely to be accepted; off =
                copy all from the first match, as Saxena does
     """
 
     max_ngram: int = 3
     min_ngram: int = 1
-    draft: int = DRAFT_MAX
+    draft: int = 0
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        check_ranges(self, (("max_ngram", 1, 16), ("min_ngram", 1, 16), ("draft", 1, LONGEST_COPY)))
+        check_ranges(self, (("max_ngram", 1, 16), ("min_ngram", 1, 16), ("draft", 0, LONGEST_COPY)))
         if self.min_ngram > self.max_ngram:
             raise InvalidParameter(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; lower it"
@@ -57,6 +58,7 @@ class PromptLookup(CopyDrafter):
         """``acceptance``, started from PRIORS, may be shared with other texts."""
         super().__init__(acceptance or Acceptance(PRIORS), _P_MIN)
         self.params = params
+        self._length = params.draft or (DRAFT_MAX if params.adaptive else _SAXENAS)
         self._start()
 
     def _start(self) -> None:
@@ -80,7 +82,7 @@ class PromptLookup(CopyDrafter):
             return
         position, n = self._look_up(tokens)
         if n:
-            copied = tokens[position : position + min(self.params.draft, budget.max_depth)]
+            copied = tokens[position : position + min(self._length, budget.max_depth)]
             tree.add_chain(0, copied, max_new=budget.room(tree))
 
     def _find(self, tokens: Sequence[int]) -> Copy | None:
@@ -90,7 +92,7 @@ class PromptLookup(CopyDrafter):
         most = min(position, LONGEST_CONTEXT)
         while n < most and tokens[position - 1 - n] == tokens[-1 - n]:
             n += 1
-        length = self.params.draft
+        length = self._length
         copied = list(tokens[position : position + length])
         # A copy that reaches the end of the text continues with itself: a short period repeats.
         copied = (copied * (length // len(copied) + 1))[:length]
@@ -107,7 +109,7 @@ class PromptLookup(CopyDrafter):
             key = key * _TOKENS + tokens[-n]
             if key not in after:
                 break  # no longer n-gram has occurred either
-            needed = 1 if self.params.adaptive else max(self.params.draft, n + 1)
+            needed = 1 if self.params.adaptive else max(self._length, n + 1)
             if n >= self.params.min_ngram and after[key] + needed <= len(tokens):
                 found = after[key], n
         return found

@@ -24,7 +24,7 @@ METHODS = (
     "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
     "prompt-lookup",
     "suffix:branches=4,p_min=0.1",
-    "prompt-lookup:adaptive=off,draft=10",
+    "prompt-lookup:adaptive=off",
     "suffix",
     "suffix:branches=6,p_min=0.05",
     "suffix:memory=off",

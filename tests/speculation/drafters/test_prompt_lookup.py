@@ -67,6 +67,15 @@ def test_without_adapting_every_draft_is_saxenas(max_ngram: int, draft: int) -> 
     assert n_found > 30
 
 
+def test_ten_tokens_are_copied_unless_the_draft_adapts_or_another_number_is_given() -> None:
+    text = [*range(200), 1, 2, 3]
+    assert drafted(text, adaptive=False) == [*range(4, 14)]
+    assert len(drafted(text, adaptive=False, draft=12)) == 12
+    certain = DraftBudget(min_path_prob=1e-9)
+    assert len(drafted(text, certain)) == 63
+    assert len(drafted(text, certain, draft=12)) == 12
+
+
 def test_the_latest_match_is_copied_if_the_draft_adapts() -> None:
     assert drafted([1, 2, 7, 1, 2, 8, 1, 2], draft=1) == [8]
 
