@@ -25,7 +25,7 @@ from speculation.resources import Resources
 
 ROWS = ("path", "all")
 # A successor was likely after another text, so it is accepted less often than its probability.
-PRIORS = by_probability(-0.5, 0.7)
+PRIORS = by_probability(-0.6, 0.85)
 
 
 @dataclass(frozen=True)

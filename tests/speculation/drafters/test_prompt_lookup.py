@@ -80,6 +80,19 @@ def test_the_latest_match_is_copied_if_the_draft_adapts() -> None:
     assert drafted([1, 2, 7, 1, 2, 8, 1, 2], draft=1) == [8]
 
 
+def test_an_adapting_draft_begins_as_the_latest_match_of_the_longest_ngram_goes_on() -> None:
+    rng, certain = random.Random(2), DraftBudget(min_path_prob=1e-9)
+    for _ in range(150):
+        text = [rng.randrange(4) for _ in range(rng.randrange(2, 40))]
+        found = [
+            text[start]
+            for n in (3, 2, 1)
+            for start in range(len(text) - 1, n - 1, -1)
+            if text[start - n : start] == text[-n:]
+        ]
+        assert drafted(text, certain)[:1] == found[:1]
+
+
 def test_a_copy_that_reaches_the_end_of_the_text_is_repeated() -> None:
     text = [9, *[1, 2] * 10]
     assert drafted(text)[:7] == [1, 2, 1, 2, 1, 2, 1]

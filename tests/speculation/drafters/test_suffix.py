@@ -12,6 +12,7 @@ from speculation.drafting.suffix_memory import SuffixMemory
 from tests.support.fake_target import FakeOutput, fake_logits
 
 ALONE = DraftBudget()
+IN_MEMORY = len(PRIORS) // 2  # the first cell of a draft from the memory
 TREES = DraftBudget(min_path_prob=0.02)  # as auto asks
 
 
@@ -94,6 +95,16 @@ def test_a_replys_first_token_is_trusted_less() -> None:
     assert tree.tokens == later.tokens
     assert tree.probs[1] < 0.5 < later.probs[1]
     assert tree.probs[2] == later.probs[2]
+
+
+def test_the_probability_of_a_branch_assumes_that_the_lead_is_rejected() -> None:
+    prefix = [1, 2, 3, 4]
+    texts = [[*prefix, 50], [*prefix, 50], [*prefix, 60], [*prefix, 70]]
+    tree = drafted(Suffix(SuffixParams(branches=3), remembered(*texts)), [9, *prefix], TREES)
+    assert tree.tokens == [4, 50, 70, 60]
+    lead, branch = tree.probs[1], Acceptance(PRIORS).prob(IN_MEMORY + 10 * 4 + 3)
+    assert tree.probs[2] == pytest.approx((1 - lead) * branch)
+    assert tree.probs[3] == pytest.approx((1 - lead - tree.probs[2]) * branch)
 
 
 def test_branches_part_where_the_occurrences_do() -> None:
