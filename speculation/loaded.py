@@ -32,7 +32,7 @@ from speculation.drafter import Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.heads.base import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
-from speculation.methods import METHODS
+from speculation.methods import METHODS, SAVED
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
@@ -257,7 +257,7 @@ class Loaded:
             self.draft.model.close()
 
     def _save_learnt(self, cost: Cost) -> None:
-        states = self.resources.states
+        states = self.resources.to_save(SAVED)
         learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
 
     def _save_memory(self) -> None:

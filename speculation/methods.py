@@ -107,6 +107,8 @@ BUILT_IN: tuple[MethodSpec, ...] = (
     jacobi.spec,
 )
 METHODS: MethodTable = MethodTable(BUILT_IN)
+# What is learnt of these is saved from run to run; a source of ``auto`` may have a name of its own.
+SAVED = frozenset(name for spec in BUILT_IN for name in (spec.name, spec.source_name))
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,8 @@ def _parse(method: str, name: str, text: str, default: Any) -> Any:
                 text.lower()
             ]
         return kind(text)
+    except InvalidParameter:
+        raise
     except (ValueError, KeyError):
         expected = "on or off" if kind is bool else f"a value like {default!r}"
         raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
 from speculation.auto.cost import Cost
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 
@@ -26,7 +26,7 @@ class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 
     A drafter lives for one text. What outlives it (acceptance statistics, tables) is kept here;
-    what it has learnt of the model is also saved from run to run (``states``).
+    what it has learnt of the model is also saved from run to run (``to_save``).
 
     model     the target, or None if drafters are tested without one
     n_rewind  drafts that the target can take back, as in ``Target``
@@ -54,7 +54,7 @@ class Resources:
     ) -> None:
         """``measure_cost`` is called once, when a method first needs the cost; ``draft_sampler``
         is called for each text whose drafts are sampled, with its sampling parameters. ``saved``
-        are the ``states`` of an earlier run."""
+        is ``to_save`` of an earlier run."""
         self._measure_cost = measure_cost
         self._kept: dict[Any, Any] = {}
         self._saved = dict(saved or {})
@@ -95,23 +95,40 @@ class Resources:
         return self._saved.get(name)
 
     def save(self, name: str, state: Callable[[], list[float]]) -> None:
-        """Save ``state()`` under ``name`` for later runs when the engine closes."""
+        """Save ``state()`` for later runs when the engine closes.
+
+        ``name`` is a method's, or begins with it and a blank; never a client's own words, since all
+        names are kept.
+        """
         self._states[name] = state
 
-    @property
-    def states(self) -> dict[str, Any]:
-        """All that is to be saved, by name."""
-        return {**self._saved, **{name: state() for name, state in self._states.items()}}
+    def to_save(self, methods: Collection[str]) -> dict[str, Any]:
+        """What to save, by name: what was learnt of these methods, now or in an earlier run.
 
-    def estimates(self, name: str, priors: Sequence[float]) -> Estimates:
-        """The estimates of a method, kept from text to text and from run to run."""
+        Those of outside packages and files learn anew in each run, so that the file stays small.
+        """
+        states = {**self._saved, **{name: state() for name, state in self._states.items()}}
+        return {name: state for name, state in states.items() if name.split(" ")[0] in methods}
 
-        def make() -> Estimates:
-            estimates = Estimates(priors, self.saved(f"{name} estimates"))
-            self.save(f"{name} estimates", lambda: estimates.log_odds)
-            return estimates
+    def acceptance(self, method: str, priors: Sequence[float] = BY_PROBABILITY) -> Acceptance:
+        """How likely a method's drafts are accepted, with whatever parameters.
 
-        return self.keep(("estimates", name), make)
+        Kept from text to text and, for built-in methods, from run to run. ``priors`` as in
+        ``Acceptance``.
+        """
+
+        def make() -> Acceptance:
+            acceptance = Acceptance(priors, self.saved(f"{method} acceptance"))
+            self.save(f"{method} acceptance", lambda: acceptance.log_odds)
+            return acceptance
+
+        return self.keep(("acceptance", method), make)
+
+    def without_memory(self) -> Resources:
+        """The same, but without earlier texts, and without remembering new ones."""
+        view = copy(self)
+        view.memory = SuffixMemory.off()
+        return view
 
     @property
     def draft_sampler(self) -> Callable[[], DraftSampler] | None:
@@ -133,7 +150,7 @@ class Resources:
         view = copy(self)
         view.sampling, view.prediction = sampling or SamplingParams(), prediction
         if memory != "":
-            view.memory = SuffixMemory() if memory is None else self._memory_of(memory)
+            view.memory = SuffixMemory.off() if memory is None else self._memory_of(memory)
         draft = self.draft
         if n_slots > 1:
             view.heads = {kind: self._head_of_slot(kind, slot, n_slots) for kind in self.heads}

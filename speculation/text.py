@@ -262,7 +262,7 @@ class Text:
             if not isinstance(verifier, Match):
                 raise InvalidParameter(
                     "logprobs are recorded as tokens are sampled, and with verify=rejection or "
-                    "verify=typical not every token is; use verify=match"
+                    "verify=typical-lossy not every token is; use verify=match"
                 )
             self._sampler = RecordingSampler(
                 sampler, self.request.logprobs, self.logprobs, after=self.request.post_sampling

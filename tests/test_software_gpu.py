@@ -22,8 +22,8 @@ LEFT_OUT = "draft:p_min=0.02"  # there is no draft model
 
 METHODS = (
     "auto",
-    "prompt-lookup:branches=3",
-    "suffix:p_min=0.05",
+    "prompt-lookup",
+    "suffix:branches=3,p_min=0.05",
     "recycling:nodes=12",
     "jacobi",
     "lookahead:window=3,ngram=3,guesses=3",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from speculation.drafting.estimates import RATE
+from speculation.drafting.acceptance import RATE
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NEAR, FAR = 128, 1536  # tokens in the context when the cost is measured

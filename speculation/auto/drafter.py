@@ -28,7 +28,7 @@ from speculation.drafter import (
     Requirements,
     Step,
 )
-from speculation.drafting.estimates import RATE
+from speculation.drafting.acceptance import RATE
 from speculation.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
@@ -92,22 +92,25 @@ def _make(
     """
     if not resources.n_rewind:
         return None
-    sources = []
+    chosen = []
     for spec in methods():
-        as_source, name = spec.as_source, spec.source_name
-        if as_source is None or not params.allows(name):
+        as_source = spec.as_source
+        if as_source is None or not params.allows(spec.source_name):
             continue
         source_params = as_source.params(resources)
-        if source_params is None:
-            if name in params.named:  # raises an error if a resource is missing
-                spec.make(spec.params(), resources)
-            continue
-        if hasattr(source_params, "memory"):
-            source_params = replace(source_params, memory=params.memory)
-        drafter = spec.make(source_params, resources)
+        if source_params is not None:
+            chosen.append((spec, as_source.gains, source_params))
+        elif spec.source_name in params.named:  # raises an error if a resource is missing
+            spec.make(spec.params(), resources)
+    cost = resources.cost  # measured before there are views of the resources
+    theirs = resources if params.memory else resources.without_memory()
+    sources = []
+    for spec, gains, source_params in chosen:
+        drafter = spec.make(source_params, theirs)
         if drafter is not None:
-            sources.append(Source(name, drafter, _gains(name, as_source.gains, resources)))
-    return Auto(params, sources, resources.cost, resources.keep("auto", Counter))
+            name = spec.source_name
+            sources.append(Source(name, drafter, _gains(name, gains, resources)))
+    return Auto(params, sources, cost, resources.keep("auto", Counter))
 
 
 def _gains(name: str, general: Sequence[float], resources: Resources) -> Gains:

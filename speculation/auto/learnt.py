@@ -21,7 +21,7 @@ from speculation.auto.calibration import measure
 from speculation.auto.cost import Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
-_VERSION = 13  # of the contents; older files are ignored
+_VERSION = 14  # of the contents; older files are ignored
 
 
 def load(path: Path) -> dict[str, Any]:

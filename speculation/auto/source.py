@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Step
-from speculation.drafting.estimates import RATE
+from speculation.drafting.acceptance import RATE
 
 # What trying a source costs that is not expected to pay off, as a share of the run time; twice as
 # much with several texts, all of which learn from a try. Replayed, 0.01 costs short replies of

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.draft_context import DraftContext
-from batching.errors import CacheFull, InvalidParameter
-from batching.together import Coroutine, own_time
+from batching.errors import InvalidParameter
+from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
-from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
+from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.confidence import LevelTime
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
-    add_to_tree,
     best_nodes,
     depths_of,
     grow,
@@ -34,8 +34,6 @@ from speculation.sampling import DraftSampler
 from speculation.verify import Match, Rejection, Verifier
 
 VERIFIERS = ("match", "rejection")
-# How often the draft model's first choice is accepted, by q in tenths; initial guesses.
-PRIORS = (0.08, 0.15, 0.25, 0.35, 0.42, 0.50, 0.58, 0.66, 0.76, 0.92)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class DraftModelParams:
             )
 
 
-class DraftModel(Drafter):
+class DraftModel(TreeDrafter):
     """Keeps the draft model's context in step with the text and drafts each step."""
 
     def __init__(
@@ -98,60 +96,29 @@ class DraftModel(Drafter):
         params: DraftModelParams,
         context: DraftContext,
         *,
-        estimates: Estimates | None = None,
+        acceptance: Acceptance | None = None,
         sampler: DraftSampler | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
         """``context`` is the draft model's, shared by all texts.
 
-        ``sampler`` samples the drafts from q. With ``level_time``, and if the budget has a minimum
-        path probability, drafting stops when it is no longer worth its time.
+        ``sampler`` samples the drafts from q; see the base class for the rest.
         """
+        super().__init__(acceptance, level_time)
         self.params = params
         branches = 0 if params.width == 1 else min(params.nodes, 60)
         self.requires = Requirements(branches=branches)
         self._context = context
-        self._estimates = estimates or Estimates(PRIORS)
         self._sampler = sampler
-        self._level_time = level_time or LevelTime()
-        self._first_path: list[tuple[int, float]] = []  # this step's first choices: (token, q)
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
-        self._estimates.new_text()
+        super().begin(prompt)
         if self._sampler is not None:
             self._sampler.begin(prompt)
         return self._context.begin(prompt, self.params.width)
 
-    def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
-        self._first_path = []
-        context, params = self._context, self.params
-        if len(tokens) + params.draft_max * params.width >= context.target.n_ctx:
-            return  # the draft model's context is full: plain decoding from here on
-        if budget.max_depth < 1:
-            return  # the text's last token
-        start = own_time.now()
-        try:
-            output = yield from context.root(tokens)
-            nodes = yield from grow(
-                partial(self._children, self._level_time.min_path_prob(budget)),
-                context.level,
-                output,
-                context.root_row,
-                depth=min(params.draft_max, budget.max_depth),
-                width=context.n_leaves,
-            )
-        except CacheFull:  # other texts have its cells
-            return
-        self._level_time.record(own_time.now() - start, nodes)
-        if nodes and max(depths_of(nodes)) >= params.draft_min:
-            self._add(nodes, tree, budget)
-
     def observe(self, step: Step) -> None:
-        for (token, q), actual in zip(self._first_path, step.tokens, strict=False):
-            self._estimates.learn(min(9, int(10 * q)), accepted=token == actual)
-            if token != actual:
-                break
-        self._first_path = []
+        super().observe(step)
         if self._sampler is not None:
             for token in step.tokens:
                 self._sampler.accept(token)
@@ -160,61 +127,69 @@ class DraftModel(Drafter):
         if self._sampler is not None:
             self._sampler.close()
 
-    def _children(
-        self,
-        floor: float,
-        nodes: Candidates,
-        parent: int,
-        logits: Floats,
+    def _search(
+        self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget
+    ) -> Coroutine[tuple[list[Candidate], Sequence[int]] | None]:
+        context, params = self._context, self.params
+        if len(tokens) + params.draft_max * params.width >= context.target.n_ctx:
+            return None  # the draft model's context is full: plain decoding from here on
+        if budget.max_depth < 1:
+            return None  # the text's last token
+        output = yield from context.root(tokens)
+        nodes = yield from grow(
+            partial(self._below, self._time.min_path_prob(budget)),
+            context.level,
+            output,
+            context.root_row,
+            depth=min(params.draft_max, budget.max_depth),
+            width=context.n_leaves,
+        )
+        max_nodes = min(params.nodes, budget.room(tree))
+        if max(depths_of(nodes), default=0) < params.draft_min:
+            return nodes, ()
+        if self._sampler is None:
+            return nodes, best_nodes(nodes, max_nodes)
+        # All siblings or none: the choice must not depend on the samples.
+        return nodes, range(min(len(nodes), max_nodes - max_nodes % params.width))
+
+    def _below(
+        self, floor: float, nodes: Candidates, parent: int, logits: Floats
     ) -> list[Candidate]:
-        """The drafts below a candidate.
+        """The drafts below a candidate."""
+        width, sampler = self.params.width, self._sampler
+        if sampler is None:
+            return self._likely(floor, nodes, parent, top_tokens(logits, width))
+        path, node = [], parent
+        while node >= 0:
+            path.append(nodes[node].token)
+            node = nodes[node].parent
+        q = sampler.probabilities(logits, path[::-1])
+        # Whether to draft must not depend on the sample, or it no longer follows q.
+        if float(q.max()) < self.params.p_min:
+            return []
+        parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
+        drawn = [sampler.draw(q) for _ in range(width)]
+        return [Candidate(parent, t, float(q[t]), parent_prob * float(q[t]), q) for t in drawn]
 
-        With a ``floor``, the choices whose path probability reaches it. Without one, the first
-        choice from ``p_min`` and others from ``p_split``; in a chain, ``p_path`` is a floor, too.
-        """
-        if self._sampler is not None:
-            parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
-            path = []
-            node = parent
-            while node >= 0:
-                path.append(nodes[node].token)
-                node = nodes[node].parent
-            q = self._sampler.probabilities(logits, path[::-1])
-            # Whether to draft must not depend on the sample, or it no longer follows q.
-            if float(q.max()) < self.params.p_min:
-                return []
-            drawn = [self._sampler.draw(q) for _ in range(self.params.width)]
-            return [Candidate(parent, t, float(q[t]), parent_prob * float(q[t]), q) for t in drawn]
-        return self._chosen(floor, nodes, parent, top_tokens(logits, self.params.width))
-
-    def _chosen(
+    def _likely(
         self, floor: float, nodes: Candidates, parent: int, top: Sequence[tuple[int, float]]
     ) -> list[Candidate]:
-        """Those of the ``top`` tokens below ``parent`` that are likely enough to be drafted."""
+        """Those of the ``top`` tokens below ``parent`` that are likely enough to be drafted.
+
+        With a ``floor``, those whose path probability reaches it. Without one, the first from
+        ``p_min`` and others from ``p_split``; in a chain, ``p_path`` is a floor, too.
+        """
         candidates: list[Candidate] = []
         params = self.params
         parent_prob = 1.0 if parent < 0 else nodes[parent].path_prob
         path_floor = floor or (params.p_path if params.width == 1 else 0.0)
         for token, prob in top:
-            path_prob = parent_prob * self._estimates.prob(min(9, int(10 * prob)))
+            candidate = Candidate(parent, token, prob, 0.0)
+            path_prob = parent_prob * self._confidence.acceptance_prob(candidate)
             min_prob = 0.0 if floor else params.p_split if candidates else params.p_min
             if prob >= min_prob and path_prob >= path_floor:
-                candidates.append(Candidate(parent, token, prob, path_prob, None))
+                candidates.append(candidate._replace(path_prob=path_prob))
         return candidates
-
-    def _add(self, nodes: Candidates, tree: TokenTree, budget: DraftBudget) -> None:
-        """Add the likeliest candidates to the tree and remember the path of first choices."""
-        max_nodes = min(self.params.nodes, budget.room(tree))
-        if self._sampler is None:
-            chosen = best_nodes(nodes, max_nodes)
-        else:  # all siblings or none: the choice must not depend on the samples
-            chosen = list(range(min(len(nodes), max_nodes - max_nodes % self.params.width)))
-        placed = add_to_tree(nodes, chosen, tree, budget)
-        parent = -1
-        for c in chosen:
-            if c in placed and nodes[c].parent == parent:
-                self._first_path.append((nodes[c].token, nodes[c].prob))
-                parent = c
 
 
 def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
@@ -223,7 +198,7 @@ def _make(params: DraftModelParams, resources: Resources) -> DraftModel:
     return DraftModel(
         params,
         resources.draft_context,
-        estimates=resources.estimates("draft", PRIORS),
+        acceptance=resources.acceptance("draft"),
         sampler=make_sampler() if make_sampler is not None else None,
         level_time=LevelTime.of("draft", resources),
     )

@@ -28,7 +28,7 @@ from speculation.drafting.head_drafter import (
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
 from speculation.heads.eagle3 import KIND as EAGLE_3
 from speculation.heads.eagle_file import KIND as EAGLE
-from speculation.heads.tree import Choices, Path, n_leaves, parse_choices, show_choices
+from speculation.heads.tree import Choices, Path, n_leaves, parse_choices
 from speculation.resources import Resources
 
 # The tree of EAGLE-1's published code: 25 nodes, five levels.
@@ -47,11 +47,10 @@ class Eagle1Params:
              and output, which takes time. 0 = none: drafting starts with the second step
     """
 
-    choices: Choices = PUBLISHED
+    choices: str = Choices(PUBLISHED)
     window: int = 64
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
         check_window(self.window)
         if self.depth > MAX_DEPTH:
             raise InvalidParameter(f"choices go {self.depth} deep; the limit is {MAX_DEPTH}")

@@ -25,11 +25,8 @@ from itertools import chain
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.drafting.estimates import Estimates
 from speculation.ranges import check_ranges
 
-# Probability that the n-th token of a pooled n-gram is accepted if those before it are; guesses.
-PRIORS = (0.2, 0.45, 0.6, 0.7)
 _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
 
 
@@ -91,16 +88,10 @@ class NgramPool:
 
 
 class Lookahead(Drafter):
-    """The window and pool of one text.
+    """The window and pool of one text."""
 
-    If the drafts are selected afterwards (the budget has a minimum path probability), only
-    sufficiently likely n-grams are drafted, and ``explore`` adds the window.
-    """
-
-    def __init__(self, params: LookaheadParams, estimates: Estimates | None = None) -> None:
+    def __init__(self, params: LookaheadParams) -> None:
         self.params = params
-        self._estimates = estimates or Estimates(PRIORS)
-        self._proposed: list[tuple[int, ...]] = []
         n_rows = 1 + params.window_rows + params.guesses * (params.ngram - 1)
         self.requires = Requirements(rows=n_rows, branches=params.window + params.guesses)
         self._levels: list[list[int]] = []  # (N-1) lists of W tokens
@@ -109,7 +100,6 @@ class Lookahead(Drafter):
         self._prompt: Sequence[int] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._estimates.new_text()
         n, size = self.params.ngram, self.params.guesses
         self._prompt = prompt
         self._levels = []
@@ -120,7 +110,6 @@ class Lookahead(Drafter):
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._last_level = []
-        self._proposed = []
         if not self._levels:  # as in llama.cpp, the prompt's last token is decoded alone
             return
         ngrams = self._pool.starting_with(tokens[-1])
@@ -134,16 +123,6 @@ class Lookahead(Drafter):
         tree.n_seq = 1 + self.requires.branches
         tree.branches += self._last_level
         tree.branches += dict.fromkeys(ends)  # without duplicates, which merging can produce
-
-    def _learn(self, step: Step) -> None:
-        if not self._proposed:
-            return
-        for ngram in self._proposed:
-            for depth, (token, actual) in enumerate(zip(ngram, step.tokens, strict=False)):
-                self._estimates.learn(depth, accepted=token == actual)
-                if token != actual:
-                    break
-        self._proposed = []
 
     def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
         """Add the n-grams below the root, level by level; return their last nodes."""
@@ -170,7 +149,6 @@ class Lookahead(Drafter):
         return list(range(len(tree) - w, len(tree)))
 
     def observe(self, step: Step) -> None:
-        self._learn(step)
         if not self._levels:
             self._start_window(step.output.n_vocab)
             return

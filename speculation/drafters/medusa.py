@@ -16,7 +16,7 @@ from batching.errors import InvalidParameter
 from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import BY_PROBABILITY, N_STRENGTHS, Acceptance, of_probability
 from speculation.drafting.last_state import LastState
 from speculation.heads.medusa import Heads, Ints
 from speculation.heads.medusa_file import KIND
@@ -27,7 +27,6 @@ from speculation.heads.tree import (
     best_tree,
     n_leaves,
     parse_choices,
-    show_choices,
 )
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
@@ -35,13 +34,10 @@ from speculation.verify import Match, Typical, Verifier
 
 LOSSY = "typical-lossy"
 VERIFIERS = ("match", LOSSY)
-# How often a head's first or second choice is accepted, by its probability in tenths; the same
-# initial values for every head.
-_FIRST = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
 _MAX_HEADS = 8
-PRIORS = _FIRST * _MAX_HEADS
+PRIORS = BY_PROBABILITY * _MAX_HEADS  # each head's choices are learnt by themselves
 _N_CHOICES = 8  # choices per head if the tree is not fixed
-_N_LEARNT = 2  # choices per head whose outcome updates the estimates
+_N_LEARNT = 2  # choices per head whose outcome is learnt from
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class MedusaParams:
     delta    typical-lossy: or this share of exp(-entropy), if that is lower
     """
 
-    choices: Choices = ""
+    choices: str = Choices()
     nodes: int = 0
     verify: str = "match"
     epsilon: float = 0.09
@@ -66,9 +62,7 @@ class MedusaParams:
 
     def __post_init__(self) -> None:
         if self.choices:
-            object.__setattr__(self, "choices", show_choices(parse_choices(self.choices)))
-        if self.verify == "typical":
-            object.__setattr__(self, "verify", LOSSY)  # shows everywhere that it is lossy
+            parse_choices(self.choices)
         if self.choices and self.nodes:
             raise InvalidParameter("choices and nodes are both set; give only one")
         if self.verify not in VERIFIERS:
@@ -101,9 +95,9 @@ class Medusa(Drafter):
     """Drafts the heads' predictions from the state of the last accepted token."""
 
     def __init__(
-        self, params: MedusaParams, heads: Heads, estimates: Estimates | None = None
+        self, params: MedusaParams, heads: Heads, acceptance: Acceptance | None = None
     ) -> None:
-        """``estimates`` may be shared with earlier texts.
+        """``acceptance`` may be shared with earlier texts.
 
         Raises InvalidParameter if the tree is deeper than there are heads.
         """
@@ -112,13 +106,13 @@ class Medusa(Drafter):
         self._nodes = params.tree(heads)
         self._n_ranks = 1 + max((path[-1] for path in self._nodes), default=0)
         self.requires = Requirements(hidden=True, branches=n_leaves(self._nodes))
-        self._estimates = estimates or Estimates(PRIORS)
+        self._acceptance = acceptance or Acceptance(PRIORS)
         self._state = LastState()
-        # By head: (token, kind of estimate, acceptance probability).
+        # By head: (token, cell of acceptance, acceptance probability).
         self._predictions: list[list[tuple[int, int, float]]] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._estimates.new_text()
+        self._acceptance.new_text()
         self._state.reset()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
@@ -137,7 +131,7 @@ class Medusa(Drafter):
     def observe(self, step: Step) -> None:
         for choices, actual in zip(self._predictions, step.tokens, strict=False):
             for token, kind, _ in choices[:_N_LEARNT]:
-                self._estimates.learn(kind, accepted=token == actual)
+                self._acceptance.learn(kind, accepted=token == actual)
         self._predictions = []
         self._state.observe(step)
 
@@ -145,9 +139,9 @@ class Medusa(Drafter):
         """The likeliest tokens of each head, with their acceptance probabilities."""
         predictions = []
         for head, (choices, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
-            first = 10 * min(head, _MAX_HEADS - 1)
-            kinds = [first + min(9, int(10 * value)) for value in values]
-            accepted = [self._estimates.prob(kind) for kind in kinds]
+            first = N_STRENGTHS * min(head, _MAX_HEADS - 1)
+            kinds = [first + of_probability(value) for value in values]
+            accepted = [self._acceptance.prob(kind) for kind in kinds]
             predictions.append(list(zip(choices, kinds, accepted, strict=True)))
         return predictions
 
@@ -183,8 +177,8 @@ class Medusa(Drafter):
 
 def _make(params: MedusaParams, resources: Resources) -> Medusa:
     heads = resources.require_heads(KIND.method, "medusa")
-    estimates = resources.estimates("medusa", PRIORS)
-    return Medusa(params, heads, estimates)
+    acceptance = resources.acceptance("medusa", PRIORS)
+    return Medusa(params, heads, acceptance)
 
 
 def _verifier(params: MedusaParams, resources: Resources) -> Verifier:

@@ -19,14 +19,13 @@ from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
 from speculation.ranges import check_ranges
 from speculation.resources import Resources
 
 ROWS = ("path", "all")
-# How often a successor is accepted, by its stored probability in tenths; initial guesses, soon
-# replaced by what is learnt.
-PRIORS = (0.04, 0.12, 0.20, 0.27, 0.34, 0.41, 0.48, 0.55, 0.63, 0.75)
+# A successor was likely after another text, so it is accepted less often than its probability.
+PRIORS = by_probability(-0.6, 0.85)
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,16 @@ class Recycling(Drafter):
     """Drafts a tree from the bigram table each step."""
 
     def __init__(
-        self, params: RecyclingParams, table: BigramTable, estimates: Estimates | None = None
+        self, params: RecyclingParams, table: BigramTable, acceptance: Acceptance | None = None
     ) -> None:
-        """``table`` and ``estimates`` may be shared with earlier texts."""
+        """``table`` and ``acceptance`` may be shared with earlier texts."""
         self.params = params
         self.requires = Requirements(logits=True, branches=min(params.nodes, 60))
         self._table = table
-        self._estimates = estimates or Estimates(PRIORS)
+        self._acceptance = acceptance or Acceptance(PRIORS)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._estimates.new_text()
+        self._acceptance.new_text()
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         """Grow the tree best-first: repeatedly add the successor with the likeliest path.
@@ -74,14 +73,14 @@ class Recycling(Drafter):
         floor, depth = budget.min_path_prob, self.params.depth
         n_left = min(self.params.nodes, budget.room(tree))
         successors, push, pop = self._table.of, heapq.heappush, heapq.heappop
-        by_tenth = list(accumulate(map(self._estimates.prob, range(10)), max))
+        accepted = list(accumulate(map(self._acceptance.prob, range(N_STRENGTHS)), max))
         # (-path prob, age to break ties, parent, its successors, index, the parent's path prob)
         heap: list[tuple[float, int, int, list[tuple[int, float]], int, float]] = []
         age = 0
         node, node_prob, children = 0, 1.0, successors(tree.tokens[0])
         while True:
             if children and tree.depths[node] < depth:
-                path_prob = node_prob * by_tenth[min(9, int(10 * children[0][1]))]
+                path_prob = node_prob * accepted[of_probability(children[0][1])]
                 if path_prob >= floor:
                     push(heap, (-path_prob, age, node, children, 0, node_prob))
                     age += 1
@@ -93,7 +92,7 @@ class Recycling(Drafter):
             n_left -= 1
             children = successors(token)
             if i + 1 < len(siblings):
-                path_prob = parent_prob * by_tenth[min(9, int(10 * siblings[i + 1][1]))]
+                path_prob = parent_prob * accepted[of_probability(siblings[i + 1][1])]
                 if path_prob >= floor:
                     push(heap, (-path_prob, age, parent, siblings, i + 1, parent_prob))
                     age += 1
@@ -102,7 +101,7 @@ class Recycling(Drafter):
         tree, table = step.tree, self._table
         for node, token in zip(step.path, step.tokens, strict=True):
             for successor, p in table.of(tree.tokens[node])[:2]:
-                self._estimates.learn(min(9, int(10 * p)), accepted=successor == token)
+                self._acceptance.learn(of_probability(p), accepted=successor == token)
         if self.params.rows == "all":
             for node, output in enumerate(tree.outputs):
                 if output:
@@ -118,7 +117,7 @@ def _make(params: RecyclingParams, resources: Resources) -> Recycling:
         table = resources.keep("bigrams", lambda: load_bigrams(model))
     else:
         table = resources.keep("cold bigrams", BigramTable)
-    return Recycling(params, table, resources.estimates("recycling", PRIORS))
+    return Recycling(params, table, resources.acceptance("recycling", PRIORS))
 
 
 spec = MethodSpec(

@@ -15,8 +15,8 @@ from batching.errors import InvalidParameter
 from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
-from speculation.drafting.confidence import PRIORS, LevelTime
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import Acceptance
+from speculation.drafting.confidence import LevelTime
 from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
 from speculation.drafting.tree_growth import (
@@ -63,10 +63,10 @@ class ReDrafter(TreeDrafter):
         params: ReDrafterParams,
         head: RecurrentHead,
         *,
-        estimates: Estimates | None = None,
+        acceptance: Acceptance | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
-        super().__init__(estimates, level_time)
+        super().__init__(acceptance, level_time)
         self.params = params
         self.requires = Requirements(hidden=True, branches=0 if params.beams == 1 else params.beams)
         self._head = head
@@ -114,7 +114,7 @@ def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
     return ReDrafter(
         params,
         resources.require_heads(KIND.method, "redrafter"),
-        estimates=resources.estimates("redrafter", PRIORS),
+        acceptance=resources.acceptance("redrafter"),
         level_time=LevelTime.of("redrafter", resources),
     )
 

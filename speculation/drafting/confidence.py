@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from speculation.drafter import DraftBudget, Step
-from speculation.drafting.estimates import RATE, Estimates
+from speculation.drafting.acceptance import RATE, Acceptance, of_probability
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
 from speculation.resources import Resources
 
-# How often a head's first choice is accepted, by its probability in tenths; initial guesses.
-PRIORS = (0.06, 0.14, 0.24, 0.34, 0.43, 0.52, 0.60, 0.68, 0.77, 0.92)
-
 
 class Confidence:
-    """Calibrated confidence: the acceptance rate of first choices, by tenths of probability."""
+    """Calibrated confidence: the acceptance rate of first choices, by their probability."""
 
-    def __init__(self, estimates: Estimates | None = None) -> None:
-        """``estimates`` may be shared with earlier texts."""
-        self.estimates = estimates or Estimates(PRIORS)
+    def __init__(self, acceptance: Acceptance | None = None) -> None:
+        """``acceptance`` may be shared with earlier texts."""
+        self.acceptance = acceptance or Acceptance()
         self._nodes: Candidates = ()
 
     def acceptance_prob(self, candidate: Candidate) -> float:
         """Probability that ``candidate`` is accepted if its parent is."""
-        return self.estimates.prob(_tenth(candidate.prob))
+        return self.acceptance.prob(of_probability(candidate.prob))
 
     def set_candidates(self, nodes: Candidates) -> None:
         """Set this step's candidates, siblings in descending order of probability."""
@@ -42,7 +39,7 @@ class Confidence:
             if parent not in children:
                 break
             first = self._nodes[children[parent][0]]
-            self.estimates.learn(_tenth(first.prob), accepted=first.token == token)
+            self.acceptance.learn(of_probability(first.prob), accepted=first.token == token)
             matching = [c for c in children[parent] if self._nodes[c].token == token]
             if not matching:
                 break
@@ -73,7 +70,3 @@ class LevelTime:
         """Record the time it took to find ``nodes``, including the root's level."""
         n_levels = 1 + max(depths_of(nodes), default=0)
         self._seconds += RATE * (seconds / n_levels - self._seconds)
-
-
-def _tenth(prob: float) -> int:
-    return min(9, int(10 * prob))

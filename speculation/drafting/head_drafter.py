@@ -16,9 +16,9 @@ from batching.errors import CacheFull, InvalidParameter
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.block_context import BlockContext
-from speculation.drafting.confidence import PRIORS, Confidence, LevelTime
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.confidence import Confidence, LevelTime
 from speculation.drafting.head_context import AttachedHeadContext, HeadContext
 from speculation.drafting.tree_growth import (
     Candidate,
@@ -97,26 +97,27 @@ def check_window(window: int) -> None:
 
 
 class TreeDrafter(Drafter):
-    """Base of drafters whose head yields a tree of candidates below the text's last token.
+    """Base of drafters whose model or head yields a tree of candidates below the last token.
 
-    Calibrates the head's probabilities and weighs drafting time. Subclasses implement ``_search``.
+    Calibrates its probabilities and weighs drafting time. Subclasses implement ``_search``.
     """
 
     def __init__(
         self,
-        estimates: Estimates | None = None,
+        acceptance: Acceptance | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
-        """``estimates`` may be shared with earlier texts.
+        """``acceptance`` may be shared with earlier texts.
 
         With ``level_time``, and if the budget has a minimum path probability, drafting stops when
         it is no longer worth its time.
         """
-        self._confidence = Confidence(estimates)
+        self._confidence = Confidence(acceptance)
         self._time = level_time or LevelTime()
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._confidence.estimates.new_text()
+    def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
+        self._confidence.acceptance.new_text()
+        return None
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._confidence.set_candidates(())
@@ -158,11 +159,11 @@ class HeadDrafter(TreeDrafter):
         params: HeadParams,
         context: TreeDraftContext,
         *,
-        estimates: Estimates | None = None,
+        acceptance: Acceptance | None = None,
         level_time: LevelTime | None = None,
     ) -> None:
         """``context`` is shared by all texts; see the base class for the rest."""
-        super().__init__(estimates, level_time)
+        super().__init__(acceptance, level_time)
         self.params = params
         self._context = context
         self._last = 0  # position of the text's last token
@@ -196,7 +197,7 @@ class HeadDrafter(TreeDrafter):
         return cls(
             params,
             resources.keep(("head context", head), lambda: _make_context(head)),
-            estimates=resources.estimates(kind, PRIORS),
+            acceptance=resources.acceptance(kind),
             level_time=LevelTime.of(kind, resources) if timed else None,
         )
 

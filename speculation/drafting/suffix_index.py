@@ -26,6 +26,7 @@ _SEPARATOR_BYTES = b"\xff\xff\xff\xff"
 _BITS = 30  # of a hash: products then fit 64 bits
 _MASK = (1 << _BITS) - 1
 _TOKEN_FACTOR = 0x2545F491
+_PROBED = 4  # matches are enough to see that there is one: half of the visited may be others
 _BULK = 64  # tokens from which NumPy is faster
 _CHUNK = 1 << 16  # tokens at a time, which bounds NumPy's temporary arrays
 
@@ -158,6 +159,15 @@ class SuffixIndex:
                     break
             position = previous[position]
         return found
+
+    def longest(self, text: SuffixIndex, shortest: int = 0) -> int:
+        """The highest level, from ``shortest``, at which the end of ``text`` occurs; -1 = none."""
+        longest = -1
+        for level in range(shortest, len(LENGTHS)):
+            if LENGTHS[level] > text.n_tokens or not self.matches(level, text, _PROBED):
+                break
+            longest = level
+        return longest
 
     def common_context(self, position: int, tail: array[int], n: int) -> int:
         """How many tokens before ``position`` equal the end of ``tail``; ``n`` are known to."""

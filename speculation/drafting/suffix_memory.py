@@ -66,6 +66,13 @@ class SuffixMemory:
         finally:
             self._is_paused = False
 
+    @classmethod
+    def off(cls) -> SuffixMemory:
+        """A memory that remembers nothing."""
+        memory = cls(512)
+        memory._is_paused = True
+        return memory
+
     def clear(self) -> None:
         """Forget everything."""
         self.index = SuffixIndex(min(self.capacity, _FIRST_CAPACITY))

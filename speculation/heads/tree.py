@@ -19,12 +19,11 @@ from batching.errors import InvalidParameter
 from batching.tree import Floats
 
 Path = tuple[int, ...]
-Choices = str | Sequence[Sequence[int]]
 MAX_NODES = 255  # each may need a sequence, and llama.cpp has 256
 MAX_RANK = 63
 
 
-def parse_choices(choices: Choices) -> tuple[Path, ...]:
+def parse_choices(choices: str | Sequence[Sequence[int]]) -> tuple[Path, ...]:
     """The nodes of a tree, parents first and siblings by rank.
 
     ``choices`` are paths of ranks, as a list or a string. All prefixes of a path are included.
@@ -62,6 +61,20 @@ def show_choices(nodes: Iterable[Path]) -> str:
     nodes = set(nodes)
     inner = {path[:-1] for path in nodes}
     return "/".join(_show(path) for path in sorted(nodes - inner))
+
+
+class Choices(str):
+    """A tree as a parameter: the string of ``show_choices``, however it was given; "" = none.
+
+    >>> Choices([(0,), (1,), (0, 1)]) == Choices("1/0.1/0") == "0.1/1"
+    True
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, choices: str | Sequence[Sequence[int]] = "") -> Choices:
+        """Raises InvalidParameter as ``parse_choices``."""
+        return super().__new__(cls, show_choices(parse_choices(choices)) if choices else "")
 
 
 def best_tree(accuracy: Floats, n_nodes: int) -> tuple[Path, ...]:

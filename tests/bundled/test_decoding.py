@@ -31,7 +31,7 @@ def methods(*texts: str) -> list[Method]:
 
 METHODS = methods(
     "prompt-lookup",
-    "prompt-lookup:branches=4",
+    "suffix:branches=4,p_min=0.1",
     "jacobi:guesses=4",
     "lookahead:window=5,guesses=5",
 )

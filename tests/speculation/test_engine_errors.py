@@ -132,7 +132,7 @@ def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
         before = engine.generate(PROMPT, method="ar", max_tokens=9).run().text
         monkeypatch.setattr(loaded_module, "Context", limited)
         with pytest.raises(OutOfMemory):
-            engine.generate(PROMPT, method="prompt-lookup:branches=20", max_tokens=9).run()
+            engine.generate(PROMPT, method="recycling:nodes=20", max_tokens=9).run()
         assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before
 
 

@@ -131,8 +131,7 @@ class AlwaysAsked(Drafter):
     "params",
     [
         PromptLookupParams(),
-        PromptLookupParams(branches=3),
-        PromptLookupParams(order="first", adaptive=False),
+        PromptLookupParams(adaptive=False, draft=3),
         PromptLookupParams(min_ngram=2),
     ],
 )

@@ -21,7 +21,7 @@ from speculation.sampling import SamplingParams
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
-METHODS = ("auto", "prompt-lookup:branches=3", "jacobi", "recycling:nodes=12")
+METHODS = ("auto", "suffix:branches=3,p_min=0.1", "jacobi", "recycling:nodes=12")
 PROMPT = "the cat saw a dog and the cat saw a dog and the cat"
 
 

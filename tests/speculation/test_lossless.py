@@ -19,6 +19,7 @@ from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.auto.cost import Cost, CostCurve
 from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from speculation.methods import METHODS as TABLE
 from speculation.methods import load_method_file, parse_method
 from speculation.resources import Resources
 from speculation.stats import Stats
@@ -35,6 +36,12 @@ from tests.support.fake_target import (
 )
 from tests.support.paths import ROOT
 from tests.support.written import WrittenText, write
+
+
+@pytest.fixture(autouse=True)
+def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods loaded from files must not become sources of ``auto`` in other tests."""
+    monkeypatch.setattr(TABLE, "_specs", dict(TABLE._specs))
 
 
 class RandomTrees(Drafter):
@@ -96,10 +103,8 @@ METHODS = (
     "auto:sources=eagle",
     "auto:sources=eagle+medusa+suffix",
     "prompt-lookup",
-    "prompt-lookup:branches=4,order=longest",
-    "prompt-lookup:branches=3,order=frequent,adaptive=off,draft=5",
-    "prompt-lookup:order=first,adaptive=off",
-    "prompt-lookup:order=recent,max_ngram=2",
+    "prompt-lookup:max_ngram=2,draft=7",
+    "prompt-lookup:adaptive=off,draft=5",
     "prediction",
     "prediction:p_min=0.02,draft_max=5",
     "auto:sources=prediction+suffix",
@@ -107,6 +112,7 @@ METHODS = (
     "suffix:memory=off,p_min=0.1,branches=4",
     "suffix:p_min=0.02,branches=6,draft_max=5",
     f"{ROOT / 'examples' / 'bigrams.py'}:spec",
+    f"{ROOT / 'examples' / 'forks.py'}:spec",
     "jacobi:guesses=5",
     "lookahead:window=5,ngram=4,guesses=2",
     "lookahead:window=3,ngram=3,guesses=4,merge=on",
@@ -142,7 +148,7 @@ def drafters_of(method: str, seed: int, n_rewind: int = NO_LIMIT) -> list[Drafte
     if method == "all-in-one-tree":
         return [
             RandomTrees(seed),
-            *parse_method("prompt-lookup:branches=3").drafters(),
+            *parse_method("suffix:branches=3,p_min=0.1").drafters(),
             *parse_method("jacobi:guesses=3").drafters(),
         ]
     shared = resources(n_rewind)

@@ -28,7 +28,7 @@ METHODS = (
     "auto",
     "ar",
     "suffix:p_min=0.05",
-    "prompt-lookup:branches=3",
+    "suffix:branches=3,p_min=0.1",
     "recycling:nodes=12",
     "jacobi",
     "lookahead:window=3,ngram=3,guesses=3",
@@ -118,7 +118,7 @@ def test_a_prompt_is_read_in_large_pieces_after_texts_that_drafted_together(
 
 
 def test_a_tree_is_cut_to_the_sequences_of_its_text(engine: Engine, tiny_model: Path) -> None:
-    methods = ("recycling", "draft:width=4,nodes=20,p_min=0.01", "prompt-lookup:branches=6")
+    methods = ("recycling", "draft:width=4,nodes=20,p_min=0.01", "suffix:branches=6,p_min=0.1")
     sampled = "draft:width=4,nodes=20,p_min=0.01,verify=rejection"
     hot = SamplingParams(temperature=0.9, seed=5)
     with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=64) as narrow:

@@ -291,7 +291,7 @@ def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSp
             drafter = _RecordedDraftModel(
                 params,
                 context,  # type: ignore[arg-type]
-                estimates=resources.estimates("draft", draft_model.PRIORS),
+                acceptance=resources.acceptance("draft"),
                 level_time=LevelTime.of("draft", resources),
             )
             return _Charged(drafter, clock)
@@ -335,9 +335,7 @@ class RecordedDraft:
 class _RecordedDraftModel(draft_model.DraftModel):
     """Reads the draft model's choices from the recorded tree."""
 
-    def _children(
-        self, floor: float, nodes: Candidates, parent: int, logits: Any
-    ) -> list[Candidate]:
+    def _below(self, floor: float, nodes: Candidates, parent: int, logits: Any) -> list[Candidate]:
         tree = self._context.tree  # type: ignore[attr-defined]
         path, above = [], parent
         while above >= 0:
@@ -347,7 +345,7 @@ class _RecordedDraftModel(draft_model.DraftModel):
         for token in reversed(path):
             place = next(i for i, node in enumerate(tree) if [*node[:2]] == [place, token])
         top = [(token, q) for below, token, q in tree if below == place][: self.params.width]
-        return self._chosen(floor, nodes, parent, top)
+        return self._likely(floor, nodes, parent, top)
 
 
 def measured(true: Cost) -> Cost:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from speculation.bench.suites.builtin import Builtin
 from speculation.bench.suites.context import ContextLength
 from speculation.bench.suites.cost import Cost
-from speculation.bench.suites.lookup import Lookup
 from speculation.bench.suites.memory import Memory
 from speculation.bench.suites.scaling import Scaling
 from speculation.bench.suites.suite import Suite
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite
-    for suite in (Builtin(), Scaling(), Cost(), ContextLength(), Lookup(), Memory())
+    suite.name: suite for suite in (Builtin(), Scaling(), Cost(), ContextLength(), Memory())
 }

@@ -104,7 +104,7 @@ def test_every_method_gives_the_same_reply(client: OpenAI) -> None:
 
     plain = reply("ar")
     assert plain
-    assert reply("prompt-lookup", branches=2) == plain
+    assert reply("prompt-lookup", draft=5) == plain
     assert reply("suffix", memory=False) == plain
     assert reply("auto", memory=False) == plain
     assert reply("lookahead") == plain

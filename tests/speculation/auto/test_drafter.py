@@ -12,6 +12,8 @@ from speculation.auto.fusion import fuse
 from speculation.auto.source import Gains, Source
 from speculation.drafters.suffix import Suffix, SuffixParams
 from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.methods import parse_method
+from speculation.resources import Resources
 from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
 
 
@@ -63,6 +65,22 @@ def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
     for _ in range(10):
         take_step(auto, [1], clock, right=True)
     assert expensive.n_asked == 40
+
+
+@pytest.mark.parametrize(("method", "helps"), [("auto", True), ("auto:memory=off", False)])
+def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
+    method: str, helps: bool
+) -> None:
+    known, memory = [*range(10, 30)], SuffixMemory()
+    memory.remember(known)
+    resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.01)), memory=memory)
+    (auto,) = parse_method(method).drafters(resources)
+    assert isinstance(auto, Auto)
+    text = [1, *known[:9]]
+    run(auto.begin(text))
+    assert (len(draft(auto, text)) > 1) is helps
+    auto.end([*range(40, 60)])
+    assert (memory.index.n_tokens > len(known) + 1) is helps
 
 
 def tree_of(**probs: float) -> TokenTree:

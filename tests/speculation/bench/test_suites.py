@@ -12,7 +12,7 @@ from speculation.auto.calibration import measure_cost
 from speculation.bench import __main__ as bench
 from speculation.bench.options import parse_options
 from speculation.bench.results import Curve, Results, Run
-from speculation.bench.suites import SUITES, cost, lookup, scaling
+from speculation.bench.suites import SUITES, cost, scaling
 from speculation.bench.suites.context import length_name
 from speculation.engine import Engine
 from speculation.methods import parse_method
@@ -59,7 +59,7 @@ def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Re
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--suite", "lookup", "--methods", "ar"], "--suite lookup has its own methods"),
+        (["--suite", "scaling", "--methods", "ar"], "--suite scaling has its own methods"),
         (["--suite", "context", "--limit", "1"], "--suite context has its own limit"),
         (["--suite", "cost", "--prompt", "Hi"], "--suite cost has its own prompt"),
         (["--suite", "cost", "--repeat", "3"], "--suite cost generates nothing; leave --repeat"),
@@ -150,45 +150,6 @@ def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
     assert [list(row) for row in fits.rows] == [["5", "1.200", "0.300", "1.000"]]
 
 
-# lookup
-
-
-def test_the_sweep_has_every_rule_once_including_saxenas_and_the_default() -> None:
-    swept = lookup.sweep()
-    assert len(swept) == len(set(swept)) == 1 + 4 * 2 * 4 * 5
-    assert "prompt-lookup:adaptive=off,order=first" in swept
-    assert "prompt-lookup" in swept
-
-
-def test_rules_are_ranked_by_speed_and_by_tokens_per_step() -> None:
-    measured = results(
-        ("ar", 10, 1.0),
-        ("prompt-lookup:order=first,adaptive=off,draft=7", 30, 3.0),
-        ("prompt-lookup:order=recent,draft_max=15", 20, 1.0),
-        ("prompt-lookup:order=first,draft_max=15", 15, 1.0),
-    )
-    by_speed, by_tokens, margins = SUITES["lookup"].tables(measured)
-    assert [list(row[:5]) for row in by_speed.rows] == [
-        ["recent", "on", "3", "15", "2.000"],
-        ["first", "on", "3", "15", "1.500"],
-        ["first", "off", "3", "7", "1.000"],
-    ]
-    assert [(row[0], row[6]) for row in by_tokens.rows] == [
-        ("first", "3.00"),
-        ("recent", "2.00"),
-        ("first", "1.50"),
-    ]
-    assert [list(row) for row in margins.rows] == [
-        ["order recent", "2.000", "2.000", "2.00", "2.00"],
-        ["order first", "1.250", "1.500", "2.25", "3.00"],
-        ["adaptive on", "1.750", "2.000", "1.75", "2.00"],
-        ["adaptive off", "1.000", "1.000", "3.00", "3.00"],
-        ["max_ngram 3", "1.500", "2.000", "2.17", "3.00"],
-        ["draft 7", "1.000", "1.000", "3.00", "3.00"],
-        ["draft 15", "1.750", "2.000", "1.75", "2.00"],
-    ]
-
-
 # cost
 
 
@@ -264,7 +225,7 @@ def test_lengths_are_named_in_k() -> None:
 # Figures
 
 
-@pytest.mark.parametrize("name", ["scaling", "lookup", "cost", "context"])
+@pytest.mark.parametrize("name", ["scaling", "cost", "context"])
 def test_every_suite_draws_its_figure(name: str) -> None:
     pytest.importorskip("matplotlib")
     from speculation.bench.plots import style, svg
@@ -275,11 +236,6 @@ def test_every_suite_draws_its_figure(name: str) -> None:
             ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
             ("lookahead:window=2,ngram=5,guesses=2", 15, 1.0),
             ("lookahead:window=4,ngram=5,guesses=4", 15, 1.0),
-        ),
-        "lookup": results(
-            ("ar", 10, 1.0),
-            ("prompt-lookup:order=first,adaptive=off", 30, 3.0),
-            ("prompt-lookup", 20, 1.0),
         ),
         "cost": results(curves=(Curve(0, [1, 2, 4, 8, 16], [1.0, 1.1, 1.3, 1.7, 2.5]),)),
         "context": results(("ar", 10, 1.0), ("prompt-lookup", 20, 1.0)),

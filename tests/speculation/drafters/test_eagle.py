@@ -36,7 +36,7 @@ from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo
-from speculation.heads.tree import parse_choices
+from speculation.heads.tree import Choices, parse_choices
 from speculation.methods import parse_method
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
@@ -325,7 +325,7 @@ def test_parameters_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="choices go 17 deep; the limit is 16"):
         Eagle1Params(choices=".".join("0" * 17))
     with pytest.raises(InvalidParameter, match="choices expand 20 nodes .*; the limit is 16"):
-        Eagle1Params(choices=[[a, 0] for a in range(20)])
+        Eagle1Params(choices=Choices([[a, 0] for a in range(20)]))
     with pytest.raises(InvalidParameter, match="needs eagle heads; load them with heads"):
         parse_method("eagle-2").drafters()
     assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"

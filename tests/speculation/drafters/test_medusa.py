@@ -25,12 +25,19 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafters.medusa import Medusa, MedusaParams
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
 from speculation.heads.medusa_file import read_weights, write_medusa
-from speculation.heads.tree import best_tree, expected_tokens, n_leaves, parse_choices, show_choices
+from speculation.heads.tree import (
+    Choices,
+    best_tree,
+    expected_tokens,
+    n_leaves,
+    parse_choices,
+    show_choices,
+)
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
@@ -168,7 +175,12 @@ def test_paths_and_a_full_list_of_candidates_give_the_same_tree() -> None:
 )
 def test_choices_that_do_not_form_a_tree_are_refused(choices: object, message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        MedusaParams(choices=choices)  # type: ignore[arg-type]
+        MedusaParams(choices=Choices(choices))  # type: ignore[arg-type]
+    if isinstance(choices, str):
+        with pytest.raises(InvalidParameter, match=message):
+            MedusaParams(choices=choices)
+        with pytest.raises(InvalidParameter, match=message):
+            parse_method(f"medusa:choices={choices}")
 
 
 def test_the_best_tree_is_as_good_as_exhaustive_search() -> None:
@@ -224,10 +236,10 @@ def test_a_state_from_another_position_is_not_used() -> None:
     check_that_a_gap_is_noticed(Medusa(MedusaParams(), FakeHeads()))
 
 
-def test_estimates_learn_from_the_token_that_followed() -> None:
-    estimates = Estimates((0.5,) * 80)
+def test_acceptance_is_learnt_from_the_token_that_followed() -> None:
+    acceptance = Acceptance([0.0] * 80)
     heads = FakeHeads()
-    medusa = Medusa(MedusaParams(), heads, estimates)
+    medusa = Medusa(MedusaParams(), heads, acceptance)
     text = [1, 2, 3]
     medusa.begin(text)
     run(medusa.draft(text, TokenTree(3), DraftBudget()))
@@ -236,7 +248,7 @@ def test_estimates_learn_from_the_token_that_followed() -> None:
     run(medusa.draft([*text, 4], TokenTree(4), DraftBudget()))
     best = int(heads.top([(fake_hidden((1, 2, 3)), 1)])[0][0][0, 0])
     medusa.observe(Step(TokenTree(4), state, [0], best))
-    assert estimates.prob(5) > estimates.prob(3)  # its first choice had 0.5, its second 0.3
+    assert acceptance.prob(5) > acceptance.prob(3)  # its first choice had 0.5, its second 0.3
 
 
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
@@ -246,7 +258,8 @@ def test_a_tree_deeper_than_the_heads_is_refused() -> None:
 
 def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
-    assert str(parse_method("medusa:verify=typical")) == "medusa:verify=typical-lossy"
+    with pytest.raises(InvalidParameter, match="verify is 'typical'; give match or typical-lossy"):
+        parse_method("medusa:verify=typical")
     with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
         parse_method("medusa:choices=0,nodes=3")
     with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
@@ -399,7 +412,7 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
         biases=np.zeros((1, 3, 32), np.float32),
     )  # fmt: skip
     path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
-    lossy = "medusa:verify=typical,epsilon=0.001,delta=0.001"
+    lossy = "medusa:verify=typical-lossy,epsilon=0.001,delta=0.001"
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
         ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()

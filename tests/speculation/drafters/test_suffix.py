@@ -7,11 +7,12 @@ import pytest
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, PlainSteps, Step
 from speculation.drafters.suffix import PRIORS, Suffix, SuffixParams
-from speculation.drafting.estimates import Estimates
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
 from tests.support.fake_target import FakeOutput, fake_logits
 
 ALONE = DraftBudget()
+IN_MEMORY = len(PRIORS) // 2  # the first cell of a draft from the memory
 TREES = DraftBudget(min_path_prob=0.02)  # as auto asks
 
 
@@ -96,6 +97,16 @@ def test_a_replys_first_token_is_trusted_less() -> None:
     assert tree.probs[2] == later.probs[2]
 
 
+def test_the_probability_of_a_branch_assumes_that_the_lead_is_rejected() -> None:
+    prefix = [1, 2, 3, 4]
+    texts = [[*prefix, 50], [*prefix, 50], [*prefix, 60], [*prefix, 70]]
+    tree = drafted(Suffix(SuffixParams(branches=3), remembered(*texts)), [9, *prefix], TREES)
+    assert tree.tokens == [4, 50, 70, 60]
+    lead, branch = tree.probs[1], Acceptance(PRIORS).prob(IN_MEMORY + 10 * 4 + 3)
+    assert tree.probs[2] == pytest.approx((1 - lead) * branch)
+    assert tree.probs[3] == pytest.approx((1 - lead - tree.probs[2]) * branch)
+
+
 def test_branches_part_where_the_occurrences_do() -> None:
     prefix = [1, 2, 3, 4]
     memory = remembered([*prefix, 50, 51, 52], [*prefix, 50, 61, 62], [*prefix, 50, 51, 53])
@@ -128,9 +139,9 @@ def test_a_chain_has_no_branches() -> None:
     assert drafted(drafter, [1, 2, 3, 4], TREES._replace(chain_only=True)).is_chain
 
 
-def test_estimates_follow_what_is_accepted() -> None:
-    estimates = Estimates(PRIORS)
-    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), estimates)
+def test_acceptance_follows_what_is_accepted() -> None:
+    acceptance = Acceptance(PRIORS)
+    drafter = Suffix(SuffixParams(), remembered([1, 2, 3, 4, 50]), acceptance)
     before = drafted(drafter, [9, 1, 2, 3, 4], TREES).probs[1]
     for _ in range(40):
         tree = drafted(drafter, [9, 1, 2, 3, 4], TREES)

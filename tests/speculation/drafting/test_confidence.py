@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from batching.tree import TokenTree
 from speculation.drafter import Step
+from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.confidence import Confidence
-from speculation.drafting.estimates import Estimates
 from speculation.drafting.tree_growth import Candidate
 from tests.support.fake_target import FakeOutput, fake_logits
 
@@ -23,7 +23,7 @@ def after(*came: int) -> list[float]:
 
     The last token is the bonus; the others were accepted in a tree with other drafters' nodes.
     """
-    confidence = Confidence(Estimates((0.5,) * 10))
+    confidence = Confidence(Acceptance([0.0] * 10))
     confidence.set_candidates(NODES)
     tree = TokenTree(1)
     tree.add(0, 9)  # a node of another drafter, so that node numbers shift
@@ -32,8 +32,8 @@ def after(*came: int) -> list[float]:
         path.append(tree.add(path[-1], token))
     output = FakeOutput([(1,)], [True], fake_logits)
     confidence.learn(Step(tree, output, path, came[-1]))
-    # Kinds share some evidence, which is subtracted here.
-    shared = confidence.estimates.prob(0)
+    # Cells share some evidence, which is subtracted here.
+    shared = confidence.acceptance.prob(0)
     return [confidence.acceptance_prob(Candidate(-1, 0, p, p)) - shared for p in (0.75, 0.35, 0.45)]
 
 

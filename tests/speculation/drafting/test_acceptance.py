@@ -1,0 +1,62 @@
+"""Acceptance: probabilities by strength, learnt from outcomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculation.drafting.acceptance import (
+    Acceptance,
+    by_length,
+    by_probability,
+    of_length,
+    of_probability,
+)
+
+
+def test_strengths_grow_with_the_match_and_the_probability() -> None:
+    assert [of_length(n) for n in (0, 1, 2, 3, 4, 5, 8, 31, 32, 300)] == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        3,
+        5,
+        8,
+        9,
+        9,
+    ]
+    assert [of_probability(p) for p in (0.0, 0.09, 0.1, 0.95, 1.0)] == [0, 0, 1, 9, 9]
+
+
+def test_priors_are_a_line_over_the_length_or_the_probability() -> None:
+    assert by_length(-1.0, 0.5)[:4] == pytest.approx([-1.0, -0.5, -0.2075, 0.0], abs=1e-4)
+    heads = Acceptance(by_probability(0.0, 1.0))
+    assert [heads.prob(i) for i in range(10)] == pytest.approx([0.05 + i / 10 for i in range(10)])
+    cautious = Acceptance()
+    assert [round(cautious.prob(i), 2) for i in (0, 5, 9)] == [0.07, 0.52, 0.92]
+
+
+def test_a_chain_ends_where_its_path_probability_falls_below_the_floor() -> None:
+    acceptance = Acceptance(by_length(0.0, 1.0))
+    probs = [0.5, 0.731, 0.83]
+    assert acceptance.chain_probs([0, 1, 2, 3], 0.3) == pytest.approx(probs, abs=1e-3)
+    assert acceptance.chain_probs([0, 1, 2, 3], 0.3, before=0.7) == pytest.approx([0.5], abs=1e-3)
+
+
+def test_acceptance_follows_outcomes_and_other_cells_learn_from_them_too() -> None:
+    acceptance = Acceptance(by_length(0.0, 1.0))
+    for _ in range(200):
+        acceptance.learn(1, accepted=False)
+    assert acceptance.prob(1) < 0.2
+    assert acceptance.prob(0) < 0.5
+    before = acceptance.prob(0)
+    acceptance.new_text()
+    assert before < acceptance.prob(0) < 0.5  # only half of what the text showed of others
+
+
+def test_a_saved_state_is_taken_up_and_another_form_ignored() -> None:
+    saved = [0.25] * 10
+    assert Acceptance(by_length(0.0, 1.0), saved).log_odds == saved
+    for other in (None, [1.0], {"a": 1}, "x"):
+        assert Acceptance(by_length(0.0, 1.0), other).log_odds == by_length(0.0, 1.0)
