@@ -4,7 +4,7 @@ Run them from the root of a checkout; ``--help`` lists the options of each.
 
     python -m tools.upscale --width 2048 --layers 24 --out big.gguf
         write a larger model with the same logits, to measure speed at a large model's cost
-    python -m speculation.bench --compare-llama-cpp DIR       (or python -m tools.compare ...)
+    python -m tools.compare DIR
         compare our methods with llama.cpp's own programs, built in DIR
     python -m tools.screenshot
         take the screenshot for the docs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
@@ -17,6 +18,7 @@ from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
 
 WARM_UP_TOKENS = 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,13 @@ def measure(
     prompts: Sequence[Prompt],
     plan: Plan,
     on_run: Callable[[str, str, Generation], None],
-    earlier: Mapping[tuple[str, int], Sequence[Run]] | None = None,
 ) -> Iterator[list[Run] | Skipped]:
     """Yield each round (one run of every method on a prompt) and each skipped turn.
 
-    ``on_run(method, prompt_id, generation)`` is called after each run. ``earlier`` has the rounds
-    already measured, by prompt and repeat; they are not run or yielded again. A turn is remembered
-    after all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
+    ``on_run(method, prompt_id, generation)`` is called after each run. A turn is remembered after
+    all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
     """
     memory = engine.resources.memory
-    earlier = earlier or {}
     n_rounds = 0
     for prompt in prompts:
         conversation: list[Message] = []
@@ -95,13 +94,8 @@ def measure(
                 for later in range(turn, len(prompt.turns) + 1):
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
-            baseline: Sequence[int] | None = None  # plain decoding's tokens
+            baseline: Sequence[int] = ()  # plain decoding's tokens
             for repeat in range(plan.repeat):
-                known = earlier.get((prompt.turn_id(turn), repeat))
-                if known is not None:
-                    baseline = baseline or _tokens_of(BASELINE, known)
-                    n_rounds += 1
-                    continue
                 done: dict[str, Generation] = {}
                 with memory.paused():
                     for method in plan.rotated(n_rounds):
@@ -114,7 +108,6 @@ def measure(
                     _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
                     for method in plan.methods
                 ]
-            assert baseline is not None
             memory.remember([*tokens, *baseline])
             conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
 
@@ -136,30 +129,43 @@ def prompt_tokens(engine: Engine, conversation: Sequence[Message], plan: Plan) -
     return chat_prompt(engine.model, conversation, thinking=plan.thinking).tokens
 
 
+def on_engine(engine: Engine, action: Callable[[], T]) -> T:
+    """Run ``action``, which uses the engine's context or cache, while no text is written."""
+    engine.stop_running()
+    return action()
+
+
+def empty_cache(engine: Engine) -> None:
+    """Empty the cache, so that the next generation prefills its whole prompt."""
+    on_engine(engine, lambda: engine.cache.truncate(0))
+
+
 def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Floats:
     """Logits after ``prompt`` and ``text`` in plain decoding, ``(n_vocab,)``.
 
     Prefills the prompt and decodes the text token by token as the baseline does, so these are
     exactly the logits it sampled from.
     """
-    engine.stop_running()
-    cache = engine.cache
-    cache.truncate(0)
-    cache.reserve(1)
-    cache.prefill(prompt[:-1], defer=True)
-    cache.target.want_logits(True)
-    for token in [prompt[-1], *text]:
-        rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
-        output = cache.target.decode(cache.with_deferred(rows))
-        cache.commit(rows, [0])
-    return output.logits(0).copy()
+
+    def decode() -> Floats:
+        cache = engine.cache
+        cache.truncate(0)
+        cache.reserve(1)
+        cache.prefill(prompt[:-1], defer=True)
+        cache.target.want_logits(True)
+        for token in [prompt[-1], *text]:
+            rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
+            output = cache.target.decode(cache.with_deferred(rows))
+            cache.commit(rows, [0])
+        return output.logits(0).copy()
+
+    return on_engine(engine, decode)
 
 
 def _generate(
     engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
 ) -> Generation:
-    engine.stop_running()
-    engine.cache.truncate(0)  # no reuse, so that every method prefills the same
+    empty_cache(engine)
     generation = engine.generate(
         tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
     )
@@ -174,32 +180,16 @@ def _as_run(
     baseline: Sequence[int],
     done: Generation,
 ) -> Run:
-    stats = done.stats
     return Run(
         method=str(done.method),
         prompt_id=prompt.turn_id(turn),
         category=prompt.category,
         repeat=repeat,
-        n_prompt=stats.n_prompt,
         tokens=done.token_ids,
-        n_first=stats.n_first,
-        n_steps=stats.n_steps,
-        n_rows=stats.n_rows,
-        n_drafted=stats.n_drafted,
-        n_accepted=stats.n_accepted,
-        prefill_seconds=stats.prefill_seconds,
-        decode_seconds=stats.decode_seconds,
-        phase_seconds=dict(stats.phase_seconds),
         finish_reason=done.finish_reason,
+        stats=done.stats,
         first_difference=_difference(engine, baseline, done),
-        rows_histogram=dict(stats.rows_histogram),
-        tokens_histogram=dict(stats.tokens_histogram),
-        accepted_by_source=dict(stats.accepted_by_source),
     )
-
-
-def _tokens_of(method: str, runs: Sequence[Run]) -> Sequence[int]:
-    return next(run.tokens for run in runs if run.method == method)
 
 
 def _difference(engine: Engine, baseline: Sequence[int], done: Generation) -> Difference | None:

@@ -15,6 +15,7 @@ from batching.errors import SpeculationError
 from batching.llama.model import Model
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
+from speculation.bench.run import empty_cache
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
 from speculation.engine import Engine, Generation
 from speculation.methods import Method, parse_method
@@ -168,7 +169,7 @@ def measure(
     *,
     n_predict: int,
     repeat: int,
-    on_pair: Callable[[Comparison], None],
+    on_pair: Callable[[], None],
 ) -> None:
     """Measure pairs for the comparisons; ``on_pair`` is called after each, including failed ones.
 
@@ -184,7 +185,7 @@ def measure(
                 for comparison in comparisons:
                     if not comparison.given_up:
                         _add_pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
-                    on_pair(comparison)
+                    on_pair()
 
 
 def same_text(theirs: bytes, ours: bytes) -> bool:
@@ -200,7 +201,8 @@ def window_mismatch(window: Mapping[str, int], method: Method) -> str | None:
     """
     if method.name != "lookahead":
         return None
-    ours = {letter: getattr(method.params, name) for letter, name in _WINDOW.items()}
+    params = dataclasses.asdict(method.params)
+    ours = {letter: params[name] for letter, name in _WINDOW.items()}
     if all(ours[letter] == value for letter, value in window.items()):
         return None
     return f"it was compiled with {_listed(window)}, but the method has {_listed(ours)}"
@@ -215,74 +217,57 @@ def _add_pair(
     n_tokens: int,
     number: int,
 ) -> None:
-    try:
-        pair = _pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
-        comparison.pairs.append(pair)
-    except (ProgramFailed, NotComparable) as error:
-        reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
-        comparison.failures.append(Failure(task.prompt_id, number, reason))
-
-
-def _pair(
-    engine: Engine,
-    task: Task,
-    comparison: Comparison,
-    settings: Settings,
-    prompt_file: Path,
-    n_tokens: int,
-    number: int,
-) -> Pair:
     program, method = comparison.program, comparison.method
-    n_prompt = len(task.tokens)
-    if n_tokens < MIN_TOKENS:
-        raise NotComparable(f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more")
-    # The method may get another setting of flash attention than the method before.
-    engine.generate(task.tokens[:1], method=method, max_tokens=1).run()
-    settings = replace(settings, flash_attn=engine.context.flash_attn)
-
-    def theirs() -> Figures:
+    n_before = len(comparison.pairs) + len(comparison.failures)
+    ours_first = n_before % 2 == 1  # theirs, ours, ours, theirs, theirs, ours, ...
+    try:
+        if n_tokens < MIN_TOKENS:
+            raise NotComparable(
+                f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more"
+            )
+        # The method may get another setting of flash attention than the method before.
+        engine.generate(task.tokens[:1], method=method, max_tokens=1).run()
         arguments = programs.command(
             program,
             comparison.file,
-            settings,
+            replace(settings, flash_attn=engine.context.flash_attn),
             prompt_file=prompt_file,
-            n_prompt=n_prompt,
+            n_prompt=len(task.tokens),
             n_tokens=n_tokens,
             more=comparison.flags,
         )
-        return programs.run(program, arguments, n_prompt)
-
-    def ours() -> tuple[Figures, bytes]:
-        return _ours(engine, task, method, n_tokens)
-
-    # theirs, ours, ours, theirs, theirs, ours, ...
-    n_before = len(comparison.pairs) + len(comparison.failures)
-    if n_before % 2:
-        mine, text = ours()
-        other = theirs()
-    else:
-        other = theirs()
-        mine, text = ours()
-    mismatch = window_mismatch(other.window, method)
-    if mismatch is not None:
-        raise NotComparable(f"{program.name}: {mismatch}")
-    return Pair(
-        prompt_id=task.prompt_id,
-        repeat=number,
-        first="ours" if n_before % 2 else "theirs",
-        n_tokens=mine.n_tokens,
-        tokens_per_second=mine.tokens_per_second,
-        their_n_tokens=other.n_tokens,
-        their_tokens_per_second=other.tokens_per_second,
-        same_text=None if other.text is None else same_text(other.text, text),
-        with_prompt=mine.with_prompt or 0.0,
-        their_with_prompt=other.with_prompt,
-        their_restored=other.restored,
+        if ours_first:
+            mine = _ours(engine, task, method, n_tokens)
+            other = programs.run(program, arguments, len(task.tokens))
+        else:
+            other = programs.run(program, arguments, len(task.tokens))
+            mine = _ours(engine, task, method, n_tokens)
+        mismatch = window_mismatch(other.window, method)
+        if mismatch is not None:
+            raise NotComparable(f"{program.name}: {mismatch}")
+    except (ProgramFailed, NotComparable) as error:
+        reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
+        comparison.failures.append(Failure(task.prompt_id, number, reason))
+        return
+    comparison.pairs.append(
+        Pair(
+            prompt_id=task.prompt_id,
+            repeat=number,
+            first="ours" if ours_first else "theirs",
+            n_tokens=mine.n_tokens,
+            tokens_per_second=mine.tokens_per_second,
+            their_n_tokens=other.n_tokens,
+            their_tokens_per_second=other.tokens_per_second,
+            same_text=None if other.text is None else same_text(other.text, mine.text or b""),
+            with_prompt=mine.with_prompt or 0.0,
+            their_with_prompt=other.with_prompt,
+            their_restored=other.restored,
+        )
     )
 
 
-def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
-    """Our results, and the text of prompt and continuation as the programs print it.
+def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
+    """Our results, with the text of prompt and continuation as the programs print it.
 
     The programs decode two tokens to warm up before they start timing, and so do we: the first
     decode after a pause takes several milliseconds longer, while llama.cpp's threads wake up.
@@ -297,12 +282,11 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Fi
         )
     with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
-    return Figures(len(task.tokens), n_counted, rate, with_prompt), text
+    return Figures(len(task.tokens), n_counted, rate, with_prompt, text)
 
 
 def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Generation:
-    engine.stop_running()
-    engine.cache.truncate(0)
+    empty_cache(engine)
     return engine.generate(
         prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
     ).run()
