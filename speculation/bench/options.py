@@ -72,26 +72,21 @@ prompt files
   text, one per line.
   A prompt that leaves no room for --n-predict tokens in the context is skipped and reported.
 
-the table, one for each category and one for all
+the tables, one for each category and one for all
   tokens/s     all generated tokens over all decoding seconds
   speed-up     tokens/s relative to plain decoding on the same prompt (medians over the repeats):
                mean and standard deviation over the prompts
   overall      tokens/s relative to plain decoding, all prompts together
   tokens/step  tokens generated per decode of the model; 1 for plain decoding
   accept       acceptance rate: accepted over drafted tokens
-  prefill      time to the first token, ms per run: the prompt and the first step. All other columns
-               except tokens/step and accept exclude that step
+  prefill      time to the first token, ms per run. It includes the first step, which is in no other
+               column but tokens/step and accept
   draft, build, decode, verify, commit
-               time of each phase, ms per step: drafting, building the batch, llama.cpp's decode,
-               choosing tokens, updating the KV cache
+               time of each phase, ms per step
   outside      time outside llama.cpp's decode, µs per step
-Runs whose text differs from plain decoding are listed below the tables: where, the two tokens, and
-the gap between their logits in plain decoding. Methods are lossless, but batches of several tokens
-round differently, so a near-tie can go the other way. To rule that out, compare with
---kv-type f32 --flash-attn off and an F32 model.
-
-For a method with several draft sources (auto), another table shows how many rows its steps had and
-which sources' drafts were accepted.
+Runs whose text differs from plain decoding are listed with the two tokens and the gap between their
+logits. Methods are lossless, but batches of several tokens round differently, so a near-tie can go
+the other way. To rule that out, use --kv-type f32 --flash-attn off and an F32 model.
 
 The JSON file is replaced after every round and is always valid. Ctrl-C stops measuring; results so
 far are shown and saved. Exit code: 0, 2 after an error, 130 after Ctrl-C.

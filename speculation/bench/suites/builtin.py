@@ -180,5 +180,4 @@ def _stack(
         ax.barh(range(len(values)), widths, left=start, height=0.62, color=colour[name], label=name)
         start = [a + b for a, b in zip(start, widths, strict=True)]
     ax.set_xlim(0, 1.04 * max(start))
-    ax.locator_params(axis="x", nbins=5)  # more long numbers would touch
     ax.grid(axis="y", visible=False)
