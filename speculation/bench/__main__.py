@@ -16,7 +16,7 @@ from speculation.bench.options import Options, parse_options
 from speculation.bench.plots import require_matplotlib
 from speculation.bench.progress import Progress
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import choices, differences, positions, skipped_turns
+from speculation.bench.report import choices, differences, skipped_turns
 from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
@@ -67,7 +67,6 @@ def _bench(options: Options, command: str) -> int:
         device=options.device,
         draft_device=options.draft_device,
         rpc=options.rpc,
-        memory=options.memory,
     ) as engine:
         prompts = suite.prompts(given, engine, plan)
         results = Results(
@@ -143,8 +142,7 @@ def _show(
 
 def _tables(options: Options, results: Results, differing: str) -> Iterator[str]:
     tables = options.suite.tables(results) if results.runs or results.curves else []
-    rows = summarise(results.runs)
-    for table in [*tables, *positions(rows)[-1:], *choices(rows)]:
+    for table in [*tables, *choices(summarise(results.runs))]:
         yield f"\n{table.text()}"
     if results.runs:
         yield f"\n{differing}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.bench.plots import style, svg
-from speculation.bench.report import choices, counted, positions
+from speculation.bench.report import choices, counted
 from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
@@ -99,7 +99,6 @@ def write_report(
         "<h2>Figures</h2>",
         *pictures,
         *_section("Draft sources", choices(rows)),
-        *_section("Acceptance by position", positions(rows)),
         *_section("Tables", suite.tables(results)),
         *(["<h2>Texts</h2>", f"<pre>{escape(differences)}</pre>"] if differences else []),
         "<h2>Measured on</h2>",

@@ -174,7 +174,6 @@ class Options(RunOptions):
     temperature: float
     seed: int
     no_mtp: bool
-    memory: Path | None
     device: str | None
     draft_device: str | None
     rpc: str
@@ -189,7 +188,6 @@ class Options(RunOptions):
         return {
             "suite": self.suite.name,
             **super().settings(engine),
-            "memory": None if self.memory is None else self.memory.name,
             "temperature": self.temperature,
             "seed": self.seed,
         }
@@ -386,13 +384,6 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         "--no-mtp",
         action="store_true",
         help="do not load the model's own multi-token prediction layers",
-    )
-    group.add_argument(
-        "--memory",
-        type=Path,
-        metavar="FILE",
-        help="start with the texts that FILE has for the methods suffix and auto, and save them "
-        "with those of this run at the end (start with none)",
     )
     group.add_argument(
         "--device",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
 from speculation.bench.table import Table
-from speculation.drafter import BASELINE
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
-MAX_POSITIONS = 8  # draft positions whose acceptance is shown
 SEVERAL_SOURCES = ("auto",)  # methods that combine drafters
-# Histogram buckets of rows per step: the root alone, then up to powers of two.
-BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
+# Rows per step, up to powers of two.
+BUCKETS = ("1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+")
 COLUMNS = (
     *("tokens/s", "speed-up", "overall", "tokens/step", "accept", "prefill"),
     *(*PHASES, "outside"),
@@ -59,7 +57,7 @@ def choices(rows: Sequence[Row]) -> list[Table]:
     for method in dict.fromkeys(row.method for row in rows if _has_sources(row)):
         of_method = [row for block in by_category(rows) for row in block if row.method == method]
         sources = sorted({source for row in of_method for source in row.accepted_by_source})
-        headings = ["steps with rows:", *map(_bucket_name, BUCKETS)]
+        headings = ["steps with rows:", *BUCKETS]
         note = "share of the steps by number of rows decoded, including the root"
         if sources:
             headings += ["accepted from:", *sources]
@@ -69,29 +67,6 @@ def choices(rows: Sequence[Row]) -> list[Table]:
         lines = [_choices_of(row, sources) for row in of_method]
         found.append(Table(f"rows and draft sources of {method}", headings, lines, note))
     return found
-
-
-def positions(rows: Sequence[Row]) -> list[Table]:
-    """Conditional acceptance rate by draft position, one table per category as in ``tables``."""
-    headings = ["draft token:", *map(str, range(1, MAX_POSITIONS + 1))]
-    note = (
-        "of the steps that accepted at least n - 1 draft tokens, the share that accepted another,\n"
-        "even if they drafted no more"
-    )
-    found = []
-    for block in by_category(rows):
-        lines = [[r.method, *_positions_of(r)] for r in block if r.method != BASELINE]
-        if lines:
-            found.append(Table(f"acceptance by position, {_title(block)}", headings, lines, note))
-    return found
-
-
-def _positions_of(row: Row) -> list[str]:
-    reached = [  # steps that yielded at least so many tokens; one of them is the bonus token
-        sum(count for n, count in row.tokens_histogram.items() if n >= least)
-        for least in range(1, MAX_POSITIONS + 2)
-    ]
-    return [f"{100 * b / a:.0f}%" if a else NONE for a, b in pairwise(reached)]
 
 
 def _choices_of(row: Row, sources: Sequence[str]) -> list[str]:
@@ -108,17 +83,10 @@ def _has_sources(row: Row) -> bool:
 
 def bucketed(histogram: Mapping[int, int]) -> list[int]:
     """The counts of a histogram, summed by ``BUCKETS``."""
-    return [
-        sum(count for n, count in histogram.items() if n >= low and (high is None or n <= high))
-        for low, high in BUCKETS
-    ]
-
-
-def _bucket_name(bucket: tuple[int, int | None]) -> str:
-    low, high = bucket
-    if high is None:
-        return f"{low}+"
-    return str(low) if low == high else f"{low}–{high}"
+    counts = [0] * len(BUCKETS)
+    for n, count in histogram.items():
+        counts[min((n - 1).bit_length(), len(BUCKETS) - 1)] += count
+    return counts
 
 
 def _share(count: int, counts: Mapping[int, int] | Mapping[str, int]) -> str:

@@ -63,7 +63,8 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
         if _too_long(engine, tokens, plan) is None:
             with engine.resources.memory.paused():
                 for method in plan.methods:
-                    _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
+                    n_predict = min(plan.n_predict, WARM_UP_TOKENS)
+                    generate(engine, tokens, method, plan.sampling, n_predict)
             return
     raise InvalidParameter(
         f"none of the {len(prompts)} prompts leaves room for {plan.n_predict} tokens in a context "
@@ -99,7 +100,9 @@ def measure(
                 done: dict[str, Generation] = {}
                 with memory.paused():
                     for method in plan.rotated(n_rounds):
-                        done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
+                        done[str(method)] = generate(
+                            engine, tokens, method, plan.sampling, plan.n_predict
+                        )
                         on_run(str(method), prompt.turn_id(turn), done[str(method)])
                 n_rounds += 1
                 # Later repeats of plain decoding are compared with the first as well.
@@ -135,11 +138,6 @@ def on_engine(engine: Engine, action: Callable[[], T]) -> T:
     return action()
 
 
-def empty_cache(engine: Engine) -> None:
-    """Empty the cache, so that the next generation prefills its whole prompt."""
-    on_engine(engine, lambda: engine.cache.truncate(0))
-
-
 def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Floats:
     """Logits after ``prompt`` and ``text`` in plain decoding, ``(n_vocab,)``.
 
@@ -162,14 +160,12 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     return on_engine(engine, decode)
 
 
-def _generate(
-    engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
+def generate(
+    engine: Engine, tokens: Sequence[int], method: Method, sampling: SamplingParams, n_predict: int
 ) -> Generation:
-    empty_cache(engine)
-    generation = engine.generate(
-        tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
-    )
-    return generation.run()
+    """Generate after an empty cache, so that every method prefills the whole prompt."""
+    on_engine(engine, lambda: engine.cache.truncate(0))
+    return engine.generate(tokens, method=method, sampling=sampling, max_tokens=n_predict).run()
 
 
 def _as_run(

@@ -28,7 +28,7 @@ from tools.compare.pairs import (
     tasks,
     window_mismatch,
 )
-from tools.compare.programs import PROGRAMS, ProgramFailed, Settings, read
+from tools.compare.programs import PROGRAMS, Figures, ProgramFailed, Settings, read
 from tools.compare.report import failures, table
 
 LOOKUP = b"""\
@@ -202,7 +202,7 @@ def test_a_different_window_is_not_compared() -> None:
 
 def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
     pairs = [
-        Pair(f"p{i}", 0, "ours", 10, 50 * r, 10, 50.0, i > 0, 45 * r, 40.0)
+        Pair(f"p{i}", 0, "ours", Figures(5, 10, 50 * r, 45 * r), Figures(5, 10, 50.0, 40.0), i > 0)
         for i, r in enumerate(ratios)
     ]
     parsed = parse_method(method)
@@ -224,9 +224,8 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
 
 
 def test_llama_bench_has_a_row_for_the_run_that_skips_the_prompt() -> None:
-    pairs = [
-        Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 80.0, None, 120.0) for i in range(3)
-    ]
+    ours, theirs = Figures(5, 10, 90.0, 80.0), Figures(5, 10, 100.0, restored=120.0)
+    pairs = [Pair(f"p{i}", 0, "ours", ours, theirs, None) for i in range(3)]
     one = Comparison(parse_method("ar"), PROGRAMS["ar"], Path("x"), pairs=pairs)
     first, second = table([one]).rows
     assert first[1:4] == ["llama-bench", "3", "0.900 (0.900 to 0.900)"]
@@ -359,11 +358,12 @@ def test_each_method_and_its_program_take_turns_going_first(
         assert one["failures"] == []
         assert [pair["first"] for pair in one["pairs"]] == ["theirs", "ours", "theirs", "ours"]
         assert all(pair["ratio"] > 0 for pair in one["pairs"])
-    assert {pair["their_tokens_per_second"] for pair in compared["ar"]["pairs"]} == {500.0}
-    assert {pair["n_tokens"] for pair in compared["ar"]["pairs"]} == {11}
+    assert {pair["theirs"]["tokens_per_second"] for pair in compared["ar"]["pairs"]} == {500.0}
+    assert {pair["ours"]["n_tokens"] for pair in compared["ar"]["pairs"]} == {11}
     lookup = compared["prompt-lookup"]["pairs"][0]
-    assert (lookup["their_n_tokens"], lookup["their_tokens_per_second"]) == (8, 400.0)
-    assert lookup["n_tokens"] < 12  # the first step does not count
+    theirs = lookup["theirs"]
+    assert (theirs["n_tokens"], theirs["tokens_per_second"]) == (8, 400.0)
+    assert lookup["ours"]["n_tokens"] < 12  # the first step does not count
     assert lookup["same_text"] is True
     assert document["llama_cpp"]["version"] == "7 (fake)"
     assert document["llama_cpp"]["same"] is False

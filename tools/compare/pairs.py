@@ -15,9 +15,9 @@ from batching.errors import SpeculationError
 from batching.llama.model import Model
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
-from speculation.bench.run import empty_cache
+from speculation.bench.run import generate
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
-from speculation.engine import Engine, Generation
+from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
 from tools.compare import programs
@@ -26,6 +26,7 @@ from tools.compare.programs import Figures, Program, ProgramFailed, Settings
 HEADROOM = 128  # KV cells for a step's rows beyond the text
 MIN_TOKENS = 3  # shortest reply that can be timed
 MAX_FAILURES = 3  # a comparison that has only failed is abandoned after this many
+PLAIN, GREEDY = parse_method("ar"), SamplingParams()
 _WINDOW = {"W": "window", "N": "ngram", "G": "guesses"}
 
 
@@ -37,31 +38,28 @@ class NotComparable(SpeculationError):
 class Pair:
     """One run of a method and one of its program, back to back.
 
-    first              which ran first: ours or theirs
-    n_tokens           our tokens in the timed part
-    same_text          whether the shorter text is a prefix of the other; None = the program prints
-                       no text
-    with_prompt        our tokens per second including the prompt's time
-    their_with_prompt  theirs; None = the program reads no prompt
-    their_restored     their tokens per second with the prompt's state restored; only llama-bench
+    first      which ran first: ours or theirs
+    same_text  whether the shorter text is a prefix of the other; None = the program prints no text
     """
 
     prompt_id: str
     repeat: int
     first: str
-    n_tokens: int
-    tokens_per_second: float
-    their_n_tokens: int
-    their_tokens_per_second: float
+    ours: Figures
+    theirs: Figures
     same_text: bool | None
-    with_prompt: float
-    their_with_prompt: float | None = None
-    their_restored: float | None = None
 
     @property
     def ratio(self) -> float:
         """Ours over theirs."""
-        return self.tokens_per_second / self.their_tokens_per_second
+        return self.ours.tokens_per_second / self.theirs.tokens_per_second
+
+    def fields(self) -> dict[str, Any]:
+        """The JSON fields of the pair, without the texts."""
+        fields = dataclasses.asdict(self)
+        for side in ("ours", "theirs"):
+            del fields[side]["text"]
+        return {**fields, "ratio": self.ratio}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Comparison:
             "ratio_median": self.ratio,
             "ratio_min": min(ratios, default=None),
             "ratio_max": max(ratios, default=None),
-            "pairs": [{**dataclasses.asdict(pair), "ratio": pair.ratio} for pair in self.pairs],
+            "pairs": [pair.fields() for pair in self.pairs],
             "failures": [dataclasses.asdict(failure) for failure in self.failures],
         }
 
@@ -179,7 +177,7 @@ def measure(
         prompt_file = Path(folder) / "prompt.txt"
         for task in todo:
             prompt_file.write_bytes(task.text.encode())
-            plain = _generate(engine, task.tokens, parse_method("ar"), n_predict)
+            plain = generate(engine, task.tokens, PLAIN, GREEDY, n_predict)
             n_tokens = len(plain.token_ids)
             for number in range(repeat):
                 for comparison in comparisons:
@@ -226,7 +224,7 @@ def _add_pair(
                 f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more"
             )
         # The method may get another setting of flash attention than the method before.
-        engine.generate(task.tokens[:1], method=method, max_tokens=1).run()
+        generate(engine, task.tokens[:1], method, GREEDY, 1)
         arguments = programs.command(
             program,
             comparison.file,
@@ -237,33 +235,21 @@ def _add_pair(
             more=comparison.flags,
         )
         if ours_first:
-            mine = _ours(engine, task, method, n_tokens)
-            other = programs.run(program, arguments, len(task.tokens))
+            ours = _ours(engine, task, method, n_tokens)
+            theirs = programs.run(program, arguments, len(task.tokens))
         else:
-            other = programs.run(program, arguments, len(task.tokens))
-            mine = _ours(engine, task, method, n_tokens)
-        mismatch = window_mismatch(other.window, method)
+            theirs = programs.run(program, arguments, len(task.tokens))
+            ours = _ours(engine, task, method, n_tokens)
+        mismatch = window_mismatch(theirs.window, method)
         if mismatch is not None:
             raise NotComparable(f"{program.name}: {mismatch}")
     except (ProgramFailed, NotComparable) as error:
         reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
         comparison.failures.append(Failure(task.prompt_id, number, reason))
         return
-    comparison.pairs.append(
-        Pair(
-            prompt_id=task.prompt_id,
-            repeat=number,
-            first="ours" if ours_first else "theirs",
-            n_tokens=mine.n_tokens,
-            tokens_per_second=mine.tokens_per_second,
-            their_n_tokens=other.n_tokens,
-            their_tokens_per_second=other.tokens_per_second,
-            same_text=None if other.text is None else same_text(other.text, mine.text or b""),
-            with_prompt=mine.with_prompt or 0.0,
-            their_with_prompt=other.with_prompt,
-            their_restored=other.restored,
-        )
-    )
+    same = None if theirs.text is None else same_text(theirs.text, ours.text or b"")
+    first = "ours" if ours_first else "theirs"
+    comparison.pairs.append(Pair(task.prompt_id, number, first, ours, theirs, same))
 
 
 def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
@@ -272,8 +258,8 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
     The programs decode two tokens to warm up before they start timing, and so do we: the first
     decode after a pause takes several milliseconds longer, while llama.cpp's threads wake up.
     """
-    _generate(engine, task.tokens[:1], parse_method("ar"), 2)
-    generation = _generate(engine, task.tokens, method, n_tokens)
+    generate(engine, task.tokens[:1], PLAIN, GREEDY, 2)
+    generation = generate(engine, task.tokens, method, GREEDY, n_tokens)
     stats = generation.stats
     n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
     if not n_counted:
@@ -283,13 +269,6 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
     with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
     return Figures(len(task.tokens), n_counted, rate, with_prompt, text)
-
-
-def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Generation:
-    empty_cache(engine)
-    return engine.generate(
-        prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
-    ).run()
 
 
 def _piece(model: Model, name: str) -> str:

@@ -19,7 +19,7 @@ from speculation.auto.calibration import measure_cost
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.report import NONE, counted
 from speculation.bench.results import Curve, Results
-from speculation.bench.run import Plan, empty_cache, on_engine
+from speculation.bench.run import Plan, on_engine
 from speculation.bench.suites.suite import Suite
 from speculation.bench.table import Table
 from speculation.engine import Engine
@@ -86,7 +86,7 @@ class Cost(Suite):
         plan: Plan,
         on_run: Callable[..., None],
     ) -> Iterator[Curve]:
-        empty_cache(engine)
+        on_engine(engine, lambda: engine.cache.truncate(0))
         on_engine(engine, lambda: measure_cost(engine.context, sizes=(1, 2), n_past=0))  # warm up
         for n_past in _reachable(engine):
             measure = partial(measure_cost, engine.context, SIZES, n_past, BUDGET_SECONDS)

@@ -16,7 +16,7 @@ import pytest
 from speculation.bench import __main__ as bench
 from speculation.bench.html_report import command_line, write_report
 from speculation.bench.plots import PALETTE, colours
-from speculation.bench.report import bucketed, choices, positions
+from speculation.bench.report import bucketed, choices
 from speculation.bench.results import Run
 from speculation.bench.suites import SUITES
 from speculation.bench.summary import summarise
@@ -68,24 +68,6 @@ def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
         ["talk", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "0%", "", "–", "–"],
         ["all categories", "50%", "33%", "11%", "0%", "6%", "0%", "0%", "0%", "", "88%", "12%"],
     ]
-
-
-def test_the_acceptance_of_a_position_counts_the_steps_that_accepted_the_one_before() -> None:
-    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, and all 4 a second
-    measured = [
-        run("ar", "chat-1", 1.0, tokens_histogram={1: 10}),
-        run("jacobi", "chat-1", 1.0, tokens_histogram=drafting),
-        run("ar", "code-1", 1.0, tokens_histogram={1: 10}),
-        run("jacobi", "code-1", 1.0, tokens_histogram={1: 4}),
-    ]
-    chat, code, everything = positions(summarise(measured))
-    assert list(chat.headings) == ["draft token:", *"12345678"]
-    assert [list(row) for row in chat.rows] == [
-        ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
-    ]
-    assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
-    assert everything.title == "acceptance by position, all categories: 2 prompts"
-    assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
 
 
 def test_every_built_in_method_has_its_own_colour() -> None:
