@@ -75,9 +75,8 @@ def _bench(options: Options, command: str) -> int:
             settings=options.settings(engine),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
-        notes = suite.notes(engine, plan)
-        heading = [describe_context(engine), suite.what(prompts, plan), *notes]
-        print("\n".join(heading), flush=True)
+        notes = suite.notes(engine, prompts, plan)
+        print("\n".join([describe_context(engine), *notes]), flush=True)
         code = OK
         try:
             _measure(engine, prompts, plan, options, results)

@@ -17,7 +17,7 @@ import numpy as np
 
 from speculation.auto.calibration import measure_cost
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import NONE, counted
+from speculation.bench.report import NONE
 from speculation.bench.results import Curve, Results
 from speculation.bench.run import Plan, on_engine
 from speculation.bench.suites.suite import Suite
@@ -67,17 +67,16 @@ class Cost(Suite):
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return []
 
-    def what(self, prompts: Sequence[Prompt], plan: Plan) -> str:
-        return f"batches of {SIZES[0]} to {SIZES[-1]} rows, {counted(len(SIZES), 'size')}"
-
     def n_measurements(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> int:
         return len(_reachable(engine))
 
-    def notes(self, engine: Engine, plan: Plan) -> list[str]:
+    def notes(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> list[str]:
+        notes = [f"batches of {SIZES[0]} to {SIZES[-1]} rows, {len(SIZES)} sizes"]
         skipped = sorted(set(N_PAST) - set(_reachable(engine)))
-        if not skipped:
-            return []
-        return [f"the context or the batch is too small for n_past {', '.join(map(str, skipped))}"]
+        if skipped:
+            names = ", ".join(map(str, skipped))
+            notes.append(f"the context or the batch is too small for n_past {names}")
+        return notes
 
     def measure(
         self,

@@ -62,10 +62,11 @@ class Scaling(Suite):
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return [Prompt(prompt.id, prompt.category, prompt.turns[:1]) for prompt in given]
 
-    def notes(self, engine: Engine, plan: Plan) -> list[str]:
+    def notes(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> list[str]:
         return [
+            *super().notes(engine, prompts, plan),
             "tokens per step do not depend on the machine; the speed-up does, and wide windows "
-            "need a GPU"
+            "need a GPU",
         ]
 
     def tables(self, results: Results) -> list[Table]:

@@ -15,6 +15,7 @@ from speculation.engine import Engine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+MAX_NAMED = 8  # methods
 
 
 class Suite:
@@ -37,20 +38,16 @@ class Suite:
         """The prompts to measure; ``given`` are the prompts selected by the flags."""
         return list(given)
 
-    def notes(self, engine: Engine, plan: Plan) -> list[str]:
-        """Notes to print before the results, one line each."""
-        return []
-
-    def what(self, prompts: Sequence[Prompt], plan: Plan) -> str:
-        """What is measured, on one line."""
+    def notes(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> list[str]:
+        """What is measured, and what else to know before the results, one line each."""
         n_turns = sum(len(prompt.turns) for prompt in prompts)
         names = ", ".join(map(str, plan.methods))
-        if len(plan.methods) > 8:
+        if len(plan.methods) > MAX_NAMED:
             names = counted(len(plan.methods), "method")
-        return (
+        return [
             f"{counted(len(prompts), 'prompt')} with {counted(n_turns, 'turn')}, "
             f"up to {plan.n_predict} tokens each, {plan.repeat}x {names}"
-        )
+        ]
 
     def n_measurements(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> int:
         """The number of measurements: runs, unless the suite measures something else."""

@@ -1,4 +1,4 @@
-"""Runs and results that were never measured."""
+"""Prompts, and runs and results that were never measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 from speculation.bench.results import Difference, Results, Run
 from speculation.stats import Stats
 
+PROMPTS = (
+    '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'
+    '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
+)
 PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
 
 

@@ -12,7 +12,7 @@ from speculation.bench.options import parse_options
 from speculation.bench.report import differences, skipped_turns, tables
 from speculation.bench.results import Difference, Skipped, first_difference
 from speculation.bench.run import Plan, with_baseline
-from speculation.bench.summary import Row, summarise
+from speculation.bench.summary import summarise
 from speculation.methods import METHODS, parameter_docs, parse_method
 from speculation.sampling import SamplingParams
 from tests.speculation.bench.runs import run
@@ -116,72 +116,43 @@ def test_there_is_a_row_for_each_category_and_method_and_for_all() -> None:
 
 # The tables
 
-AR = Row(
-    category="chat",
-    method="ar",
-    n_prompts=2,
-    n_runs=2,
-    n_different=0,
-    tokens_per_second=210.06,
-    speed_up_mean=1.0,
-    speed_up_std=0.0,
-    speed_up_overall=1.0,
-    tokens_per_step=1.0,
-    acceptance_rate=None,
-    prefill_seconds=0.01234,
-    phase_seconds={
-        "draft": 1e-6,
-        "build": 2e-6,
-        "decode": 0.00456,
-        "verify": 0.000123,
-        "commit": 3e-6,
-    },
-    outside_decode_seconds=0.000129,
-)
-LOOKAHEAD = dataclasses.replace(
-    AR,
-    method="lookahead:window=7,guesses=7",
-    tokens_per_second=1234.56,
-    speed_up_mean=1.784,
-    speed_up_std=0.231,
-    speed_up_overall=1.7,
-    tokens_per_step=2.345,
-    acceptance_rate=0.1234,
-    prefill_seconds=12.5,
-    phase_seconds={**AR.phase_seconds, "decode": 0.0456},
-    outside_decode_seconds=0.00061,
-)
-
 
 def test_each_category_has_a_table_of_methods() -> None:
-    (table,) = tables([AR, LOOKAHEAD])
+    name = "lookahead:window=7,guesses=7"
+    phases = {"draft": 1e-5, "build": 2e-5, "decode": 0.456, "verify": 0.00123, "commit": 3e-5}
+    runs = [
+        run("ar", "p", 10, 0.5, phase_seconds=phases, prefill_seconds=0.01234),
+        run("ar", "q", 10, 0.5, phase_seconds=phases, prefill_seconds=0.01234),
+        run(name, "p", 20, 0.5, n_drafted=50, prefill_seconds=12.5),
+        run(name, "q", 30, 0.5, n_drafted=31, n_accepted=10, prefill_seconds=12.5),
+    ]
+    (table,) = tables(summarise(runs))
     lines = table.text().splitlines()
     assert lines[:5] == [
         "chat: 2 prompts",
         "method tokens/s    speed-up overall tokens/step accept prefill"
         " draft build decode verify commit outside",
-        "ar        210.1 1.00 ± 0.00    1.00        1.00      –   12.34"
-        " 0.001 0.002  4.560  0.123  0.003     129",
-        "lookahead:window=7,guesses=7",
-        "         1234.6 1.78 ± 0.23    1.70        2.35  12.3%   12500"
-        " 0.001 0.002  45.60  0.123  0.003     610",
+        "ar         20.0 1.00 ± 0.00    1.00        1.00      –   12.34"
+        " 0.001 0.002  45.60  0.123  0.003    4400",
+        name,
+        "           50.0 2.50 ± 0.71    2.50        2.36  12.3%   12500"
+        " 1.000 2.000  40.00  3.000  4.000   10000",
     ]
     assert lines[5].startswith("speed-up: mean")
     assert max(map(len, lines)) <= 120
 
 
 def test_there_is_a_table_of_all_categories_only_if_there_are_several() -> None:
-    everything = dataclasses.replace(AR, category="all", n_prompts=1, speed_up_std=None)
-    writing = dataclasses.replace(AR, category="writing")
-    assert [table.title for table in tables([AR, everything])] == ["chat: 2 prompts"]
-    several = tables([AR, writing, everything])
+    chat = [run("ar", "p", 10, 1.0), run("ar", "q", 10, 1.0)]
+    assert [table.title for table in tables(summarise(chat))] == ["chat: 2 prompts"]
+    several = tables(summarise([*chat, run("ar", "r", 10, 1.0, category="writing")]))
     assert [table.title for table in several] == [
         "chat: 2 prompts",
-        "writing: 2 prompts",
-        "all categories: 1 prompt",
+        "writing: 1 prompt",
+        "all categories: 3 prompts",
     ]
     assert [bool(table.note) for table in several] == [False, False, True]
-    assert several[-1].rows[0][2] == "1.00 ± –"
+    assert several[1].rows[0][2] == "1.00 ± –"
 
 
 def piece(token: int) -> bytes:

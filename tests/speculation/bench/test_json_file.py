@@ -15,13 +15,9 @@ from batching.errors import InvalidParameter
 from speculation.bench import __main__ as bench
 from speculation.bench.json_file import check_writable, read_json, write_json
 from speculation.bench.results import Curve, Difference, Skipped
-from tests.speculation.bench.runs import results, run
+from tests.speculation.bench.runs import PROMPTS, results, run
 from tests.support.paths import ROOT
 
-PROMPTS = (
-    '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'
-    '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
-)
 # Kills itself when the second round is measured but not yet written.
 KILLED = """
 import os, signal, sys

@@ -21,12 +21,9 @@ from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
+from tests.speculation.bench.runs import PROMPTS
 
 EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
-PROMPTS = (
-    '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'
-    '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
-)
 
 
 @pytest.fixture
