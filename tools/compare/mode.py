@@ -200,20 +200,9 @@ def _measure(
         drafts={name: path for name, path in drafts.items() if path is not None},
     )
     with bar(len(todo) * options.repeat * len(comparisons), "pair") as progress:
-
-        def on_pair() -> None:
+        for _ in measure(engine, todo, comparisons, settings, options.n_predict, options.repeat):
             shown = [
                 f"{one.method.name} {one.ratio:.2f}" for one in comparisons if one.ratio is not None
             ]
             progress.set_postfix_str(", ".join(shown), refresh=False)
             progress.update()
-
-        measure(
-            engine,
-            todo,
-            comparisons,
-            settings,
-            n_predict=options.n_predict,
-            repeat=options.repeat,
-            on_pair=on_pair,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
 from speculation.bench.run import generate
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
+from speculation.drafters.lookahead import LookaheadParams
 from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
@@ -27,7 +28,6 @@ HEADROOM = 128  # KV cells for a step's rows beyond the text
 MIN_TOKENS = 3  # shortest reply that can be timed
 MAX_FAILURES = 3  # a comparison that has only failed is abandoned after this many
 PLAIN, GREEDY = parse_method("ar"), SamplingParams()
-_WINDOW = {"W": "window", "N": "ngram", "G": "guesses"}
 
 
 class NotComparable(SpeculationError):
@@ -164,12 +164,10 @@ def measure(
     todo: Sequence[Task],
     comparisons: Sequence[Comparison],
     settings: Settings,
-    *,
     n_predict: int,
     repeat: int,
-    on_pair: Callable[[], None],
-) -> None:
-    """Measure pairs for the comparisons; ``on_pair`` is called after each, including failed ones.
+) -> Iterator[None]:
+    """Add pairs to the comparisons, or failures; yields after each.
 
     A comparison is abandoned after MAX_FAILURES failures without a success.
     """
@@ -183,7 +181,7 @@ def measure(
                 for comparison in comparisons:
                     if not comparison.given_up:
                         _add_pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
-                    on_pair()
+                    yield
 
 
 def same_text(theirs: bytes, ours: bytes) -> bool:
@@ -197,10 +195,10 @@ def window_mismatch(window: Mapping[str, int], method: Method) -> str | None:
 
     Values missing from the log are ignored: other lines can be printed in between.
     """
-    if method.name != "lookahead":
+    params = method.params
+    if not isinstance(params, LookaheadParams):
         return None
-    params = dataclasses.asdict(method.params)
-    ours = {letter: params[name] for letter, name in _WINDOW.items()}
+    ours = {"W": params.window, "N": params.ngram, "G": params.guesses}
     if all(ours[letter] == value for letter, value in window.items()):
         return None
     return f"it was compiled with {_listed(window)}, but the method has {_listed(ours)}"
