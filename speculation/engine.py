@@ -15,11 +15,11 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
-from speculation.registry.conversion import model_file
 from speculation.driver import Driver
 from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
 from speculation.loaded import Loaded, Source
 from speculation.registry import default_model
+from speculation.registry.conversion import model_file
 from speculation.request import Request, Settings
 from speculation.resources import Resources
 from speculation.sampling import SamplingParams

@@ -27,13 +27,13 @@ from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
 from speculation.auto.cost import Cost
-from speculation.registry.conversion import model_file
 from speculation.drafter import Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.heads.base import HeadInContext
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import METHODS, SAVED
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
+from speculation.registry.conversion import model_file
 from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.system.files import require_writable

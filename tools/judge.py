@@ -75,8 +75,8 @@ def _figures(runs: Sequence[Run]) -> Figures:
         mean,
         single,
         [
-            a.tokens_per_second / b.tokens_per_second
-            if a.tokens_per_second and b.tokens_per_second
+            a.stats.tokens_per_second / b.stats.tokens_per_second
+            if a.stats.tokens_per_second and b.stats.tokens_per_second
             else 1.0  # ended in the first step, whose time does not count
             for a, b in zip(autos, bases, strict=True)
         ],

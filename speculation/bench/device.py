@@ -1,4 +1,4 @@
-"""Describes the machine, the library and the model for the JSON. No personal data, no folders."""
+"""Describes the machine, the library and the model. No personal data, no folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from batching.gguf.reader import fingerprint
 from batching.llama.devices import devices
 from batching.llama.hardware import build_info, physical_cores
-from batching.llama.model import Model
+from speculation.bench.report import counted
 from speculation.engine import Engine
 
 
@@ -24,8 +24,9 @@ def describe_device(engine: Engine) -> dict[str, Any]:
     }
 
 
-def describe_model(model: Model, draft: Model | None = None) -> dict[str, Any]:
+def describe_model(engine: Engine) -> dict[str, Any]:
     """The model, and the draft model's fingerprint, for the JSON."""
+    model, draft = engine.model, engine.draft
     return {
         "file": model.path.name,
         "name": model.metadata("general.name"),
@@ -36,5 +37,21 @@ def describe_model(model: Model, draft: Model | None = None) -> dict[str, Any]:
         "n_ctx_train": model.n_ctx_train,
         "n_vocab": model.n_vocab,
         "fingerprint": fingerprint(model.path),
-        "draft_fingerprint": None if draft is None else fingerprint(draft.path),
+        "draft_fingerprint": None if draft is None else fingerprint(draft.model.path),
     }
+
+
+def describe_context(engine: Engine) -> str:
+    """Model, context and devices in two lines, for the terminal."""
+    context = engine.context
+    return (
+        f"{engine.model.path.name}: {engine.model.description}, context {context.n_ctx}, "
+        f"KV cache {context.params.kv_type}, flash attention {on_or_off(context.flash_attn)}, "
+        f"{counted(context.n_threads, 'thread')}\n"
+        f"{', '.join(describe_device(engine)['devices'])}"
+    )
+
+
+def on_or_off(value: bool) -> str:
+    """A switch as it is written in flags."""
+    return "on" if value else "off"

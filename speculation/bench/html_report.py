@@ -15,14 +15,13 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.bench.plots import style, svg
-from speculation.bench.report import choices, counted, positions
+from speculation.bench.report import choices, counted
 from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
-from speculation.bench.table import breakable
+from speculation.bench.table import Table, breakable
 from speculation.drafter import BASELINE
 
-_PATHS = ("--model", "--draft-model", "--prompts", "--json", "--report", "--trace-batches")
 _CSS = """\
 :root { color-scheme: light; }
 body { margin: 0; background: #f6f7f8; color: #222; line-height: 1.5;
@@ -88,10 +87,7 @@ def write_report(
             (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
             pictures.append(_figure(name, caption, picture))
     rows = summarise(results.runs)
-    tables = [table.html() for table in suite.tables(results)]
-    chosen = [table.html() for table in choices(rows)]
-    accepted = [table.html() for table in positions(rows)]
-    model = results.model.get("name") or results.model["file"]
+    model = results.model["name"] or results.model["file"]
     body = [
         f"<h1>{escape(str(model))}: {escape(suite.title)}</h1>",
         f"<p class=lead>{escape(str(results.model['description']))} · "
@@ -102,10 +98,8 @@ def write_report(
         _cards(rows),
         "<h2>Figures</h2>",
         *pictures,
-        *(["<h2>Draft sources</h2>", *chosen] if chosen else []),
-        *(["<h2>Acceptance by position</h2>", *accepted] if accepted else []),
-        "<h2>Tables</h2>",
-        *tables,
+        *_section("Draft sources", choices(rows)),
+        *_section("Tables", suite.tables(results)),
         *(["<h2>Texts</h2>", f"<pre>{escape(differences)}</pre>"] if differences else []),
         "<h2>Measured on</h2>",
         _facts("Model", results.model),
@@ -122,14 +116,14 @@ def write_report(
 def command_line(arguments: Sequence[str]) -> str:
     """The command as it was given, with paths reduced to file names for privacy."""
     shown = []
-    before = ""
-    for argument in arguments:
+    for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
-        if equals and flag in _PATHS:
+        if "--prompt" in (before, flag):
+            shown.append(argument)
+        elif equals and flag.startswith("--"):
             shown.append(f"{flag}={Path(value).name}")
         else:
-            shown.append(Path(argument).name if before in _PATHS else argument)
-        before = argument
+            shown.append(Path(argument).name)
     return shlex.join(["python", "-m", "speculation.bench", *shown])
 
 
@@ -152,6 +146,10 @@ def _cards(rows: Sequence[Row]) -> str:
         for figure, text in cards
     )
     return f"<div class=cards>{shown}</div>" if shown else ""
+
+
+def _section(title: str, tables: Sequence[Table]) -> list[str]:
+    return [f"<h2>{title}</h2>", *(table.html() for table in tables)] if tables else []
 
 
 def _figure(name: str, caption: str, picture: str) -> str:

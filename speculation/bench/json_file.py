@@ -1,9 +1,8 @@
 """Reads and writes the ``--json`` file: all measurements and their settings, one run per line.
 
 Each update writes a new file and renames it, so the file is valid JSON at all times: a benchmark
-that is killed loses only the round in progress, and ``--resume`` continues from the file. Less
-obvious keys: a run's ``tokens`` are token ids and ``n_tokens`` is their number; ``complete`` is
-true once everything is measured.
+that is killed loses only the round in progress. Less obvious keys: a run's ``tokens`` are token ids
+and ``n_tokens`` is their number; ``complete`` is true once everything is measured.
 """
 
 from __future__ import annotations
@@ -12,58 +11,91 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
-from speculation.bench.summary import Row, summarise
+from speculation.bench.summary import summarise
+from speculation.stats import Stats
 from speculation.system.files import write_problem
 
+_START = b'{\n"model": '  # of every file that is written here
 _WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between attempts
 
 
 def check_writable(path: Path) -> None:
-    """Check before measuring that the file can be written. Raises InvalidParameter."""
+    """Check before measuring that the file can be written, and is no file of another kind.
+
+    Raises InvalidParameter.
+    """
     reason = write_problem(path)
     if reason:
         raise InvalidParameter(
             f"cannot write --json {path}: {reason}; give the path of a file in a folder that exists"
         )
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(len(_START))
+        if start not in (b"", _START):
+            raise InvalidParameter(
+                f"{path} exists and is not a benchmark's JSON, so it is not overwritten; give "
+                f"another --json, or delete the file"
+            )
 
 
-class JsonFile:
-    """The ``--json`` file, rewritten as results come in."""
+def write_json(path: Path, results: Results) -> None:
+    """Replace the file atomically with ``results`` and their summary."""
+    write_document(
+        path,
+        {
+            "model": results.model,
+            "device": results.device,
+            "settings": results.settings,
+            "started": results.started,
+            "complete": results.complete,
+        },
+        {
+            "runs": map(run_fields, results.runs),
+            "curves": map(dataclasses.asdict, results.curves),
+            "summary": map(dataclasses.asdict, summarise(results.runs)),
+            "skipped": map(dataclasses.asdict, results.skipped),
+        },
+    )
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._runs: list[str] = []  # runs already encoded, so that rewriting is cheap
 
-    def write(self, results: Results, *, summary: bool = True) -> None:
-        """Replace the file atomically with ``results``, with or without the summary."""
-        for run in results.runs[len(self._runs) :]:
-            self._runs.append(json.dumps(run_fields(run)))
-        path = self.path.resolve()  # replace what a link points to, not the link
-        new = path.with_name(path.name + ".new")
-        with new.open("w", encoding="utf-8") as file:
-            file.write(_text(results, self._runs, summarise(results.runs) if summary else []))
-            file.flush()
-            os.fsync(file.fileno())
-        _replace(new, path)
+def write_document(
+    path: Path, head: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> None:
+    """Replace the file atomically with ``head``, which begins with the model, and the ``lists``.
+
+    Each item of a list has a line of its own, so that a diff shows which one changed.
+    """
+    parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    for name, items in lists.items():
+        lines = ",\n".join(map(json.dumps, items))
+        parts.append(f"{json.dumps(name)}: " + (f"[\n{lines}\n]" if lines else "[]"))
+    path = path.resolve()  # replace what a link points to, not the link
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write("{\n" + ",\n".join(parts) + "\n}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _replace(new, path)
 
 
 def run_fields(run: Run) -> dict[str, Any]:
-    """The JSON fields of a run."""
-    fields = dataclasses.asdict(run)
-    difference = fields.pop("first_difference")
-    return {
-        **fields,
-        "n_tokens": len(run.tokens),
-        "same_as_ar": run.same_as_ar,
-        "first_difference": difference,
-    }
+    """The JSON fields of a run, with those of its stats beside them."""
+    stats = dataclasses.replace(  # before Python 3.12, asdict cannot copy a defaultdict
+        run.stats,
+        rows_histogram=dict(run.stats.rows_histogram),
+        tokens_histogram=dict(run.stats.tokens_histogram),
+    )
+    fields = dataclasses.asdict(dataclasses.replace(run, stats=stats))
+    counts, difference = fields.pop("stats"), fields.pop("first_difference")
+    return {**fields, **counts, "same_as_ar": difference is None, "first_difference": difference}
 
 
 def read_json(path: Path) -> Results:
@@ -89,28 +121,20 @@ def read_json(path: Path) -> Results:
 
 
 def _run(fields: Mapping[str, Any]) -> Run:
-    known = {field.name for field in dataclasses.fields(Run)}
-    values = {name: value for name, value in fields.items() if name in known}
-    if values["first_difference"] is not None:
-        values["first_difference"] = Difference(**values["first_difference"])
-    for name in ("rows_histogram", "tokens_histogram"):  # JSON keys are strings
-        values[name] = {int(key): count for key, count in values[name].items()}
-    return Run(**values)
-
-
-def _text(results: Results, runs: Sequence[str], summary: Sequence[Row]) -> str:
-    parts = [
-        f'"model": {json.dumps(results.model)}',
-        f'"device": {json.dumps(results.device)}',
-        f'"settings": {json.dumps(results.settings)}',
-        f'"started": {json.dumps(results.started)}',
-        f'"complete": {json.dumps(results.complete)}',
-        f'"runs": {_list(runs)}',
-        f'"curves": {_list(_lines(results.curves))}',
-        f'"summary": {_list(_lines(summary))}',
-        f'"skipped": {_list(_lines(results.skipped))}',
-    ]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    difference = fields["first_difference"]
+    stats = {field.name: fields[field.name] for field in dataclasses.fields(Stats)}
+    for histogram in ("rows_histogram", "tokens_histogram"):  # JSON keys are strings
+        stats[histogram] = {int(key): count for key, count in stats[histogram].items()}
+    return Run(
+        method=fields["method"],
+        prompt_id=fields["prompt_id"],
+        category=fields["category"],
+        repeat=fields["repeat"],
+        tokens=fields["tokens"],
+        finish_reason=fields["finish_reason"],
+        stats=Stats(**stats),
+        first_difference=None if difference is None else Difference(**difference),
+    )
 
 
 def _replace(new: Path, path: Path) -> None:
@@ -122,12 +146,3 @@ def _replace(new: Path, path: Path) -> None:
             return
         time.sleep(wait)
     new.replace(path)
-
-
-def _lines(items: Sequence[Any]) -> list[str]:
-    return [json.dumps(dataclasses.asdict(item)) for item in items]
-
-
-def _list(lines: Sequence[str]) -> str:
-    """A JSON list with one item per line, so that a diff shows which run changed."""
-    return "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter
+from batching.gguf.reader import fingerprint
 from batching.llama.context import FLASH_ATTN, ContextParams
+from speculation.bench.device import on_or_off
 from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_prompts
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
 from speculation.bench.suites.suite import Suite
+from speculation.engine import Engine
 from speculation.methods import Method, load_method_file, parse_method
-from speculation.registry import PAIRED, default_model
+from speculation.registry import PAIRED, default_model, heads_for, resolve
 from speculation.sampling import SamplingParams
 
 DEFAULT_METHODS = tuple(SUITES["builtin"].methods)
-DEFAULTS = {"prompts": BUILTIN, "n_predict": 128, "limit": None, "raw": False, "categories": None}
+# Of flags that a suite may refuse or give another default.
+DEFAULTS = {
+    "prompts": BUILTIN,
+    "n_predict": 128,
+    "repeat": 1,
+    "raw": False,
+    "temperature": 0.0,
+    "seed": 0,
+}
 
 DESCRIPTION = """\
 Measure the speed-up of speculative decoding methods over plain decoding on this machine.
@@ -37,12 +48,8 @@ examples
       a model from models.txt, a method with parameters, two categories; results saved as JSON
   python -m speculation.bench --model story.gguf --raw --prompt "Once upon a time" --repeat 5
       a model without a chat template, one prompt, five runs of each method
-  python -m speculation.bench --repeat 3 --json result.json --resume --report report
-      a long run that can be interrupted and resumed, with an HTML report at the end
-  python -m speculation.bench --suite lookup --report report
-      which variant of prompt lookup is best here
-  LLAMA_CPP_LIB_PATH=build/bin python -m speculation.bench --compare-llama-cpp build/bin --limit 2
-      our methods against llama.cpp's own programs, with the same library
+  python -m speculation.bench --suite cost --report report
+      what a batch of several tokens costs here, with an HTML report
 
 methods
   A name, or name:parameter=value,parameter=value. Omitted parameters have their defaults.
@@ -52,8 +59,8 @@ methods
 
 suites
   {suites}
-  All but builtin choose their own methods. context and cost choose their own prompts too; scaling
-  and lookup use the first one or two prompts of each category unless --limit is given.
+  scaling has its own methods, and uses the first prompt of each category unless --limit is given.
+  cost generates nothing.
 
 prompt files
   JSON Lines, each line one of
@@ -65,53 +72,34 @@ prompt files
   text, one per line.
   A prompt that leaves no room for --n-predict tokens in the context is skipped and reported.
 
-how it is measured
-  After a warm-up, every method runs once per prompt and repeat, in rotating order. The cache is
-  emptied before each run. tokens/s is generated tokens over decoding time, counted the same way for
-  all methods; it excludes the prefill.
-
-the table, one for each category and one for all
+the tables, one for each category and one for all
   tokens/s     all generated tokens over all decoding seconds
   speed-up     tokens/s relative to plain decoding on the same prompt (medians over the repeats):
                mean and standard deviation over the prompts
   overall      tokens/s relative to plain decoding, all prompts together
   tokens/step  tokens generated per decode of the model; 1 for plain decoding
   accept       acceptance rate: accepted over drafted tokens
-  prefill      time to the first token, ms per run: the prompt and the first step. All other columns
-               except tokens/step and accept exclude that step
+  prefill      time to the first token, ms per run. It includes the first step, which is in no other
+               column but tokens/step and accept
   draft, build, decode, verify, commit
-               time of each phase, ms per step: drafting, building the batch, llama.cpp's decode,
-               choosing tokens, updating the KV cache
+               time of each phase, ms per step
   outside      time outside llama.cpp's decode, µs per step
-Runs whose text differs from plain decoding are listed below the tables: where, the two tokens, and
-the gap between their logits in plain decoding. Methods are lossless, but batches of several tokens
-round differently, so a near-tie can go the other way. To rule that out, compare with
---kv-type f32 --flash-attn off and an F32 model.
+Runs whose text differs from plain decoding are listed with the two tokens and the gap between their
+logits. Methods are lossless, but batches of several tokens round differently, so a near-tie can go
+the other way. To rule that out, use --kv-type f32 --flash-attn off and an F32 model.
 
-For a method with several draft sources (auto), another table shows how many rows its steps had and
-which sources' drafts were accepted.
-
-the JSON
-  model, device, settings, started, complete, runs, curves, summary and skipped. A run has method,
-  prompt_id, category, repeat, tokens (ids; n_tokens of them), n_first (tokens of the first step,
-  whose time is part of prefill_seconds), n_steps, n_drafted, n_accepted, prefill_seconds,
-  decode_seconds, phase_seconds, rows_histogram (rows per step: steps), tokens_histogram (tokens per
-  step: steps), accepted_by_source, same_as_ar and first_difference: null or index, ar_token,
-  token and logit_gap. curves come from the suite cost.
-  The file is updated after every round and is always valid JSON. --resume continues it with the
-  same flags after Ctrl-C, an error or a power cut. If nothing is left to measure, it prints the
-  tables again, and --report writes its page.
-
-Ctrl-C stops measuring; results so far are shown and saved. Exit code: 0, 2 after an error, 130
-after Ctrl-C.
+The JSON file is replaced after every round and is always valid. Ctrl-C stops measuring; results so
+far are shown and saved. Exit code: 0, 2 after an error, 130 after Ctrl-C.
 """
 
 
 @dataclass(frozen=True)
-class Options:
-    """The parsed command line. ``prompt``, if given, replaces the file ``prompts``."""
+class RunOptions:
+    """The flags of everything that measures methods on prompts.
 
-    suite: Suite
+    ``prompt``, if given, replaces the file ``prompts``.
+    """
+
     model: str
     methods: list[Method]
     prompts: str
@@ -119,29 +107,17 @@ class Options:
     limit: int | None
     categories: list[str] | None
     n_predict: int
+    repeat: int
     raw: bool
     thinking: bool | None
     draft_model: str | None
     heads: list[str]
-    no_mtp: bool
-    memory: Path | None
     ctx: int
     threads: int | None
     gpu_layers: int | None
-    device: str | None
-    draft_device: str | None
-    rpc: str
     kv_type: str
     flash_attn: str
-    temperature: float
-    seed: int
-    repeat: int
     json: Path | None
-    resume: bool
-    report: Path | None
-    compare_llama_cpp: Path | None
-    trace_batches: Path | None
-    list_methods: bool
 
     def context_params(self) -> ContextParams:
         return ContextParams(
@@ -150,11 +126,6 @@ class Options:
             kv_type=self.kv_type,
             flash_attn=self.flash_attn,
         )
-
-    def plan(self) -> Plan:
-        sampling = SamplingParams(temperature=self.temperature, seed=self.seed)
-        methods = with_baseline(self.methods)
-        return Plan(methods, sampling, self.n_predict, self.repeat, self.raw, self.thinking)
 
     def read_prompts(self) -> list[Prompt]:
         """The prompts asked for. Raises PromptFileError or InvalidParameter."""
@@ -167,60 +138,90 @@ class Options:
             prompts = read_prompts(self.prompts)
         return select_prompts(prompts, self.categories, self.limit)
 
+    def settings(self, engine: Engine) -> dict[str, Any]:
+        """The settings for the JSON: the flags, with automatic choices resolved."""
+        context = engine.context
+        heads = [resolve(name) for name in heads_for(self.model, self.heads)]
+        return {
+            "model": engine.model.path.name,
+            "draft_model": None if engine.draft is None else engine.draft.model.path.name,
+            "heads": [f"{path.name} {fingerprint(path)}" for path in heads] or None,
+            "mtp": engine.model.n_mtp or None,
+            "methods": [str(method) for method in self.methods],
+            "prompts": "--prompt" if self.prompt is not None else Path(self.prompts).name,
+            "limit": self.limit,
+            "categories": self.categories,
+            "n_predict": self.n_predict,
+            "raw": self.raw,
+            "thinking": self.thinking,
+            "repeat": self.repeat,
+            "n_ctx": context.n_ctx,
+            "n_batch": context.n_batch,
+            "n_seq_max": context.n_seq_max,
+            "threads": context.n_threads,
+            "gpu_layers": self.gpu_layers,
+            "placed_on": [device.description for device in engine.model.devices],
+            "kv_type": context.params.kv_type,
+            "flash_attn": on_or_off(context.flash_attn),
+        }
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """The benchmark's flags. ``methods`` includes plain decoding."""
+
+    suite: Suite
+    temperature: float
+    seed: int
+    no_mtp: bool
+    device: str | None
+    draft_device: str | None
+    rpc: str
+    report: Path | None
+    list_methods: bool
+
+    def plan(self) -> Plan:
+        sampling = SamplingParams(temperature=self.temperature, seed=self.seed)
+        return Plan(self.methods, sampling, self.n_predict, self.repeat, self.raw, self.thinking)
+
+    def settings(self, engine: Engine) -> dict[str, Any]:
+        return {
+            "suite": self.suite.name,
+            **super().settings(engine),
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; leaves the program with code 2 when it is wrong, as argparse does."""
+    """Read the command line. Exits with code 2 when it is wrong, as argparse does."""
     parser = _parser()
     values = vars(parser.parse_args(arguments))
     suite = values["suite"] = SUITES[values["suite"]]
-    values["heads"] = [PAIRED] if values["heads"] == [] else values["heads"] or []
-    for name in _fixed_by_suite(suite, values):
-        parser.error(f"--suite {suite.name} has its own {name}; leave --{name} out")
-    if suite.no_runs:
-        for name in _generation_flags(values):
-            parser.error(f"--suite {suite.name} generates nothing; leave --{name} out")
-    if values["resume"] and values["json"] is None:
-        parser.error("--resume needs a file to continue; give --json FILE")
-    if values["raw"] and values["thinking"] is not None:
-        parser.error("--thinking needs the chat template, and --raw does not use it; drop one")
-    if values["compare_llama_cpp"] is not None:
-        for name in _unsupported_by_compare(values):
-            parser.error(f"--compare-llama-cpp does not support --{name}; leave it out")
-        values["methods"] = values["methods"] or []  # the comparison has its own
-    if values["methods"] is None:
-        values["methods"] = [parse_method(name) for name in suite.methods]
-    for name, default in {**DEFAULTS, **suite.defaults}.items():
-        if values[name] is None:
-            values[name] = default
+    for name in suite.refused:
+        if values[name] is not None:
+            flag = name.replace("_", "-")
+            parser.error(f"--suite {suite.name} does not use --{flag}; leave it out")
+    complete(parser, values, suite.methods, {**DEFAULTS, **suite.defaults})
+    values["methods"] = with_baseline(values["methods"])
     return Options(**values)
 
 
-def _fixed_by_suite(suite: Suite, values: dict[str, Any]) -> list[str]:
-    """Given flags that the suite does not allow, because it chooses these itself."""
-    names = ["methods"] if suite.own_methods else []
-    if suite.own_prompts:
-        names += ["prompts", "prompt", "limit", "categories"]
-    return [name for name in names if values[name] not in (None, BUILTIN)]
-
-
-def _generation_flags(values: dict[str, Any]) -> list[str]:
-    """Given flags that apply to generation only."""
-    unless_given = {"n_predict": None, "repeat": 1, "temperature": 0, "seed": 0, "raw": None}
-    given = [name for name, value in unless_given.items() if values[name] != value]
-    return [name.replace("_", "-") for name in given]
-
-
-def _unsupported_by_compare(values: dict[str, Any]) -> list[str]:
-    """Given flags that ``--compare-llama-cpp`` does not support."""
-    given = {
-        "suite": values["suite"] is not SUITES["builtin"],
-        "temperature": values["temperature"] != 0,
-        "resume": values["resume"],
-        "report": values["report"] is not None,
-        "trace-batches": values["trace_batches"] is not None,
-        "memory": values["memory"] is not None,
-    }
-    return [name for name, is_given in given.items() if is_given]
+def complete(
+    parser: argparse.ArgumentParser,
+    values: dict[str, Any],
+    methods: Sequence[str],
+    defaults: Mapping[str, Any] = DEFAULTS,
+) -> None:
+    """Set what is not given in ``values``: the methods, and the ``defaults`` by name."""
+    if values["raw"] and values["thinking"] is not None:
+        parser.error("--thinking needs the chat template, and --raw does not use it; drop one")
+    if values["methods"] is None:
+        values["methods"] = [parse_method(name) for name in methods]
+    values["heads"] = [PAIRED] if values["heads"] == [] else values["heads"] or []
+    for name, default in defaults.items():
+        if values.get(name, default) is None:
+            values[name] = default
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -233,64 +234,65 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_measurement(parser.add_argument_group("what is measured"))
-    _add_prompts(parser.add_argument_group("prompts"))
-    _add_model(parser.add_argument_group("model and context"))
-    _add_output(parser.add_argument_group("output"))
-    return parser
-
-
-def _add_measurement(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("what is measured")
     group.add_argument(
         "--suite",
         choices=tuple(SUITES),
         default="builtin",
         help="what to measure, see below (builtin)",
     )
+    add_runs(group, f"methods to compare; ar is always included ({' '.join(DEFAULT_METHODS)})")
     group.add_argument(
-        "--methods",
-        nargs="+",
-        type=_method,
-        metavar="METHOD",
-        help=f"methods to compare; ar is always included ({' '.join(DEFAULT_METHODS)})",
-    )
-    group.add_argument(
-        "--n-predict",
-        type=_positive,
-        metavar="N",
-        help="maximum tokens per run (128; 64 in the suite context)",
-    )
-    group.add_argument(
-        "--repeat",
-        type=_positive,
-        default=1,
-        metavar="R",
-        help="runs of each method on each prompt (1)",
-    )
-    group.add_argument(
-        "--compare-llama-cpp",
-        type=Path,
-        metavar="DIR",
-        help="instead, compare ar, prompt-lookup, lookahead and draft with llama.cpp's own "
-        "programs in DIR, alternating, on first turns only (docs/compare.md)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature; 0 is greedy (0)",
+        "--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy (0)"
     )
     group.add_argument(
         "--seed",
         type=int,
-        default=0,
         metavar="S",
         help="sampling seed; a seed gives the same text with every method (0)",
     )
+    add_prompts(parser.add_argument_group("prompts"))
+    group = parser.add_argument_group("model and context")
+    add_model(group)
+    _add_machine(group)
+    group = parser.add_argument_group("output")
+    add_json(group)
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write a page with all tables and figures to DIR/index.html, and the figures as SVG "
+        "files (needs matplotlib)",
+    )
+    group.add_argument(
+        "--list-methods", action="store_true", help="list methods and their parameters, then exit"
+    )
+    return parser
 
 
-def _add_prompts(group: argparse._ArgumentGroup) -> None:
+def add_runs(group: argparse._ActionsContainer, methods: str) -> None:
+    """The flags for what runs how often. ``methods`` is the help of ``--methods``."""
+    group.add_argument("--methods", nargs="+", type=_method, metavar="METHOD", help=methods)
+    group.add_argument(
+        "--n-predict",
+        type=_positive,
+        metavar="N",
+        help="maximum tokens per run (128; 256 in the suite memory)",
+    )
+    group.add_argument(
+        "--repeat", type=_positive, metavar="R", help="runs of each method on each prompt (1)"
+    )
+
+
+def add_json(group: argparse._ActionsContainer) -> None:
+    """The flag for the JSON file."""
+    group.add_argument(
+        "--json", type=Path, metavar="FILE", help="save all runs and the summary in FILE"
+    )
+
+
+def add_prompts(group: argparse._ActionsContainer) -> None:
+    """The flags for the prompts."""
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--prompts",
@@ -327,7 +329,8 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_model(group: argparse._ArgumentGroup) -> None:
+def add_model(group: argparse._ActionsContainer) -> None:
+    """The flags for the model and its context."""
     group.add_argument(
         "--model",
         default=default_model(),
@@ -350,18 +353,6 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "without a value, those paired with the model in models.txt (none)",
     )
     group.add_argument(
-        "--no-mtp",
-        action="store_true",
-        help="do not load the model's own multi-token prediction layers",
-    )
-    group.add_argument(
-        "--memory",
-        type=Path,
-        metavar="FILE",
-        help="start with the texts that FILE has for the methods suffix and auto, and save them "
-        "with those of this run at the end (start with none)",
-    )
-    group.add_argument(
         "--ctx",
         type=int,
         default=0,
@@ -373,20 +364,6 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--gpu-layers", type=_count, metavar="N", help="layers on the GPU, if any (all that fit)"
-    )
-    group.add_argument(
-        "--device",
-        metavar="NAME,…",
-        help="devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
-    )
-    group.add_argument(
-        "--draft-device", metavar="NAME,…", help="those of the draft model (the same)"
-    )
-    group.add_argument(
-        "--rpc",
-        default="",
-        metavar="HOST:PORT,…",
-        help="RPC workers that compute layers of the model (docs/machines.md)",
     )
     group.add_argument(
         "--kv-type",
@@ -402,35 +379,25 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_output(group: argparse._ArgumentGroup) -> None:
+def _add_machine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="save all runs and the summary in FILE, updated after every round",
-    )
-    group.add_argument(
-        "--resume",
+        "--no-mtp",
         action="store_true",
-        help="keep the runs in the --json file and measure the rest; starts a new file if there "
-        "is none",
+        help="do not load the model's own multi-token prediction layers",
     )
     group.add_argument(
-        "--report",
-        type=Path,
-        metavar="DIR",
-        help="write a page with all tables and figures to DIR/index.html, and the figures as SVG "
-        "files (needs matplotlib)",
+        "--device",
+        metavar="NAME,…",
+        help="devices for these layers, as `speculation devices` lists them, or none (all GPUs)",
     )
     group.add_argument(
-        "--trace-batches",
-        type=Path,
-        metavar="FILE",
-        help="append one JSON line to FILE per llama_decode, including the warm-up: "
-        "[[token, position, [sequences], output], ...]",
+        "--draft-device", metavar="NAME,…", help="those of the draft model (the same)"
     )
     group.add_argument(
-        "--list-methods", action="store_true", help="list methods and their parameters, then exit"
+        "--rpc",
+        default="",
+        metavar="HOST:PORT,…",
+        help="RPC workers that compute layers of the model (docs/machines.md)",
     )
 
 

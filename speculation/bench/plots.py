@@ -22,22 +22,10 @@ WIDTH = 8.6  # inches
 GREY = "#8a8f98"
 # Distinguishable with any colour vision (after Okabe and Ito), on white and in print.
 PALETTE = (
-    "#0072b2",
-    "#e3008c",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7f4fc9",
-    "#8c6d31",
-    "#1f4e4a",
-    "#8a1c4a",
-    "#7ab800",
-    "#333333",
-    "#ff8a70",
-    "#00b8a9",
+    *("#0072b2", "#e3008c", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4fc9"),
+    *("#8c6d31", "#1f4e4a", "#8a1c4a", "#7ab800", "#333333", "#ff8a70", "#00b8a9"),
 )
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PHASE_COLOURS = {
     "draft": "#e69f00",
     "build": "#56b4e9",
@@ -101,6 +89,20 @@ def subplots(
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **more)
+
+
+def marked(i: int) -> dict[str, Any]:
+    """How the points of the ``i``-th series are drawn.
+
+    They are hollow and differ in shape and size, so that all of several equal points are seen.
+    """
+    return {
+        "color": PALETTE[i % len(PALETTE)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "markersize": max(3.0, 8.0 - 1.5 * i),
+        "fillstyle": "none",
+        "linewidth": 1.2,
+    }
 
 
 def svg(figure: Figure) -> str:

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from speculation.bench.results import Difference, Run, Skipped
 from speculation.bench.summary import ALL, Row
 from speculation.bench.table import Table
-from speculation.drafter import BASELINE
 from speculation.stats import PHASES
 
 MAX_DIFFERENCES = 20
 NONE = "–"
-MAX_POSITIONS = 8  # draft positions whose acceptance is shown
 SEVERAL_SOURCES = ("auto",)  # methods that combine drafters
-# Histogram buckets of rows per step: the root alone, then up to powers of two.
-BUCKETS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, None))
-METHOD_WIDTH = 20
-# heading -> width; 117 columns in all, with the method and the spaces
-COLUMNS = {
-    "tokens/s": 8,
-    "speed-up": 12,
-    "overall": 7,
-    "tokens/step": 11,
-    "accept": 6,
-    "prefill": 7,
-    "draft": 5,
-    "build": 5,
-    "decode": 6,
-    "verify": 6,
-    "commit": 6,
-    "outside": 7,
-}
+# Rows per step, up to powers of two.
+BUCKETS = ("1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+")
+COLUMNS = (
+    *("tokens/s", "speed-up", "overall", "tokens/step", "accept", "prefill"),
+    *(*PHASES, "outside"),
+)
 LEGEND = """\
 speed-up: mean ± standard deviation over prompts; overall: from all tokens and seconds; accept:
 acceptance rate; prefill: ms per run; draft to commit: ms per step; outside: µs per step outside \
 decode"""
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """A table for each category and, if there are several, one for all of them."""
-    return "\n\n".join([*map(_table, by_category(rows)), LEGEND])
-
-
-def table_of(rows: Sequence[Row], note: str = "") -> Table:
-    """The rows of one category as a table for the HTML report."""
-    lines = [[row.method, *_cells(row)] for row in rows]
-    return Table(_title(rows), ["method", *COLUMNS], lines, note)
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A table of methods for each category and, if there are several, one for all of them."""
+    blocks = by_category(rows)
+    return [
+        Table(
+            _title(block),
+            ["method", *COLUMNS],
+            [[row.method, *_cells(row)] for row in block],
+            LEGEND if block is blocks[-1] else "",
+            gap=1,
+        )
+        for block in blocks
+    ]
 
 
 def by_category(rows: Sequence[Row]) -> list[list[Row]]:
@@ -67,7 +57,7 @@ def choices(rows: Sequence[Row]) -> list[Table]:
     for method in dict.fromkeys(row.method for row in rows if _has_sources(row)):
         of_method = [row for block in by_category(rows) for row in block if row.method == method]
         sources = sorted({source for row in of_method for source in row.accepted_by_source})
-        headings = ["steps with rows:", *map(_bucket_name, BUCKETS)]
+        headings = ["steps with rows:", *BUCKETS]
         note = "share of the steps by number of rows decoded, including the root"
         if sources:
             headings += ["accepted from:", *sources]
@@ -77,29 +67,6 @@ def choices(rows: Sequence[Row]) -> list[Table]:
         lines = [_choices_of(row, sources) for row in of_method]
         found.append(Table(f"rows and draft sources of {method}", headings, lines, note))
     return found
-
-
-def positions(rows: Sequence[Row]) -> list[Table]:
-    """Conditional acceptance rate by draft position, one table per category as in ``tables``."""
-    headings = ["draft token:", *map(str, range(1, MAX_POSITIONS + 1))]
-    note = (
-        "of the steps that accepted at least n - 1 draft tokens, the share that accepted another,\n"
-        "even if they drafted no more"
-    )
-    found = []
-    for block in by_category(rows):
-        lines = [[r.method, *_positions_of(r)] for r in block if r.method != BASELINE]
-        if lines:
-            found.append(Table(f"acceptance by position, {_title(block)}", headings, lines, note))
-    return found
-
-
-def _positions_of(row: Row) -> list[str]:
-    reached = [  # steps that yielded at least so many tokens; one of them is the bonus token
-        sum(count for n, count in row.tokens_histogram.items() if n >= least)
-        for least in range(1, MAX_POSITIONS + 2)
-    ]
-    return [f"{100 * b / a:.0f}%" if a else NONE for a, b in pairwise(reached)]
 
 
 def _choices_of(row: Row, sources: Sequence[str]) -> list[str]:
@@ -116,17 +83,10 @@ def _has_sources(row: Row) -> bool:
 
 def bucketed(histogram: Mapping[int, int]) -> list[int]:
     """The counts of a histogram, summed by ``BUCKETS``."""
-    return [
-        sum(count for n, count in histogram.items() if n >= low and (high is None or n <= high))
-        for low, high in BUCKETS
-    ]
-
-
-def _bucket_name(bucket: tuple[int, int | None]) -> str:
-    low, high = bucket
-    if high is None:
-        return f"{low}+"
-    return str(low) if low == high else f"{low}–{high}"
+    counts = [0] * len(BUCKETS)
+    for n, count in histogram.items():
+        counts[min((n - 1).bit_length(), len(BUCKETS) - 1)] += count
+    return counts
 
 
 def _share(count: int, counts: Mapping[int, int] | Mapping[str, int]) -> str:
@@ -173,36 +133,23 @@ def _category(row: Row) -> str:
     return "all categories" if row.category == ALL else row.category
 
 
-def _table(rows: Sequence[Row]) -> str:
-    headings = [name.rjust(width) for name, width in COLUMNS.items()]
-    lines = [
-        _title(rows),
-        " ".join(["method".ljust(METHOD_WIDTH), *headings]),
-    ]
-    for row in rows:
-        name = row.method
-        if len(name) > METHOD_WIDTH:  # on a line of its own
-            lines.append(name)
-            name = ""
-        cells = zip(_cells(row), COLUMNS.values(), strict=True)
-        line = [name.ljust(METHOD_WIDTH), *(text.rjust(width) for text, width in cells)]
-        lines.append(" ".join(line))
-    return "\n".join(lines)
-
-
 def _cells(row: Row) -> list[str]:
     std = NONE if row.speed_up_std is None else f"{row.speed_up_std:.2f}"
-    rate = row.acceptance_rate
     return [
         f"{row.tokens_per_second:.1f}",
         f"{row.speed_up_mean:.2f} ± {std}",
         f"{row.speed_up_overall:.2f}",
         f"{row.tokens_per_step:.2f}",
-        NONE if rate is None else f"{100 * rate:.1f}%",
+        percent(row.acceptance_rate),
         _figure(1e3 * row.prefill_seconds),
         *(_figure(1e3 * row.phase_seconds[phase]) for phase in PHASES),
         f"{1e6 * row.outside_decode_seconds:.0f}",
     ]
+
+
+def percent(rate: float | None) -> str:
+    """``12.3%``; a dash for None."""
+    return NONE if rate is None else f"{100 * rate:.1f}%"
 
 
 def _figure(value: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from speculation.stats import rate
+from speculation.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -28,47 +28,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one method on one turn of one prompt. Seconds are wall-clock.
+    """One run of one method on one turn of one prompt.
 
-    method              as on the command line, without defaults
-    prompt_id           ``chat-03``, or ``chat-03#2`` for the second turn
-    tokens              generated token ids, including an end-of-generation token
-    n_first             tokens of the first step, whose time is part of ``prefill_seconds``
-    n_rows              rows decoded in all steps
-    phase_seconds       draft, build, decode, verify and commit, over the whole run
-    rows_histogram      rows of a step -> number of steps
-    tokens_histogram    tokens of a step -> number of steps
-    accepted_by_source  draft source -> accepted tokens; empty for methods with one source
+    method     as on the command line, without defaults
+    prompt_id  ``chat-03``, or ``chat-03#2`` for the second turn
+    tokens     generated token ids, including an end-of-generation token
     """
 
     method: str
     prompt_id: str
     category: str
     repeat: int
-    n_prompt: int
     tokens: Sequence[int]
-    n_first: int
-    n_steps: int
-    n_rows: int
-    n_drafted: int
-    n_accepted: int
-    prefill_seconds: float
-    decode_seconds: float
-    phase_seconds: Mapping[str, float]
     finish_reason: str | None
+    stats: Stats
     first_difference: Difference | None = None
-    rows_histogram: Mapping[int, int] = field(default_factory=dict)
-    tokens_histogram: Mapping[int, int] = field(default_factory=dict)
-    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def same_as_ar(self) -> bool:
-        return self.first_difference is None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Excludes the first step; 0 if there was no other."""
-        return rate(len(self.tokens), self.n_first, self.decode_seconds)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from batching.cache import SequenceCache
 from batching.errors import InvalidParameter
 from batching.rows import tree_rows
 from batching.tree import Floats, TokenTree
@@ -19,6 +19,7 @@ from speculation.sampling import SamplingParams
 from speculation.text import Text
 
 WARM_UP_TOKENS = 32
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def warm_up(engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
         if _too_long(engine, tokens, plan) is None:
             with engine.resources.memory.paused():
                 for method in plan.methods:
-                    _generate(engine, tokens, method, plan, min(plan.n_predict, WARM_UP_TOKENS))
+                    n_predict = min(plan.n_predict, WARM_UP_TOKENS)
+                    generate(engine, tokens, method, plan.sampling, n_predict)
             return
     raise InvalidParameter(
         f"none of the {len(prompts)} prompts leaves room for {plan.n_predict} tokens in a context "
@@ -76,16 +78,13 @@ def measure(
     prompts: Sequence[Prompt],
     plan: Plan,
     on_run: Callable[[str, str, Text], None],
-    earlier: Mapping[tuple[str, int], Sequence[Run]] | None = None,
 ) -> Iterator[list[Run] | Skipped]:
     """Yield each round (one run of every method on a prompt) and each skipped turn.
 
-    ``on_run(method, prompt_id, generation)`` is called after each run. ``earlier`` has the rounds
-    already measured, by prompt and repeat; they are not run or yielded again. A turn is remembered
-    after all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
+    ``on_run(method, prompt_id, generation)`` is called after each run. A turn is remembered after
+    all its rounds, with plain decoding's reply: all methods and repeats have the same memory.
     """
     memory = engine.resources.memory
-    earlier = earlier or {}
     n_rounds = 0
     for prompt in prompts:
         conversation: list[Message] = []
@@ -97,17 +96,14 @@ def measure(
                 for later in range(turn, len(prompt.turns) + 1):
                     yield Skipped(prompt.turn_id(later), prompt.category, reason)
                 break
-            baseline: Sequence[int] | None = None  # plain decoding's tokens
+            baseline: Sequence[int] = ()  # plain decoding's tokens
             for repeat in range(plan.repeat):
-                known = earlier.get((prompt.turn_id(turn), repeat))
-                if known is not None:
-                    baseline = baseline or _tokens_of(BASELINE, known)
-                    n_rounds += 1
-                    continue
                 done: dict[str, Text] = {}
                 with memory.paused():
                     for method in plan.rotated(n_rounds):
-                        done[str(method)] = _generate(engine, tokens, method, plan, plan.n_predict)
+                        done[str(method)] = generate(
+                            engine, tokens, method, plan.sampling, plan.n_predict
+                        )
                         on_run(str(method), prompt.turn_id(turn), done[str(method)])
                 n_rounds += 1
                 # Later repeats of plain decoding are compared with the first as well.
@@ -116,7 +112,6 @@ def measure(
                     _as_run(engine, prompt, turn, repeat, baseline, done[str(method)])
                     for method in plan.methods
                 ]
-            assert baseline is not None
             memory.remember([*tokens, *baseline])
             conversation.append({"role": "assistant", "content": reply_text(engine, baseline)})
 
@@ -144,29 +139,28 @@ def plain_logits(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> 
     Prefills the prompt and decodes the text token by token as the baseline does, so these are
     exactly the logits it sampled from.
     """
-    return engine.call(lambda: _decode_plainly(engine.cache, prompt, text))
+
+    def decode() -> Floats:
+        cache = engine.cache
+        cache.truncate(0)
+        cache.reserve(1)
+        cache.prefill(prompt[:-1], defer=True)
+        cache.target.want_logits(True)
+        for token in [prompt[-1], *text]:
+            rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
+            output = cache.target.decode(cache.with_deferred(rows))
+            cache.commit(rows, [0])
+        return output.logits(0).copy()
+
+    return engine.call(decode)
 
 
-def _decode_plainly(cache: SequenceCache, prompt: Sequence[int], text: Sequence[int]) -> Floats:
-    cache.truncate(0)
-    cache.reserve(1)
-    cache.prefill(prompt[:-1], defer=True)
-    cache.target.want_logits(True)
-    for token in [prompt[-1], *text]:
-        rows = tree_rows(TokenTree(token), cache.n_past, cache.n_seq)
-        output = cache.target.decode(cache.with_deferred(rows))
-        cache.commit(rows, [0])
-    return output.logits(0).copy()
-
-
-def _generate(
-    engine: Engine, tokens: Sequence[int], method: Method, plan: Plan, n_predict: int
+def generate(
+    engine: Engine, tokens: Sequence[int], method: Method, sampling: SamplingParams, n_predict: int
 ) -> Text:
-    engine.call(lambda: engine.cache.truncate(0))  # so that every method reads the same
-    generation = engine.generate(
-        tokens, method=method, sampling=plan.sampling, max_tokens=n_predict
-    )
-    return generation.run()
+    """Generate after an empty cache, so that every method prefills the whole prompt."""
+    engine.call(lambda: engine.cache.truncate(0))
+    return engine.generate(tokens, method=method, sampling=sampling, max_tokens=n_predict).run()
 
 
 def _as_run(
@@ -177,32 +171,16 @@ def _as_run(
     baseline: Sequence[int],
     done: Text,
 ) -> Run:
-    stats = done.stats
     return Run(
         method=str(done.method),
         prompt_id=prompt.turn_id(turn),
         category=prompt.category,
         repeat=repeat,
-        n_prompt=stats.n_prompt,
         tokens=done.token_ids,
-        n_first=stats.n_first,
-        n_steps=stats.n_steps,
-        n_rows=stats.n_rows,
-        n_drafted=stats.n_drafted,
-        n_accepted=stats.n_accepted,
-        prefill_seconds=stats.prefill_seconds,
-        decode_seconds=stats.decode_seconds,
-        phase_seconds=dict(stats.phase_seconds),
         finish_reason=done.finish_reason,
+        stats=done.stats,
         first_difference=_difference(engine, baseline, done),
-        rows_histogram=dict(stats.rows_histogram),
-        tokens_histogram=dict(stats.tokens_histogram),
-        accepted_by_source=dict(stats.accepted_by_source),
     )
-
-
-def _tokens_of(method: str, runs: Sequence[Run]) -> Sequence[int]:
-    return next(run.tokens for run in runs if run.method == method)
 
 
 def _difference(engine: Engine, baseline: Sequence[int], done: Text) -> Difference | None:

@@ -59,7 +59,7 @@ class Row:
 def summarise(runs: Sequence[Run]) -> list[Row]:
     """A row for each category and method in order of appearance, then the rows of ``all``."""
     rows = []
-    for category in [*_unique(run.category for run in runs), ALL]:
+    for category in [*dict.fromkeys(run.category for run in runs), ALL]:
         by_method: dict[str, list[Run]] = {}
         for run in runs:
             if category in (run.category, ALL):
@@ -80,44 +80,48 @@ def speed_ups(runs: Iterable[Run], baseline: Iterable[Run]) -> list[float]:
 
 def tokens_per_second(runs: Sequence[Run]) -> float:
     """Tokens after the first step over decode seconds, of all runs."""
+    every = [run.stats for run in runs]
     return rate(
-        sum(len(run.tokens) for run in runs),
-        sum(run.n_first for run in runs),
-        sum(run.decode_seconds for run in runs),
+        sum(stats.n_tokens for stats in every),
+        sum(stats.n_first for stats in every),
+        sum(stats.decode_seconds for stats in every),
     )
 
 
 def _row(category: str, runs: Sequence[Run], baseline: Sequence[Run]) -> Row:
     ratios = speed_ups(runs, baseline)
-    n_steps = sum(run.n_steps for run in runs)
+    every = [run.stats for run in runs]
+    n_steps = sum(stats.n_steps for stats in every)
     n_timed = max(1, n_steps - len(runs))
-    n_drafted = sum(run.n_drafted for run in runs)
-    phases = {phase: sum(run.phase_seconds[phase] for run in runs) / n_timed for phase in PHASES}
+    n_drafted = sum(stats.n_drafted for stats in every)
+    phases = {
+        phase: sum(stats.phase_seconds[phase] for stats in every) / n_timed for phase in PHASES
+    }
     speed, plain = tokens_per_second(runs), tokens_per_second(baseline)
     return Row(
         category=category,
         method=runs[0].method,
         n_prompts=len({run.prompt_id for run in runs}),
         n_runs=len(runs),
-        n_different=sum(not run.same_as_ar for run in runs),
+        n_different=sum(run.first_difference is not None for run in runs),
         tokens_per_second=speed,
         speed_up_mean=mean(ratios) if ratios else 0.0,
         speed_up_std=stdev(ratios) if len(ratios) > 1 else None,
         speed_up_overall=speed / plain if plain else 0.0,
-        tokens_per_step=sum(len(run.tokens) for run in runs) / n_steps,
-        acceptance_rate=sum(run.n_accepted for run in runs) / n_drafted if n_drafted else None,
-        prefill_seconds=mean(run.prefill_seconds for run in runs),
+        tokens_per_step=sum(stats.n_tokens for stats in every) / n_steps,
+        acceptance_rate=sum(stats.n_accepted for stats in every) / n_drafted if n_drafted else None,
+        prefill_seconds=mean(stats.prefill_seconds for stats in every),
         phase_seconds=phases,
         outside_decode_seconds=(
-            sum(run.decode_seconds for run in runs) / n_timed - phases["decode"]
+            sum(stats.decode_seconds for stats in every) / n_timed - phases["decode"]
         ),
-        rows_histogram=dict(sorted(total(run.rows_histogram for run in runs).items())),
-        tokens_histogram=dict(sorted(total(run.tokens_histogram for run in runs).items())),
-        accepted_by_source=total(run.accepted_by_source for run in runs),
+        rows_histogram=_total(stats.rows_histogram for stats in every),
+        tokens_histogram=_total(stats.tokens_histogram for stats in every),
+        accepted_by_source=_total(stats.accepted_by_source for stats in every),
     )
 
 
-def total(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+def _total(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     """The sum of several counts by key."""
     summed: Counter[Key] = Counter()
     for count in counts:
@@ -129,9 +133,5 @@ def _medians(runs: Iterable[Run]) -> dict[str, float]:
     """Median tokens per second over the repeats of each prompt."""
     rates: dict[str, list[float]] = {}
     for run in runs:
-        rates.setdefault(run.prompt_id, []).append(run.tokens_per_second)
+        rates.setdefault(run.prompt_id, []).append(run.stats.tokens_per_second)
     return {prompt_id: median(values) for prompt_id, values in rates.items()}
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

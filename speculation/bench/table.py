@@ -6,30 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+NAME_WIDTH = 24  # longer names of rows get a line of their own
+
 
 @dataclass(frozen=True)
 class Table:
     """A title, headings and rows of strings; the first column names the row.
 
     note  explains the columns in a sentence or two
+    gap   spaces between columns in the terminal
     """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    gap: int = 2
 
-    def text(self, limit: int | None = None) -> str:
-        """The table in aligned columns, with at most ``limit`` rows."""
-        shown = self.rows[:limit]
-        widths = [max(map(len, column)) for column in zip(self.headings, *shown, strict=True)]
-        lines = [self.title] if self.title else []
-        for row in (self.headings, *shown):
-            cells = [row[0].ljust(widths[0])]
-            cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            lines.append("  ".join(cells).rstrip())
-        if len(shown) < len(self.rows):
-            lines.append(f"and {len(self.rows) - len(shown)} more; --json and --report have them")
+    def text(self) -> str:
+        """The table in aligned columns."""
+        grid = [self.headings, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+        widths[0] = max(len(row[0]) for row in grid if len(row[0]) <= NAME_WIDTH)
+        lines = [self.title]
+        for name, *cells in grid:
+            if len(name) > widths[0]:
+                lines.append(name)
+                name = ""
+            aligned = [name.ljust(widths[0])]
+            aligned += [cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True)]
+            lines.append((" " * self.gap).join(aligned).rstrip())
         return "\n".join([*lines, self.note] if self.note else lines)
 
     def html(self) -> str:

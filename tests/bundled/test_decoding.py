@@ -109,7 +109,7 @@ def test_in_f32_methods_with_few_rows_change_no_text_of_any_category(
     done = runs(f32_model, EXACT, METHODS, sampling)
     assert len(done) > 50
     assert [run for run in done if run.first_difference is not None] == []
-    assert sum(run.n_accepted for run in done) > 200
+    assert sum(run.stats.n_accepted for run in done) > 200
 
 
 @GREEDY_AND_SEEDED
@@ -131,7 +131,7 @@ def test_in_f32_no_other_method_changes_a_text(
     accepted = {run.method: 0 for run in done if run.method != "ar"}
     for run in done:
         if run.method in accepted:
-            accepted[run.method] += run.n_accepted
+            accepted[run.method] += run.stats.n_accepted
     assert len(accepted) == len(ON_TWO_CATEGORIES) - 1
     assert min(accepted.values()) > 0, accepted
 

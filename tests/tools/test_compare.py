@@ -1,4 +1,4 @@
-"""--compare-llama-cpp: reading llama.cpp's programs, taking turns with them, listing failures."""
+"""The comparison: reading llama.cpp's programs, taking turns with them, listing failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.llama.library import library_folder
 from batching.llama.model import Model
-from speculation.bench.options import parse_options
 from speculation.bench.prompt_file import Prompt
 from speculation.methods import parse_method
 from tools.compare import __main__ as bench
@@ -29,7 +28,7 @@ from tools.compare.pairs import (
     tasks,
     window_mismatch,
 )
-from tools.compare.programs import PROGRAMS, ProgramFailed, Settings, read
+from tools.compare.programs import PROGRAMS, Figures, ProgramFailed, Settings, read
 from tools.compare.report import failures, table
 
 LOOKUP = b"""\
@@ -203,7 +202,7 @@ def test_a_different_window_is_not_compared() -> None:
 
 def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
     pairs = [
-        Pair(f"p{i}", 0, "ours", 10, 50 * r, 10, 50.0, i > 0, 45 * r, 40.0)
+        Pair(f"p{i}", 0, "ours", Figures(5, 10, 50 * r, 45 * r), Figures(5, 10, 50.0, 40.0), i > 0)
         for i, r in enumerate(ratios)
     ]
     parsed = parse_method(method)
@@ -225,9 +224,8 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
 
 
 def test_llama_bench_has_a_row_for_the_run_that_skips_the_prompt() -> None:
-    pairs = [
-        Pair(f"p{i}", 0, "ours", 10, 90.0, 10, 100.0, None, 80.0, None, 120.0) for i in range(3)
-    ]
+    ours, theirs = Figures(5, 10, 90.0, 80.0), Figures(5, 10, 100.0, restored=120.0)
+    pairs = [Pair(f"p{i}", 0, "ours", ours, theirs, None) for i in range(3)]
     one = Comparison(parse_method("ar"), PROGRAMS["ar"], Path("x"), pairs=pairs)
     first, second = table([one]).rows
     assert first[1:4] == ["llama-bench", "3", "0.900 (0.900 to 0.900)"]
@@ -288,19 +286,17 @@ def test_a_folder_without_any_program_is_an_error(tmp_path: Path) -> None:
         InvalidParameter, match=r"nothing can be compared.*has no executable llama-bench"
     ):
         choose([parse_method("ar")], tmp_path)
-    with pytest.raises(InvalidParameter, match="none is not a folder; give the folder with"):
+    with pytest.raises(InvalidParameter, match="none is not a folder; give that of"):
         choose([parse_method("ar")], tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    "flags", [["--temperature", "1"], ["--suite", "cost"], ["--report", "r"]], ids=lambda f: f[0]
-)
+@pytest.mark.parametrize("flags", [["--temperature", "1"], ["--suite", "cost"], ["--report", "r"]])
 def test_flags_that_make_no_sense_in_a_comparison_are_refused(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse_options(["--compare-llama-cpp", "d", *flags])
-    assert f"does not support {flags[0]}; leave it out" in capsys.readouterr().err
+        bench.main(["d", *flags])
+    assert f"unrecognized arguments: {flags[0]}" in capsys.readouterr().err
 
 
 # The whole comparison, with shell scripts in place of the programs
@@ -347,7 +343,7 @@ def compare(folder: Path, model: Path, out: Path, *more: str) -> dict[str, Any]:
     """The JSON of a comparison on one prompt."""
     flags = ["--model", str(model), "--raw", "--prompt", PROMPT, "--n-predict", "12"]
     flags += ["--threads", "1", "--flash-attn", "off", "--json", str(out), *more]
-    assert bench.main(["--compare-llama-cpp", str(folder), *flags]) == 0
+    assert bench.main([str(folder), *flags]) == 0
     document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return document
 
@@ -362,11 +358,12 @@ def test_each_method_and_its_program_take_turns_going_first(
         assert one["failures"] == []
         assert [pair["first"] for pair in one["pairs"]] == ["theirs", "ours", "theirs", "ours"]
         assert all(pair["ratio"] > 0 for pair in one["pairs"])
-    assert {pair["their_tokens_per_second"] for pair in compared["ar"]["pairs"]} == {500.0}
-    assert {pair["n_tokens"] for pair in compared["ar"]["pairs"]} == {11}
+    assert {pair["theirs"]["tokens_per_second"] for pair in compared["ar"]["pairs"]} == {500.0}
+    assert {pair["ours"]["n_tokens"] for pair in compared["ar"]["pairs"]} == {11}
     lookup = compared["prompt-lookup"]["pairs"][0]
-    assert (lookup["their_n_tokens"], lookup["their_tokens_per_second"]) == (8, 400.0)
-    assert lookup["n_tokens"] < 12  # the first step does not count
+    theirs = lookup["theirs"]
+    assert (theirs["n_tokens"], theirs["tokens_per_second"]) == (8, 400.0)
+    assert lookup["ours"]["n_tokens"] < 12  # the first step does not count
     assert lookup["same_text"] is True
     assert document["llama_cpp"]["version"] == "7 (fake)"
     assert document["llama_cpp"]["same"] is False

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from speculation.bench.results import Run
-from speculation.stats import PHASES
+from speculation.stats import Stats
 from tools.judge import figures, table
 
 
 def run(method: str, prompt_id: str, n_tokens: int, seconds: float) -> Run:
-    return Run(
-        method=method,
-        prompt_id=prompt_id,
-        category=prompt_id[0],
-        repeat=0,
-        n_prompt=1,
-        tokens=[0] * n_tokens,
-        n_first=1,
-        n_steps=n_tokens,
-        n_rows=n_tokens,
-        n_drafted=0,
-        n_accepted=0,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        phase_seconds=dict.fromkeys(PHASES, 0.0),
-        finish_reason="length",
-    )
+    stats = Stats(n_tokens=n_tokens, n_first=1, n_steps=n_tokens, decode_seconds=seconds)
+    return Run(method, prompt_id, prompt_id[0], 0, [0] * n_tokens, "length", stats)
 
 
 def repetition(auto_seconds: float) -> list[Run]:

@@ -1,4 +1,4 @@
-"""--compare-llama-cpp DIR: speed ratios of our methods to llama.cpp's own programs.
+"""python -m tools.compare DIR: speed ratios of our methods to llama.cpp's own programs.
 
 Both sides use the same GGUF, prompts, threads, context, KV cache, flash attention and number of
 tokens, and decode greedily. Program and method alternate, and so does which runs first (theirs,

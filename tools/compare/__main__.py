@@ -1,17 +1,17 @@
-"""``python -m tools.compare --compare-llama-cpp DIR``; takes the benchmark's flags."""
+"""``python -m tools.compare DIR``: our methods beside llama.cpp's own programs in DIR."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from batching.errors import SpeculationError
 from speculation.bench.json_file import check_writable
-from speculation.bench.options import Options, parse_options
-from speculation.bench.resume import read_earlier
-from speculation.methods import parse_method
+from speculation.bench.options import add_json, add_model, add_prompts, add_runs, complete
 from speculation.system.console import replace_unencodable, worded
-from tools.compare.mode import Request, compare
+from tools.compare.mode import Options, compare
 from tools.compare.programs import PROGRAMS
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
@@ -23,14 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare; return the exit code. Errors end with one line on stderr."""
     replace_unencodable()
     options = parse_options(arguments)
-    if options.compare_llama_cpp is None:
-        print(
-            "error: give the folder of llama.cpp's programs with --compare-llama-cpp DIR",
-            file=sys.stderr,
-        )
-        return FAILED
     try:
-        return OK if compare(_request(options)) else INTERRUPTED
+        if options.json is not None:
+            check_writable(options.json)
+        return OK if compare(options) else INTERRUPTED
     except (SpeculationError, OSError) as error:
         print(f"error: {worded(error)}", file=sys.stderr)
         return FAILED
@@ -39,26 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _request(options: Options) -> Request:
-    assert options.compare_llama_cpp is not None
-    if options.json is not None:
-        check_writable(options.json)
-        read_earlier(options.json, resume=False)  # refuses to overwrite an unfinished benchmark
-    return Request(
-        folder=options.compare_llama_cpp,
-        model=options.model,
-        methods=options.methods or [parse_method(name) for name in COMPARED],
-        prompts=options.read_prompts(),
-        params=options.context_params(),
-        n_predict=options.n_predict,
-        repeat=options.repeat,
-        raw=options.raw,
-        thinking=options.thinking,
-        draft_model=options.draft_model,
-        heads=options.heads,
-        gpu_layers=options.gpu_layers,
-        json=options.json,
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line. Exits with code 2 when it is wrong, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.compare",
+        description="Compare our methods with llama.cpp's own programs, one after the other, on "
+        "the first turns of the prompts (docs/compare.md). Decoding is greedy.",
+        allow_abbrev=False,
     )
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="the folder of llama.cpp's programs: build/bin"
+    )
+    add_runs(parser, f"methods to compare ({' '.join(COMPARED)}, and those that are loaded)")
+    add_prompts(parser)
+    add_model(parser)
+    add_json(parser)
+    values = vars(parser.parse_args(arguments))
+    complete(parser, values, COMPARED)
+    return Options(**values)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -15,18 +15,19 @@ from batching.errors import SpeculationError
 from batching.llama.model import Model
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
+from speculation.bench.run import generate
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
+from speculation.drafters.lookahead import LookaheadParams
 from speculation.engine import Engine
 from speculation.methods import Method, parse_method
 from speculation.sampling import SamplingParams
-from speculation.text import Text
 from tools.compare import programs
 from tools.compare.programs import Figures, Program, ProgramFailed, Settings
 
 HEADROOM = 128  # KV cells for a step's rows beyond the text
 MIN_TOKENS = 3  # shortest reply that can be timed
 MAX_FAILURES = 3  # a comparison that has only failed is abandoned after this many
-_WINDOW = {"W": "window", "N": "ngram", "G": "guesses"}
+PLAIN, GREEDY = parse_method("ar"), SamplingParams()
 
 
 class NotComparable(SpeculationError):
@@ -37,31 +38,28 @@ class NotComparable(SpeculationError):
 class Pair:
     """One run of a method and one of its program, back to back.
 
-    first              which ran first: ours or theirs
-    n_tokens           our tokens in the timed part
-    same_text          whether the shorter text is a prefix of the other; None = the program prints
-                       no text
-    with_prompt        our tokens per second including the prompt's time
-    their_with_prompt  theirs; None = the program reads no prompt
-    their_restored     their tokens per second with the prompt's state restored; only llama-bench
+    first      which ran first: ours or theirs
+    same_text  whether the shorter text is a prefix of the other; None = the program prints no text
     """
 
     prompt_id: str
     repeat: int
     first: str
-    n_tokens: int
-    tokens_per_second: float
-    their_n_tokens: int
-    their_tokens_per_second: float
+    ours: Figures
+    theirs: Figures
     same_text: bool | None
-    with_prompt: float
-    their_with_prompt: float | None = None
-    their_restored: float | None = None
 
     @property
     def ratio(self) -> float:
         """Ours over theirs."""
-        return self.tokens_per_second / self.their_tokens_per_second
+        return self.ours.tokens_per_second / self.theirs.tokens_per_second
+
+    def fields(self) -> dict[str, Any]:
+        """The JSON fields of the pair, without the texts."""
+        fields = dataclasses.asdict(self)
+        for side in ("ours", "theirs"):
+            del fields[side]["text"]
+        return {**fields, "ratio": self.ratio}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Comparison:
             "ratio_median": self.ratio,
             "ratio_min": min(ratios, default=None),
             "ratio_max": max(ratios, default=None),
-            "pairs": [{**dataclasses.asdict(pair), "ratio": pair.ratio} for pair in self.pairs],
+            "pairs": [pair.fields() for pair in self.pairs],
             "failures": [dataclasses.asdict(failure) for failure in self.failures],
         }
 
@@ -166,12 +164,10 @@ def measure(
     todo: Sequence[Task],
     comparisons: Sequence[Comparison],
     settings: Settings,
-    *,
     n_predict: int,
     repeat: int,
-    on_pair: Callable[[Comparison], None],
-) -> None:
-    """Measure pairs for the comparisons; ``on_pair`` is called after each, including failed ones.
+) -> Iterator[None]:
+    """Add pairs to the comparisons, or failures; yields after each.
 
     A comparison is abandoned after MAX_FAILURES failures without a success.
     """
@@ -179,13 +175,13 @@ def measure(
         prompt_file = Path(folder) / "prompt.txt"
         for task in todo:
             prompt_file.write_bytes(task.text.encode())
-            plain = _generate(engine, task.tokens, parse_method("ar"), n_predict)
+            plain = generate(engine, task.tokens, PLAIN, GREEDY, n_predict)
             n_tokens = len(plain.token_ids)
             for number in range(repeat):
                 for comparison in comparisons:
                     if not comparison.given_up:
                         _add_pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
-                    on_pair(comparison)
+                    yield
 
 
 def same_text(theirs: bytes, ours: bytes) -> bool:
@@ -199,9 +195,10 @@ def window_mismatch(window: Mapping[str, int], method: Method) -> str | None:
 
     Values missing from the log are ignored: other lines can be printed in between.
     """
-    if method.name != "lookahead":
+    params = method.params
+    if not isinstance(params, LookaheadParams):
         return None
-    ours = {letter: getattr(method.params, name) for letter, name in _WINDOW.items()}
+    ours = {"W": params.window, "N": params.ngram, "G": params.guesses}
     if all(ours[letter] == value for letter, value in window.items()):
         return None
     return f"it was compiled with {_listed(window)}, but the method has {_listed(ours)}"
@@ -216,80 +213,51 @@ def _add_pair(
     n_tokens: int,
     number: int,
 ) -> None:
-    try:
-        pair = _pair(engine, task, comparison, settings, prompt_file, n_tokens, number)
-        comparison.pairs.append(pair)
-    except (ProgramFailed, NotComparable) as error:
-        reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
-        comparison.failures.append(Failure(task.prompt_id, number, reason))
-
-
-def _pair(
-    engine: Engine,
-    task: Task,
-    comparison: Comparison,
-    settings: Settings,
-    prompt_file: Path,
-    n_tokens: int,
-    number: int,
-) -> Pair:
     program, method = comparison.program, comparison.method
-    n_prompt = len(task.tokens)
-    if n_tokens < MIN_TOKENS:
-        raise NotComparable(f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more")
-    # The method may get another setting of flash attention than the method before.
-    engine.generate(task.tokens[:1], method=method, max_tokens=1).run()
-    settings = replace(settings, flash_attn=engine.context.flash_attn)
-
-    def theirs() -> Figures:
+    n_before = len(comparison.pairs) + len(comparison.failures)
+    ours_first = n_before % 2 == 1  # theirs, ours, ours, theirs, theirs, ours, ...
+    try:
+        if n_tokens < MIN_TOKENS:
+            raise NotComparable(
+                f"the reply has {n_tokens} tokens; timing needs {MIN_TOKENS} or more"
+            )
+        # The method may get another setting of flash attention than the method before.
+        generate(engine, task.tokens[:1], method, GREEDY, 1)
         arguments = programs.command(
             program,
             comparison.file,
-            settings,
+            replace(settings, flash_attn=engine.context.flash_attn),
             prompt_file=prompt_file,
-            n_prompt=n_prompt,
+            n_prompt=len(task.tokens),
             n_tokens=n_tokens,
             more=comparison.flags,
         )
-        return programs.run(program, arguments, n_prompt)
-
-    def ours() -> tuple[Figures, bytes]:
-        return _ours(engine, task, method, n_tokens)
-
-    # theirs, ours, ours, theirs, theirs, ours, ...
-    n_before = len(comparison.pairs) + len(comparison.failures)
-    if n_before % 2:
-        mine, text = ours()
-        other = theirs()
-    else:
-        other = theirs()
-        mine, text = ours()
-    mismatch = window_mismatch(other.window, method)
-    if mismatch is not None:
-        raise NotComparable(f"{program.name}: {mismatch}")
-    return Pair(
-        prompt_id=task.prompt_id,
-        repeat=number,
-        first="ours" if n_before % 2 else "theirs",
-        n_tokens=mine.n_tokens,
-        tokens_per_second=mine.tokens_per_second,
-        their_n_tokens=other.n_tokens,
-        their_tokens_per_second=other.tokens_per_second,
-        same_text=None if other.text is None else same_text(other.text, text),
-        with_prompt=mine.with_prompt or 0.0,
-        their_with_prompt=other.with_prompt,
-        their_restored=other.restored,
-    )
+        if ours_first:
+            ours = _ours(engine, task, method, n_tokens)
+            theirs = programs.run(program, arguments, len(task.tokens))
+        else:
+            theirs = programs.run(program, arguments, len(task.tokens))
+            ours = _ours(engine, task, method, n_tokens)
+        mismatch = window_mismatch(theirs.window, method)
+        if mismatch is not None:
+            raise NotComparable(f"{program.name}: {mismatch}")
+    except (ProgramFailed, NotComparable) as error:
+        reason = _without_folders(str(error), [prompt_file, settings.model, comparison.file])
+        comparison.failures.append(Failure(task.prompt_id, number, reason))
+        return
+    same = None if theirs.text is None else same_text(theirs.text, ours.text or b"")
+    first = "ours" if ours_first else "theirs"
+    comparison.pairs.append(Pair(task.prompt_id, number, first, ours, theirs, same))
 
 
-def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Figures, bytes]:
-    """Our results, and the text of prompt and continuation as the programs print it.
+def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
+    """Our results, with the text of prompt and continuation as the programs print it.
 
     The programs decode two tokens to warm up before they start timing, and so do we: the first
     decode after a pause takes several milliseconds longer, while llama.cpp's threads wake up.
     """
-    _generate(engine, task.tokens[:1], parse_method("ar"), 2)
-    generation = _generate(engine, task.tokens, method, n_tokens)
+    generate(engine, task.tokens[:1], PLAIN, GREEDY, 2)
+    generation = generate(engine, task.tokens, method, GREEDY, n_tokens)
     stats = generation.stats
     n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
     if not n_counted:
@@ -298,14 +266,7 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> tuple[Fi
         )
     with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
-    return Figures(len(task.tokens), n_counted, rate, with_prompt), text
-
-
-def _generate(engine: Engine, prompt: Sequence[int], method: Method, n_predict: int) -> Text:
-    engine.call(lambda: engine.cache.truncate(0))
-    return engine.generate(
-        prompt, method=method, sampling=SamplingParams(), max_tokens=n_predict
-    ).run()
+    return Figures(len(task.tokens), n_counted, rate, with_prompt, text)
 
 
 def _piece(model: Model, name: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from speculation.bench.table import Table
@@ -50,9 +50,9 @@ def _rows(comparison: Comparison) -> list[list[str]]:
     """The row of a comparison, and a second one for llama-bench's restored runs."""
     rows = [_row(comparison, comparison.pairs)]
     restored = [
-        dataclasses.replace(pair, their_tokens_per_second=pair.their_restored)
+        replace(pair, theirs=replace(pair.theirs, tokens_per_second=pair.theirs.restored))
         for pair in comparison.pairs
-        if pair.their_restored is not None
+        if pair.theirs.restored is not None
     ]
     if restored:
         rows.append(_row(comparison, restored))
@@ -67,13 +67,17 @@ def _row(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
     if not pairs:
         return [*head, "failed", NONE, NONE, NONE, NONE]
     ratios = [pair.ratio for pair in pairs]
-    whole = [pair.with_prompt / pair.their_with_prompt for pair in pairs if pair.their_with_prompt]
+    whole = [
+        pair.ours.with_prompt / pair.theirs.with_prompt
+        for pair in pairs
+        if pair.ours.with_prompt and pair.theirs.with_prompt
+    ]
     texts = [pair.same_text for pair in pairs if pair.same_text is not None]
     return [
         *head,
         f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
-        f"{median(pair.tokens_per_second for pair in pairs):.1f}",
-        f"{median(pair.their_tokens_per_second for pair in pairs):.1f}",
+        f"{median(pair.ours.tokens_per_second for pair in pairs):.1f}",
+        f"{median(pair.theirs.tokens_per_second for pair in pairs):.1f}",
         f"{median(whole):.3f}" if whole else NONE,
         f"{sum(texts)} of {len(texts)}" if texts else NONE,
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING
 
-from speculation.bench.report import LEGEND, by_category, table_of, tables
+from speculation.bench.report import by_category, tables
 from speculation.bench.results import Results
 from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
@@ -28,14 +28,9 @@ class Builtin(Suite):
     name = "builtin"
     title = "comparison of methods on the prompts"
     methods: Sequence[str] = (BASELINE, DEFAULT_METHOD, "prompt-lookup")
-    own_methods = False
-
-    def text(self, results: Results) -> str:
-        return tables(summarise(results.runs))
 
     def tables(self, results: Results) -> list[Table]:
-        blocks = by_category(summarise(results.runs))
-        return [table_of(rows, LEGEND if rows is blocks[-1] else "") for rows in blocks]
+        return tables(summarise(results.runs))
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
         rows = summarise(results.runs)
@@ -184,6 +179,5 @@ def _stack(
         widths = [row[part] for row in values]
         ax.barh(range(len(values)), widths, left=start, height=0.62, color=colour[name], label=name)
         start = [a + b for a, b in zip(start, widths, strict=True)]
-    ax.set_xlim(0, 1.04 * max(start, default=1.0))
-    ax.margins(x=0.04)
+    ax.set_xlim(0, 1.04 * max(start))
     ax.grid(axis="y", visible=False)

@@ -17,7 +17,7 @@ import numpy as np
 
 from speculation.auto.calibration import measure_cost
 from speculation.bench.prompt_file import Prompt
-from speculation.bench.report import counted
+from speculation.bench.report import NONE
 from speculation.bench.results import Curve, Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SIZES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
 N_PAST = (0, 128, 512, 1024, 2048, 4096, 8192)
+TICKS = (1, 2, 4, 8, 16, 32, 64)  # of the logarithmic axes
 BUDGET_SECONDS = 60.0  # per curve; the sizes left after it are skipped
 
 
@@ -58,130 +59,108 @@ class Cost(Suite):
 
     name = "cost"
     title = "decode time of 1 to 64 rows at several context lengths"
-    own_prompts = True
-    no_runs = True
+    refused = (
+        *("methods", "prompts", "prompt", "limit", "categories", "raw", "thinking"),
+        *("n_predict", "repeat", "temperature", "seed"),
+    )
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return []
 
-    def what(self, prompts: Sequence[Prompt], plan: Plan) -> str:
-        return f"batches of {SIZES[0]} to {SIZES[-1]} rows, {counted(len(SIZES), 'size')}"
-
     def n_measurements(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> int:
         return len(_reachable(engine))
 
-    def notes(self, engine: Engine, plan: Plan) -> list[str]:
+    def notes(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> list[str]:
+        notes = [f"batches of {SIZES[0]} to {SIZES[-1]} rows, {len(SIZES)} sizes"]
         skipped = sorted(set(N_PAST) - set(_reachable(engine)))
-        if not skipped:
-            return []
-        return [f"the context or the batch is too small for n_past {', '.join(map(str, skipped))}"]
-
-    def warm_up(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> None:
-        engine.call(lambda: engine.cache.truncate(0))
-        engine.call(lambda: measure_cost(engine.context, sizes=(1, 2), n_past=0))
+        if skipped:
+            names = ", ".join(map(str, skipped))
+            notes.append(f"the context or the batch is too small for n_past {names}")
+        return notes
 
     def measure(
         self,
         engine: Engine,
         prompts: Sequence[Prompt],
         plan: Plan,
-        earlier: Results,
         on_run: Callable[..., None],
     ) -> Iterator[Curve]:
-        known = {curve.n_past for curve in earlier.curves}
+        engine.call(lambda: engine.cache.truncate(0))
+        engine.call(lambda: measure_cost(engine.context, sizes=(1, 2), n_past=0))  # warm up
         for n_past in _reachable(engine):
-            if n_past in known:
-                continue
-            curve = engine.call(
-                partial(
-                    measure_cost,
-                    engine.context,
-                    sizes=SIZES,
-                    n_past=n_past,
-                    budget_seconds=BUDGET_SECONDS,
-                )
-            )
+            measure = partial(measure_cost, engine.context, SIZES, n_past, BUDGET_SECONDS)
+            curve = engine.call(measure)
             yield Curve(n_past, list(curve.sizes), list(curve.seconds))
 
     def tables(self, results: Results) -> list[Table]:
-        curves = sorted(results.curves, key=lambda curve: curve.n_past)
+        curves = results.curves
         sizes = list(dict.fromkeys(n for curve in curves for n in curve.sizes))
-        seconds = {
-            (curve.n_past, n): value
+        times = [
+            {n: f"{1e3 * s:.3f}" for n, s in zip(curve.sizes, curve.seconds, strict=True)}
             for curve in curves
-            for n, value in zip(curve.sizes, curve.seconds, strict=True)
-        }
-        tables = [
+        ]
+        fits = [(curve, fit) for curve in curves if (fit := fit_two_lines(curve)) is not None]
+        return [
             Table(
                 "decode time, ms",
                 ["rows", *(f"n_past {curve.n_past}" for curve in curves)],
+                [[str(n), *(column.get(n, NONE) for column in times)] for n in sizes],
+            ),
+            Table(
+                "fit of two lines",
+                [
+                    *("n_past", "fixed ms", "row µs", "bend", "beyond µs", "error"),
+                    *("2 rows", "8 rows", "32 rows"),
+                ],
                 [
                     [
-                        str(n),
-                        *(
-                            f"{1e3 * seconds[curve.n_past, n]:.3f}"
-                            if (curve.n_past, n) in seconds
-                            else "–"
-                            for curve in curves
-                        ),
+                        str(curve.n_past),
+                        f"{1e3 * fit.fixed:.3f}",
+                        f"{1e6 * fit.row:.1f}",
+                        str(fit.bend) if fit.row_beyond != fit.row else "none",
+                        f"{1e6 * fit.row_beyond:.1f}",
+                        f"{100 * fit.error:.0f}%",
+                        *(f"{_relative_cost(curve, n):.1f}" for n in (2, 8, 32)),
                     ]
-                    for n in sizes
+                    for curve, fit in fits
                 ],
-            )
+                "c(n) = fixed + row · n up to the bend, then a second line; error: root mean "
+                "square of the relative error;\nlast three columns: measured c(n) / c(1)",
+            ),
         ]
-        fits = [(curve, fit) for curve in curves if (fit := fit_two_lines(curve)) is not None]
-        rows = [
-            [
-                str(curve.n_past),
-                f"{1e3 * fit.fixed:.3f}",
-                f"{1e6 * fit.row:.1f}",
-                str(fit.bend) if fit.row_beyond != fit.row else "none",
-                f"{1e6 * fit.row_beyond:.1f}",
-                f"{100 * fit.error:.0f}%",
-                *(f"{_relative_cost(curve, n):.1f}" for n in (2, 8, 32)),
-            ]
-            for curve, fit in fits
-        ]
-        note = (
-            "c(n) = fixed + row · n up to the bend, then a second line; error: root mean square of "
-            "the relative error;\nlast three columns: measured c(n) / c(1)"
-        )
-        headings = [
-            *("n_past", "fixed ms", "row µs", "bend", "beyond µs", "error"),
-            *("2 rows", "8 rows", "32 rows"),
-        ]
-        return [*tables, Table("fit of two lines", headings, rows, note)]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        from speculation.bench.plots import PALETTE, subplots
+        from speculation.bench.plots import GREY, marked, subplots
 
-        curves = sorted(results.curves, key=lambda curve: curve.n_past)
-        figure, axes = subplots(n_columns=2, height=3.5)
+        figure, axes = subplots(n_columns=2, height=4.0)
         left, right = axes[0]
-        for i, curve in enumerate(curves):
-            colour = PALETTE[i % len(PALETTE)]
-            label = f"n_past {curve.n_past}"
+        for i, curve in enumerate(results.curves):
             milliseconds = [1e3 * value for value in curve.seconds]
-            left.plot(curve.sizes, milliseconds, "o", markersize=3.5, color=colour)
+            label = f"n_past {curve.n_past}"
+            left.plot(curve.sizes, milliseconds, linestyle="none", label=label, **marked(i))
             fit = fit_two_lines(curve)
             if fit is not None:
                 corners = sorted({curve.sizes[0], fit.bend, curve.sizes[-1]})
-                left.plot(corners, [1e3 * fit.at(n) for n in corners], color=colour, label=label)
-            else:
-                left.plot([], [], "o", color=colour, label=label)
+                times = [1e3 * fit.at(n) for n in corners]
+                left.plot(corners, times, color=marked(i)["color"], linewidth=1.2)
             relative = [value / curve.seconds[0] for value in curve.seconds]
-            right.plot(curve.sizes, relative, marker="o", markersize=3.5, color=colour)
+            right.plot(curve.sizes, relative, **marked(i))
         left.set_ylabel("ms")
+        left.set_xlim(left=0)
+        left.set_ylim(bottom=0)
         right.set_ylabel("relative to one row")
+        right.plot(TICKS, TICKS, color=GREY, linestyle="--", linewidth=1.2)
+        right.set_xscale("log", base=2)
+        right.set_yscale("log", base=2)
+        right.set_xticks(TICKS, [str(n) for n in TICKS])
+        right.set_yticks(TICKS, [str(n) for n in TICKS])
         for ax in (left, right):
             ax.set_xlabel("rows per batch")
-            ax.set_xlim(left=0)
-            ax.set_ylim(bottom=0)
-        left.legend()
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
         caption = (
             "Left: time to decode n rows (points; lower quartile) and the fitted model (lines). "
-            "Right: the same relative to a single row: a step of n rows pays off if it makes more "
-            "tokens than that."
+            "Right: the same relative to a single row, on logarithmic axes: a step of n rows pays "
+            "off if it makes more tokens than that. Dashed: n times a single row."
         )
         return [("cost", caption, figure)]
 

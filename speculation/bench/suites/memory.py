@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from speculation.bench.prompt_file import MEMORY, Prompt
 from speculation.bench.run import Plan
@@ -18,7 +19,7 @@ class Memory(Builtin):
     name = "memory"
     title = "drafts from earlier texts, with a cold and then a warm memory"
     methods = (BASELINE, "prompt-lookup", "suffix:memory=off", "suffix")
-    defaults = {"prompts": MEMORY, "n_predict": 256}  # noqa: RUF012
+    defaults = MappingProxyType({"prompts": MEMORY, "n_predict": 256})
 
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return [

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
+from statistics import correlation, linear_regression
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from speculation.bench.prompt_file import Prompt
+from speculation.bench.report import NONE, percent
 from speculation.bench.results import Results
 from speculation.bench.run import Plan
 from speculation.bench.suites.suite import Suite
@@ -30,15 +33,19 @@ WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 NGRAMS = (3, 5, 7)
 GUESSES_AT = (16, 5)  # window and n-gram at which the guesses are varied alone
 MAX_BATCH = 512  # rows
+SAME = 0.005  # tokens per step; smaller differences do not count
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares fit of tokens per step = ``base`` + ``slope`` · log2 W, with its R²."""
+    """Least-squares fit of tokens per step = ``base`` + ``slope`` · log2 W.
+
+    r2  its R²; None if tokens per step are the same for every W, which says nothing about the law
+    """
 
     base: float
     slope: float
-    r2: float
+    r2: float | None
 
 
 class Scaling(Suite):
@@ -46,7 +53,8 @@ class Scaling(Suite):
 
     name = "scaling"
     title = "lookahead's tokens per step by window, n-gram and guesses"
-    defaults = {"limit": 1}  # noqa: RUF012
+    defaults = MappingProxyType({"limit": 1})
+    refused = ("methods",)
 
     def __init__(self) -> None:
         self.methods = [BASELINE, *grid()]
@@ -54,14 +62,21 @@ class Scaling(Suite):
     def prompts(self, given: Sequence[Prompt], engine: Engine, plan: Plan) -> list[Prompt]:
         return [Prompt(prompt.id, prompt.category, prompt.turns[:1]) for prompt in given]
 
-    def notes(self, engine: Engine, plan: Plan) -> list[str]:
+    def notes(self, engine: Engine, prompts: Sequence[Prompt], plan: Plan) -> list[str]:
         return [
+            *super().notes(engine, prompts, plan),
             "tokens per step do not depend on the machine; the speed-up does, and wide windows "
-            "need a GPU"
+            "need a GPU",
         ]
 
     def tables(self, results: Results) -> list[Table]:
         rows = lookahead_rows(results)
+        fits = [(n, fit) for n in NGRAMS if (fit := fitted(diagonal(rows, n))) is not None]
+        note = "b: gain per doubling of the window; R² near 1: the scaling law holds"
+        if any(fit.r2 is None for _, fit in fits):
+            note += (
+                "\nR² –: tokens per step are the same for every W, which says nothing about the law"
+            )
         return [
             Table(
                 "lookahead, all prompts",
@@ -73,7 +88,7 @@ class Scaling(Suite):
                         str(params.guesses),
                         f"{mean_rows(row):.1f}",
                         f"{row.tokens_per_step:.3f}",
-                        "–" if row.acceptance_rate is None else f"{100 * row.acceptance_rate:.1f}%",
+                        percent(row.acceptance_rate),
                         f"{row.speed_up_overall:.3f}",
                     ]
                     for params, row in rows
@@ -83,45 +98,44 @@ class Scaling(Suite):
                 "tokens per step = a + b · log2 W, with G = W",
                 ["N", "a", "b", "R²"],
                 [
-                    [str(n), f"{fit.base:.3f}", f"{fit.slope:.3f}", f"{fit.r2:.3f}"]
-                    for n in NGRAMS
-                    if (fit := fitted(diagonal(rows, n))) is not None
+                    [
+                        str(n),
+                        f"{fit.base:.3f}",
+                        f"{fit.slope:.3f}",
+                        NONE if fit.r2 is None else f"{fit.r2:.3f}",
+                    ]
+                    for n, fit in fits
                 ],
-                "b: gain per doubling of the window; R² near 1: the scaling law holds",
+                note,
             ),
         ]
 
     def figures(self, results: Results) -> list[tuple[str, str, Figure]]:
-        from speculation.bench.plots import GREY, PALETTE, subplots
+        from speculation.bench.plots import GREY, marked, subplots
 
         rows = lookahead_rows(results)
-        figure, axes = subplots(n_columns=2, height=3.6, sharey=True, width_ratios=[3, 2])
+        figure, axes = subplots(n_columns=2, height=3.6, sharey=True)
         left, right = axes[0]
-        for n, colour in zip(NGRAMS, PALETTE, strict=False):
+        for i, n in enumerate(NGRAMS):
             points = diagonal(rows, n)
-            left.plot(*_columns(points), marker="o", linestyle="none", color=colour)
             fit = fitted(points)
-            label = f"N = {n}"
+            left.plot(*_columns(points), linestyle="none", label=_label(n, fit), **marked(i))
             if fit is not None:
-                label += f": {fit.base:.2f} + {fit.slope:.2f} log₂ W, R² {fit.r2:.2f}"
                 ends = [points[0][0], points[-1][0]]
                 line = [fit.base + fit.slope * log2(w) for w in ends]
-                left.plot(ends, line, color=colour, label=label)
-            else:
-                left.plot([], [], color=colour, marker="o", label=label)
+                left.plot(ends, line, color=marked(i)["color"], linewidth=1.2)
         window, n = GUESSES_AT
         guesses = [
             (params.guesses, row.tokens_per_step)
             for params, row in rows
             if (params.window, params.ngram) == GUESSES_AT
         ]
-        right.plot(*_columns(sorted(guesses)), marker="o", color=PALETTE[1])
+        right.plot(*_columns(sorted(guesses)), **marked(NGRAMS.index(n)))
         left.set_title("window and guesses together, G = W")
         right.set_title(f"guesses alone, W = {window}, N = {n}")
         left.set_xlabel("W")
         right.set_xlabel("G")
         left.set_ylabel("tokens per step")
-        left.legend(loc="upper left", fontsize=8.5)
         for ax in (left, right):
             ax.set_xscale("log", base=2)
             ax.set_xlim(0.8, 1.25 * WINDOWS[-1])
@@ -129,7 +143,8 @@ class Scaling(Suite):
             ax.minorticks_off()
             ax.axhline(1.0, color=GREY, linestyle="--", linewidth=1.2)
         low, high = left.get_ylim()
-        left.set_ylim(low, high + 0.35 * (high - low))  # room for the legend
+        left.set_ylim(min(low, 0.9), max(high, 1.5))  # or rounding would look like a trend
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
         caption = (
             "Tokens per step (step compression) of lookahead over the window, on a logarithmic "
             "axis: on a straight line, each doubling of the window adds the same. Dashed: plain "
@@ -172,19 +187,23 @@ def fitted(points: Sequence[tuple[int, float]]) -> Fit | None:
         return None
     x = [log2(w) for w, _ in points]
     y = [tokens for _, tokens in points]
-    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - x_mean) ** 2 for a in x)
-    slope = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True)) / spread
-    base = y_mean - slope * x_mean
-    total = sum((b - y_mean) ** 2 for b in y)
-    left = sum((b - base - slope * a) ** 2 for a, b in zip(x, y, strict=True))
-    return Fit(base, slope, 1 - left / total if total else 1.0)
+    slope, base = linear_regression(x, y)
+    constant = max(y) - min(y) < SAME
+    return Fit(base, slope, None if constant else correlation(x, y) ** 2)
 
 
 def mean_rows(row: Row) -> float:
     """Mean rows per step."""
     steps = sum(row.rows_histogram.values())
     return sum(n * count for n, count in row.rows_histogram.items()) / steps
+
+
+def _label(ngram: int, fit: Fit | None) -> str:
+    if fit is None:
+        return f"N = {ngram}"
+    if fit.r2 is None:
+        return f"N = {ngram}: {fit.base:.2f} for every W"
+    return f"N = {ngram}: {fit.base:.2f} + {fit.slope:.2f} log₂ W, R² {fit.r2:.2f}"
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -11,36 +10,12 @@ from speculation.bench import __main__ as bench
 from speculation.bench.list_methods import list_methods
 from speculation.bench.options import parse_options
 from speculation.bench.report import differences, skipped_turns, tables
-from speculation.bench.results import Difference, Run, Skipped, first_difference
+from speculation.bench.results import Difference, Skipped, first_difference
 from speculation.bench.run import Plan, with_baseline
-from speculation.bench.summary import Row, summarise
+from speculation.bench.summary import summarise
 from speculation.methods import METHODS, parameter_docs, parse_method
 from speculation.sampling import SamplingParams
-
-PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
-
-
-def run(
-    method: str, prompt_id: str, n_tokens: int, seconds: float, category: str = "chat", **more: Any
-) -> Run:
-    """A run of a first step and ten more, which made ``n_tokens`` in ``seconds``, with the fields
-    that a test does not care about filled in."""
-    fields: dict[str, Any] = {
-        "repeat": 0,
-        "n_prompt": 5,
-        "tokens": list(range(n_tokens + 1)),
-        "n_first": 1,
-        "n_steps": 11,
-        "n_rows": 20,
-        "n_drafted": 0,
-        "n_accepted": 0,
-        "prefill_seconds": 0.25,
-        "decode_seconds": seconds,
-        "phase_seconds": PHASES,
-        "finish_reason": "length",
-    }
-    return Run(method=method, prompt_id=prompt_id, category=category, **{**fields, **more})
-
+from tests.speculation.bench.runs import run
 
 # Comparing texts
 
@@ -90,12 +65,11 @@ def test_a_single_prompt_has_no_standard_deviation() -> None:
 
 
 def test_replies_of_one_step_have_no_speed() -> None:
-    ended: dict[str, Any] = {"tokens": [7], "n_steps": 1}
     runs = [
         run("ar", "p", 10, 1.0),
         run("x", "p", 20, 1.0),
-        run("ar", "q", 0, 0.0, **ended),
-        run("x", "q", 0, 0.0, **ended),
+        run("ar", "q", 0, 0.0, n_steps=1),
+        run("x", "q", 0, 0.0, n_steps=1),
     ]
     plain, row = summarise(runs)[:2]
     assert (row.n_prompts, row.speed_up_mean, row.speed_up_std) == (2, 2.0, None)
@@ -126,7 +100,7 @@ def test_rates_and_times_cover_all_steps_together() -> None:
 
 def test_there_is_a_row_for_each_category_and_method_and_for_all() -> None:
     runs = [
-        run(method, category, 10, 1.0, category)
+        run(method, category, 10, 1.0, category=category)
         for category in ("writing", "chat")
         for method in ("ar", "jacobi")
     ]
@@ -142,71 +116,43 @@ def test_there_is_a_row_for_each_category_and_method_and_for_all() -> None:
 
 # The tables
 
-AR = Row(
-    category="chat",
-    method="ar",
-    n_prompts=2,
-    n_runs=2,
-    n_different=0,
-    tokens_per_second=210.06,
-    speed_up_mean=1.0,
-    speed_up_std=0.0,
-    speed_up_overall=1.0,
-    tokens_per_step=1.0,
-    acceptance_rate=None,
-    prefill_seconds=0.01234,
-    phase_seconds={
-        "draft": 1e-6,
-        "build": 2e-6,
-        "decode": 0.00456,
-        "verify": 0.000123,
-        "commit": 3e-6,
-    },
-    outside_decode_seconds=0.000129,
-)
-LOOKAHEAD = dataclasses.replace(
-    AR,
-    method="lookahead:window=7,guesses=7",
-    tokens_per_second=1234.56,
-    speed_up_mean=1.784,
-    speed_up_std=0.231,
-    speed_up_overall=1.7,
-    tokens_per_step=2.345,
-    acceptance_rate=0.1234,
-    prefill_seconds=12.5,
-    phase_seconds={**AR.phase_seconds, "decode": 0.0456},
-    outside_decode_seconds=0.00061,
-)
-
 
 def test_each_category_has_a_table_of_methods() -> None:
-    lines = tables([AR, LOOKAHEAD]).splitlines()
+    name = "lookahead:window=7,guesses=7"
+    phases = {"draft": 1e-5, "build": 2e-5, "decode": 0.456, "verify": 0.00123, "commit": 3e-5}
+    runs = [
+        run("ar", "p", 10, 0.5, phase_seconds=phases, prefill_seconds=0.01234),
+        run("ar", "q", 10, 0.5, phase_seconds=phases, prefill_seconds=0.01234),
+        run(name, "p", 20, 0.5, n_drafted=50, prefill_seconds=12.5),
+        run(name, "q", 30, 0.5, n_drafted=31, n_accepted=10, prefill_seconds=12.5),
+    ]
+    (table,) = tables(summarise(runs))
+    lines = table.text().splitlines()
     assert lines[:5] == [
         "chat: 2 prompts",
-        "method               tokens/s     speed-up overall tokens/step accept prefill"
+        "method tokens/s    speed-up overall tokens/step accept prefill"
         " draft build decode verify commit outside",
-        "ar                      210.1  1.00 ± 0.00    1.00        1.00      –   12.34"
-        " 0.001 0.002  4.560  0.123  0.003     129",
-        "lookahead:window=7,guesses=7",
-        "                       1234.6  1.78 ± 0.23    1.70        2.35  12.3%   12500"
-        " 0.001 0.002  45.60  0.123  0.003     610",
+        "ar         20.0 1.00 ± 0.00    1.00        1.00      –   12.34"
+        " 0.001 0.002  45.60  0.123  0.003    4400",
+        name,
+        "           50.0 2.50 ± 0.71    2.50        2.36  12.3%   12500"
+        " 1.000 2.000  40.00  3.000  4.000   10000",
     ]
+    assert lines[5].startswith("speed-up: mean")
     assert max(map(len, lines)) <= 120
 
 
 def test_there_is_a_table_of_all_categories_only_if_there_are_several() -> None:
-    everything = dataclasses.replace(AR, category="all", n_prompts=1, speed_up_std=None)
-    writing = dataclasses.replace(AR, category="writing")
-    assert [line for line in tables([AR, everything]).splitlines() if ": 2" in line] == [
-        "chat: 2 prompts"
-    ]
-    several = tables([AR, writing, everything])
-    assert [line for line in several.splitlines() if " prompt" in line and ":" in line][:3] == [
+    chat = [run("ar", "p", 10, 1.0), run("ar", "q", 10, 1.0)]
+    assert [table.title for table in tables(summarise(chat))] == ["chat: 2 prompts"]
+    several = tables(summarise([*chat, run("ar", "r", 10, 1.0, category="writing")]))
+    assert [table.title for table in several] == [
         "chat: 2 prompts",
-        "writing: 2 prompts",
-        "all categories: 1 prompt",
+        "writing: 1 prompt",
+        "all categories: 3 prompts",
     ]
-    assert "1.00 ± –" in several
+    assert [bool(table.note) for table in several] == [False, False, True]
+    assert several[1].rows[0][2] == "1.00 ± –"
 
 
 def piece(token: int) -> bytes:

@@ -16,47 +16,27 @@ import pytest
 from speculation.bench import __main__ as bench
 from speculation.bench.html_report import command_line, write_report
 from speculation.bench.plots import PALETTE, colours
-from speculation.bench.report import bucketed, choices, positions
-from speculation.bench.results import Results, Run
+from speculation.bench.report import bucketed, choices
+from speculation.bench.results import Run
 from speculation.bench.suites import SUITES
 from speculation.bench.summary import summarise
 from speculation.bench.table import Table
 from speculation.methods import BUILT_IN
-
-PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
+from tests.speculation.bench import runs
+from tests.speculation.bench.runs import results
 
 
 def run(method: str, prompt_id: str, seconds: float, **more: Any) -> Run:
-    """A run of six steps and ten tokens, on the category that its id begins with."""
-    fields: dict[str, Any] = {
-        "category": prompt_id.split("-")[0],
-        "repeat": 0,
-        "n_prompt": 5,
-        "tokens": list(range(10)),
-        "n_first": 1,
+    """A run of six steps and ten tokens, in the category that its id begins with."""
+    stats: dict[str, Any] = {
         "n_steps": 6,
-        "n_rows": 20,
         "n_drafted": 14,
         "n_accepted": 4,
-        "prefill_seconds": 0.25,
-        "decode_seconds": seconds,
-        "phase_seconds": PHASES,
-        "finish_reason": "length",
         "rows_histogram": {1: 3, 4: 2, 9: 1},
         "tokens_histogram": {1: 4, 3: 2},
     }
-    return Run(method=method, prompt_id=prompt_id, **{**fields, **more})
-
-
-def results(*runs: Run, **more: Any) -> Results:
-    fields: dict[str, Any] = {
-        "model": {"file": "m.gguf", "name": "M <7B>", "description": "llama 7B"},
-        "device": {"devices": ["cpu: C"], "threads": 2},
-        "settings": {"repeat": 1, "raw": False},
-        "started": "2026-01-31T12:30:00+00:00",
-        "complete": True,
-    }
-    return Results(**{**fields, **more}, runs=list(runs))
+    category = prompt_id.split("-")[0]
+    return runs.run(method, prompt_id, 9, seconds, category=category, **{**stats, **more})
 
 
 # Choices
@@ -68,7 +48,7 @@ def test_rows_are_counted_in_buckets_that_end_at_powers_of_two() -> None:
 
 
 def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
-    runs = [
+    measured = [
         run("ar", "chat-1", 1.0),
         run("auto", "chat-1", 1.0, accepted_by_source={"lookup": 3, "recycling": 1}),
         run("ar", "code-1", 1.0),
@@ -76,7 +56,7 @@ def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
         run("ar", "talk-1", 1.0),
         run("auto", "talk-1", 1.0, rows_histogram={1: 6}),
     ]
-    (table,) = choices(summarise(runs))
+    (table,) = choices(summarise(measured))
     assert table.title == "rows and draft sources of auto"
     assert [list(row) for row in (table.headings, *table.rows)] == [
         [
@@ -88,24 +68,6 @@ def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
         ["talk", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "0%", "", "–", "–"],
         ["all categories", "50%", "33%", "11%", "0%", "6%", "0%", "0%", "0%", "", "88%", "12%"],
     ]
-
-
-def test_the_acceptance_of_a_position_counts_the_steps_that_accepted_the_one_before() -> None:
-    drafting = {1: 4, 3: 2, 4: 2}  # of 8 steps 4 accepted a first draft, and all 4 a second
-    runs = [
-        run("ar", "chat-1", 1.0, tokens_histogram={1: 10}),
-        run("jacobi", "chat-1", 1.0, tokens_histogram=drafting),
-        run("ar", "code-1", 1.0, tokens_histogram={1: 10}),
-        run("jacobi", "code-1", 1.0, tokens_histogram={1: 4}),
-    ]
-    chat, code, everything = positions(summarise(runs))
-    assert list(chat.headings) == ["draft token:", *"12345678"]
-    assert [list(row) for row in chat.rows] == [
-        ["jacobi", "50%", "100%", "50%", "0%", "–", "–", "–", "–"]
-    ]
-    assert list(code.rows[0])[:3] == ["jacobi", "0%", "–"]
-    assert everything.title == "acceptance by position, all categories: 2 prompts"
-    assert list(everything.rows[0])[:3] == ["jacobi", "33%", "100%"]
 
 
 def test_every_built_in_method_has_its_own_colour() -> None:
@@ -126,18 +88,15 @@ def test_choices_are_shown_even_if_nothing_was_accepted() -> None:
 # Tables
 
 
-def test_a_table_is_aligned_and_can_be_shortened() -> None:
-    table = Table("rules", ["name", "n"], [["a", "1"], ["bcdef", "23"], ["g", "456"]], "a note")
-    assert table.text().splitlines() == [
+def test_a_table_is_aligned_and_long_names_have_a_line_of_their_own() -> None:
+    rows = [["a", "1"], ["bcdef", "23"], ["a-name-of-25-characters--", "456"]]
+    assert Table("rules", ["name", "n"], rows, "a note").text().splitlines() == [
         "rules",
         "name     n",
         "a        1",
         "bcdef   23",
-        "g      456",
-        "a note",
-    ]
-    assert table.text(2).splitlines()[-2:] == [
-        "and 1 more; --json and --report have them",
+        "a-name-of-25-characters--",
+        "       456",
         "a note",
     ]
 
@@ -153,19 +112,11 @@ def test_a_table_in_html_is_escaped() -> None:
 
 
 def test_the_command_line_shows_files_without_their_folders() -> None:
-    assert (
-        command_line(
-            [
-                "--model",
-                "/home/me/a b.gguf",
-                "--json=results/o.json",
-                "--prompt",
-                "a/b",
-                "--limit",
-                "2",
-            ]
-        )
-        == "python -m speculation.bench --model 'a b.gguf' --json=o.json --prompt a/b --limit 2"
+    flags = ["--model", "/home/me/a b.gguf", "--json=results/o.json", "--prompt", "a/b"]
+    flags += ["--methods", "auto", "/home/me/own.py:spec", "--limit", "2"]
+    assert command_line(flags) == (
+        "python -m speculation.bench --model 'a b.gguf' --json=o.json --prompt a/b "
+        "--methods auto own.py:spec --limit 2"
     )
 
 
@@ -249,17 +200,13 @@ def test_a_report_needs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "it is a file; give a folder" in capsys.readouterr().err
 
 
-def test_a_report_of_existing_results_is_written_without_measuring(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measured_report_names_no_folder(tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     flags = [
         *("--model", str(tiny_model), "--prompt", "the cat", "--n-predict", "5", "--threads", "1"),
         *("--flash-attn", "off", "--methods", "jacobi", "--json", str(tmp_path / "out.json")),
     ]
-    assert bench.main(flags) == 0
-    monkeypatch.setattr("speculation.bench.suites.suite.measure", None)
-    assert bench.main([*flags, "--resume", "--report", str(tmp_path / "page")]) == 0
+    assert bench.main([*flags, "--report", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
     assert "jacobi" in page
     assert str(tmp_path) not in page

@@ -21,12 +21,9 @@ from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
+from tests.speculation.bench.runs import PROMPTS
 
 EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
-PROMPTS = (
-    '{"question_id": "c1", "category": "cats", "turns": ["the cat saw a dog", "and a cat"]}\n'
-    '{"question_id": "d1", "category": "dogs", "prompt": "a dog, a cat and the dog"}\n'
-)
 
 
 @pytest.fixture
@@ -67,13 +64,11 @@ def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str,
 def test_the_json_contains_every_run_of_every_method(
     tiny_model: Path, prompt_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = tmp_path / "trace.jsonl"
     document = bench_json(
         tmp_path / "out.json",
         [
             *("--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "12"),
-            *("--repeat", "2", "--trace-batches", str(trace)),
-            *("--methods", "prompt-lookup", "jacobi:guesses=4"),
+            *("--repeat", "2", "--methods", "prompt-lookup", "jacobi:guesses=4"),
         ],
     )
     assert list(document) == [
@@ -114,9 +109,6 @@ def test_the_json_contains_every_run_of_every_method(
     assert "every text identical to plain decoding (18 runs)" in shown.out
     assert "\x1b" not in shown.out + shown.err
     assert "18/18" in shown.err
-    rows = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
-    assert len(rows) > sum(one["n_steps"] for one in runs)
-    assert all(len(row) == 4 for batch in rows for row in batch)
 
 
 def test_a_text_that_differs_is_reported_with_its_logit_gap(
@@ -174,7 +166,7 @@ def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) 
     assert set(sizes[:6]) == {0}
     assert len(set(sizes[6:])) == 1 and sizes[6] > 0
     cold, warm = (
-        [run.n_steps for run in runs if run.prompt_id == name and run.method == "suffix"]
+        [run.stats.n_steps for run in runs if run.prompt_id == name and run.method == "suffix"]
         for name in ("first", "again")
     )
     assert max(warm) < min(cold)
@@ -250,9 +242,10 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
-    assert f"results; they are saved in {path}; add --resume to show" in capsys.readouterr().err
-    assert bench.main(arguments) == bench.INTERRUPTED
-    assert "results; use --json FILE to save them" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"results saved in {path}",
+        "interrupted",
+    ]
 
 
 def test_an_empty_prompt_on_the_command_line_is_refused(

@@ -3,68 +3,53 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speculation.auto.calibration import measure_cost
 from speculation.bench import __main__ as bench
 from speculation.bench.options import parse_options
-from speculation.bench.results import Curve, Results, Run
+from speculation.bench.plots import style, svg
+from speculation.bench.results import Curve, Results
 from speculation.bench.suites import SUITES, cost, scaling
-from speculation.bench.suites.context import length_name
 from speculation.engine import Engine
 from speculation.methods import parse_method
-from tests.support.tiny_gguf import write_tiny_gguf
-
-PHASES = {"draft": 0.01, "build": 0.02, "decode": 0.4, "verify": 0.03, "commit": 0.04}
+from tests.speculation.bench.runs import PHASES, results, run
 
 
-def results(*runs: tuple[str, int, float], curves: tuple[Curve, ...] = ()) -> Results:
-    """Runs of ten steps by method, number of tokens and seconds, on one prompt."""
-    return Results(
-        model={"file": "m.gguf", "description": "llama 7B"},
-        device={"devices": ["cpu: C"], "threads": 2},
-        settings={},
-        started="2026-01-31T12:30:00+00:00",
-        runs=[
-            Run(
-                method=str(parse_method(method)),
-                prompt_id="p",
-                category="chat",
-                repeat=0,
-                n_prompt=5,
-                tokens=list(range(n_tokens)),
-                n_first=1,
+def measured(*of_methods: tuple[str, int], **more: Any) -> Results:
+    """Runs of ten steps by method and number of tokens, in one second after the first."""
+    return results(
+        *(
+            run(
+                str(parse_method(method)),
+                "p",
+                n_tokens - 1,
+                (n_tokens - 1) / n_tokens,
                 n_steps=10,
-                n_rows=40,
                 n_drafted=30,
                 n_accepted=n_tokens - 10,
-                prefill_seconds=0.25,
-                decode_seconds=seconds
-                * (n_tokens - 1)
-                / n_tokens,  # so that tokens per second are n_tokens / seconds
-                phase_seconds=PHASES,
-                finish_reason="length",
                 rows_histogram={4: 10},
                 tokens_histogram={1: 10},
             )
-            for method, n_tokens, seconds in runs
-        ],
-        curves=list(curves),
+            for method, n_tokens in of_methods
+        ),
+        **more,
     )
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--suite", "scaling", "--methods", "ar"], "--suite scaling has its own methods"),
-        (["--suite", "context", "--limit", "1"], "--suite context has its own limit"),
-        (["--suite", "cost", "--prompt", "Hi"], "--suite cost has its own prompt"),
-        (["--suite", "cost", "--repeat", "3"], "--suite cost generates nothing; leave --repeat"),
-        (["--suite", "cost", "--n-predict", "5"], "leave --n-predict out"),
-        (["--suite", "cost", "--temperature", "1"], "leave --temperature out"),
+        (["--suite", "scaling", "--methods", "ar"], "scaling does not use --methods; leave it"),
+        (["--suite", "cost", "--limit", "1"], "cost does not use --limit; leave it out"),
+        (["--suite", "cost", "--prompt", "Hi"], "cost does not use --prompt;"),
+        (["--suite", "cost", "--repeat", "1"], "cost does not use --repeat;"),
+        (["--suite", "cost", "--n-predict", "5"], "cost does not use --n-predict;"),
+        (["--suite", "cost", "--temperature", "0"], "cost does not use --temperature;"),
         (["--suite", "cots"], "invalid choice: 'cots'"),
     ],
 )
@@ -78,8 +63,8 @@ def test_a_flag_that_a_suite_sets_itself_is_refused(
 
 def test_flags_override_the_defaults_of_a_suite() -> None:
     assert parse_options([]).n_predict == 128
-    assert parse_options(["--suite", "context"]).n_predict == 64
-    assert parse_options(["--suite", "context"]).raw is True
+    assert parse_options(["--suite", "memory"]).n_predict == 256
+    assert parse_options(["--suite", "memory", "--n-predict", "9"]).n_predict == 9
     assert parse_options(["--suite", "scaling"]).limit == 1
     assert parse_options(["--suite", "scaling", "--limit", "3"]).limit == 3
 
@@ -133,14 +118,15 @@ def test_a_line_is_fitted_over_the_logarithm_of_the_window() -> None:
 
 
 def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
-    measured = results(
-        ("ar", 10, 1.0),
-        ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
-        ("lookahead:window=2,ngram=5,guesses=2", 15, 1.0),
-        ("lookahead:window=16,ngram=5,guesses=2", 40, 1.0),
-        ("lookahead:window=4,ngram=5,guesses=4", 18, 1.0),
+    rows, fits = SUITES["scaling"].tables(
+        measured(
+            ("ar", 10),
+            ("lookahead:window=1,ngram=5,guesses=1", 12),
+            ("lookahead:window=2,ngram=5,guesses=2", 15),
+            ("lookahead:window=16,ngram=5,guesses=2", 40),
+            ("lookahead:window=4,ngram=5,guesses=4", 18),
+        )
     )
-    rows, fits = SUITES["scaling"].tables(measured)
     assert [list(row) for row in rows.rows] == [
         ["1", "5", "1", "4.0", "1.200", "6.7%", "1.200"],
         ["2", "5", "2", "4.0", "1.500", "16.7%", "1.500"],
@@ -148,6 +134,27 @@ def test_scaling_fits_only_the_runs_with_as_many_guesses_as_columns() -> None:
         ["16", "5", "2", "4.0", "4.000", "100.0%", "4.000"],
     ]
     assert [list(row) for row in fits.rows] == [["5", "1.200", "0.300", "1.000"]]
+    assert fits.note == "b: gain per doubling of the window; R² near 1: the scaling law holds"
+
+
+CONSTANT = (
+    ("ar", 10),
+    *((f"lookahead:window={w},ngram={n},guesses={w}", 12) for n in (3, 5) for w in (1, 2, 4)),
+)
+
+
+def test_the_same_tokens_per_step_for_every_window_say_nothing_about_the_law() -> None:
+    fit = scaling.fitted([(1, 1.5), (2, 1.502), (4, 1.5), (8, 1.501)])
+    assert fit is not None
+    assert fit.r2 is None
+    _, fits = SUITES["scaling"].tables(measured(*CONSTANT))
+    assert [list(row) for row in fits.rows] == [
+        ["3", "1.200", "0.000", "–"],
+        ["5", "1.200", "0.000", "–"],
+    ]
+    assert fits.note.splitlines()[1] == (
+        "R² –: tokens per step are the same for every W, which says nothing about the law"
+    )
 
 
 # cost
@@ -167,7 +174,7 @@ def test_a_roof_of_two_lines_is_fitted(fixed: float, row: float, beyond: float, 
     assert fit.error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_cost_curves_are_measured_saved_and_resumed(
+def test_cost_curves_are_measured_and_saved(
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,74 +182,96 @@ def test_cost_curves_are_measured_saved_and_resumed(
 ) -> None:
     path = tmp_path / "out.json"
     flags = ["--suite", "cost", "--model", str(tiny_model), "--threads", "1", "--json", str(path)]
-    monkeypatch.setattr(cost, "N_PAST", (0, 100, 200))
-    asked: list[int] = []
-
-    def broken_off(context: Any, **more: Any) -> Any:
-        asked.append(more["n_past"])
-        if len(asked) == 4:  # the warm-up, 0, 100
-            raise KeyboardInterrupt
-        return measure_cost(context, **more)
-
-    monkeypatch.setattr(cost, "measure_cost", broken_off)
-    assert bench.main(flags) == bench.INTERRUPTED
-    assert asked == [0, 0, 100, 200]
-    assert bench.main([*flags, "--resume"]) == 0
-    assert asked == [0, 0, 100, 200, 0, 200]
+    monkeypatch.setattr(cost, "N_PAST", (0, 100, 9999))
+    assert bench.main(flags) == 0
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert [curve["n_past"] for curve in document["curves"]] == [0, 100, 200]
+    assert [curve["n_past"] for curve in document["curves"]] == [0, 100]
     assert document["curves"][0]["sizes"] == list(cost.SIZES)
     assert document["complete"] is True
-    assert "rows  n_past 0  n_past 100  n_past 200" in capsys.readouterr().out
-
-
-# context
-
-
-def test_texts_of_growing_length_fill_the_context(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, model = tmp_path / "out.json", write_tiny_gguf(tmp_path / "long.gguf", n_ctx=2100)
-    flags = ["--suite", "context", "--model", str(model), "--threads", "1", "--ctx", "2100"]
-    assert bench.main([*flags, "--n-predict", "4", "--json", str(path)]) == 0
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    assert [(run["category"], run["method"]) for run in runs] == [
-        ("1k", "ar"),
-        ("1k", "prompt-lookup"),
-        ("2k", "ar"),
-        ("2k", "prompt-lookup"),
-    ]
-    assert [1010 < run["n_prompt"] <= 1020 for run in runs[:2]] == [True, True]
-    assert [2030 < run["n_prompt"] <= 2044 for run in runs[2:]] == [True, True]
     shown = capsys.readouterr().out
-    assert "longer texts are left out; give --ctx 32768 for all" in shown
-
-
-def test_lengths_are_named_in_k() -> None:
-    assert [length_name(n) for n in (1024, 32768, 500)] == ["1k", "32k", "500"]
+    assert "rows  n_past 0  n_past 100" in shown
+    assert "the context or the batch is too small for n_past 9999" in shown
 
 
 # Figures
 
 
-@pytest.mark.parametrize("name", ["scaling", "cost", "context"])
-def test_every_suite_draws_its_figure(name: str) -> None:
+@pytest.fixture(autouse=True)
+def styled() -> Iterator[None]:
     pytest.importorskip("matplotlib")
-    from speculation.bench.plots import style, svg
-
-    measured = {
-        "scaling": results(
-            ("ar", 10, 1.0),
-            ("lookahead:window=1,ngram=5,guesses=1", 12, 1.0),
-            ("lookahead:window=2,ngram=5,guesses=2", 15, 1.0),
-            ("lookahead:window=4,ngram=5,guesses=4", 15, 1.0),
-        ),
-        "cost": results(curves=(Curve(0, [1, 2, 4, 8, 16], [1.0, 1.1, 1.3, 1.7, 2.5]),)),
-        "context": results(("ar", 10, 1.0), ("prompt-lookup", 20, 1.0)),
-    }[name]
     with style():
-        ((file_name, caption, figure),) = SUITES[name].figures(measured)
+        yield
+
+
+def drawn(name: str, measured: Results) -> list[Any]:
+    """The suite's figures, laid out."""
+    figures = []
+    for _, caption, figure in SUITES[name].figures(measured):
+        assert caption.endswith(".")
         assert svg(figure).startswith("<?xml")
-    assert file_name == name
-    assert caption.endswith(".")
-    assert all(ax.get_xlabel() for ax in figure.axes)
+        assert all(ax.get_xlabel() for ax in figure.axes[-1:])
+        figures.append(figure)
+    return figures
+
+
+def overlapping(ax: Any) -> list[tuple[str, str]]:
+    """Neighbouring tick labels of an axis that overlap in its figure."""
+    found = []
+    for axis in (ax.xaxis, ax.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        labels = [
+            tick.label1
+            for tick in axis.get_major_ticks()
+            if tick.label1.get_text()
+            and tick.label1.get_visible()
+            and low <= tick.get_loc() <= high
+        ]
+        for one, other in pairwise(labels):
+            if one.get_window_extent().overlaps(other.get_window_extent()):
+                found.append((one.get_text(), other.get_text()))
+    return found
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_no_tick_labels_overlap_whatever_the_times(scale: float) -> None:
+    methods = ["ar", "auto", "prompt-lookup", "lookahead:window=7,ngram=5,guesses=7", "jacobi"]
+    phases = {name: scale * value for name, value in PHASES.items()}
+    runs = [
+        run(
+            name,
+            f"{category}-{i}",
+            99,
+            scale / i,
+            category=category,
+            phase_seconds=phases,
+            tokens_histogram={1: 5, 20: 2},
+        )
+        for name in methods
+        for category in ("chat", "edit-code", "summarise")
+        for i in (1, 2)
+    ]
+    sizes = [1, 2, 3, 4, 8, 16, 32, 64]
+    curves = [Curve(n, sizes, [scale * (1 + n / 4096 + r / 8) for r in sizes]) for n in (0, 8192)]
+    figures = drawn("builtin", results(*runs)) + drawn("cost", results(curves=curves))
+    assert len(figures) == 4
+    assert [overlapping(ax) for figure in figures for ax in figure.axes] == [[]] * 9
+
+
+def test_equal_points_of_several_series_are_all_seen() -> None:
+    (figure,) = drawn("scaling", measured(*CONSTANT))
+    points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"][:2]
+    assert [list(line.get_ydata()) for line in points] == [[1.2, 1.2, 1.2]] * 2
+    assert [line.get_fillstyle() for line in points] == ["none", "none"]
+    assert [line.get_marker() for line in points] == ["o", "s"]
+    assert points[0].get_markersize() > points[1].get_markersize()
+
+
+def test_the_legend_of_constant_data_shows_no_trend() -> None:
+    (figure,) = drawn("scaling", measured(*CONSTANT))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "N = 3: 1.20 for every W",
+        "N = 5: 1.20 for every W",
+        "N = 7",
+    ]
+    low, high = figure.axes[0].get_ylim()
+    assert high - low > 0.5
