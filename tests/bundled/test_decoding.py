@@ -30,10 +30,7 @@ def methods(*texts: str) -> list[Method]:
 
 
 METHODS = methods(
-    "prompt-lookup",
-    "prompt-lookup:branches=4",
-    "jacobi:guesses=4",
-    "lookahead:window=5,guesses=5",
+    "prompt-lookup", "prompt-lookup:branches=4", "jacobi:guesses=4", "lookahead:window=5,guesses=5"
 )
 ON_TWO_CATEGORIES = methods(
     "lookahead",

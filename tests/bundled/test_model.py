@@ -123,10 +123,7 @@ def test_the_template_puts_a_control_token_before_each_message_and_one_after(
     assert template is not None
     rendered = jinja2.Template(template.decode()).render(
         bos_token="<s>",
-        messages=[
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Hello"},
-        ],
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
         add_generation_prompt=True,
     )
     assert rendered == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"

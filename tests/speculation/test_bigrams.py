@@ -152,11 +152,7 @@ def test_out_is_the_exact_file_name(
     ],
 )
 def test_options_that_give_no_table_are_refused_before_the_model_is_loaded(
-    text: Path,
-    tmp_path: Path,
-    flags: list[str],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+    text: Path, tmp_path: Path, flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = {"TEXT": text, "EMPTY": tmp_path / "empty.txt", "BINARY": tmp_path / "b.bin"}
     paths["FOLDER"] = tmp_path / "folder"

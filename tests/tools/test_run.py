@@ -98,9 +98,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_root_without_sudo_installs_what_is_missing_once(
-    machine: Machine,
-) -> None:
+def test_root_without_sudo_installs_what_is_missing_once(machine: Machine) -> None:
     machine.add("apt-get", APT_GET)
     code, calls, errors = machine.run("chat", "--model", "a b")
     assert (code, errors) == (

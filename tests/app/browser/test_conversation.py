@@ -102,9 +102,7 @@ def test_retrying_an_earlier_turn_asks_first(chat: Chat) -> None:
     assert chat.page.locator(".turn").count() == 3
 
 
-def test_an_edited_message_keeps_its_indentation_and_hides_retry(
-    chat: Chat,
-) -> None:
+def test_an_edited_message_keeps_its_indentation_and_hides_retry(chat: Chat) -> None:
     chat.ask("    keep\n  this")
     chat.page.hover(".turns .user")
     chat.page.click("[data-action=edit]")

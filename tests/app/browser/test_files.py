@@ -137,9 +137,7 @@ def test_an_undone_message_does_not_mix_with_unsent_text(chat: Chat) -> None:
     assert chat.page.input_value("#box textarea") == ""
 
 
-def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(
-    chat: Chat,
-) -> None:
+def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(chat: Chat) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.never_end()
     chat.page.evaluate(DROP, {"kind": "drop", **FOX})

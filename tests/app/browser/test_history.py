@@ -204,9 +204,7 @@ def test_a_message_after_undo_replaces_the_undone_one(chat: Chat) -> None:
     wait_for_titles(chat, "a dog", "a cat")
 
 
-def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(
-    chat: Chat,
-) -> None:
+def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(chat: Chat) -> None:
     chat.ask("a cat")
     new_chat(chat)
     chat.begin_endless("a dog")

@@ -52,9 +52,7 @@ def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
         assert chat.page.locator(".turn").count() == 0
 
 
-def test_a_message_that_arrives_after_a_later_new_chat_is_ignored(
-    chat: Chat,
-) -> None:
+def test_a_message_that_arrives_after_a_later_new_chat_is_ignored(chat: Chat) -> None:
     chat.ask("a cat")
     held: list[Any] = []
     is_message = "**/run/predict"

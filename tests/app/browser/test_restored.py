@@ -46,9 +46,7 @@ def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
     assert chat.retry().endswith(" · length limit")
 
 
-def test_a_reply_interrupted_by_a_reload_can_be_continued(
-    chat: Chat,
-) -> None:
+def test_a_reply_interrupted_by_a_reload_can_be_continued(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")
     chat.page.wait_for_function("sessionStorage.getItem('conversation')?.includes('pieces\": [[')")
@@ -123,9 +121,7 @@ def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) 
     assert last.last("code") == "auto"
 
 
-def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(
-    chat: Chat,
-) -> None:
+def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [aria-current]")
     chat.page.evaluate("sessionStorage.removeItem('conversation')")

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_history import (
-    KEPT,
-    accept_dialogs,
-    new_chat,
-    titles,
-    wait_for_titles,
-)
+from tests.app.browser.test_history import KEPT, accept_dialogs, new_chat, titles, wait_for_titles
 
 OLD = """(chats) => {
   for (const { name, text } of chats) localStorage.setItem(`speculation:chat:${name}`, text);

@@ -90,9 +90,7 @@ def test_an_unsent_edit_survives_new_chat_and_a_reload(chat: Chat) -> None:
     assert chat.page.locator(FORM).count() == 0
 
 
-def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(
-    chat: Chat,
-) -> None:
+def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(chat: Chat) -> None:
     begin_two_chats(chat)
     new_chat(chat)
     chat.page.fill("#box textarea", "a fox")
