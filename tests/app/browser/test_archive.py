@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_history import KEPT, accept_dialogs, new_chat, titles, wait_for_titles
+from tests.app.browser.test_history import titles
 from tests.app.browser.test_store import old_chat, turns
 
 
@@ -34,13 +34,13 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     for said in ("a cat", "a “dog”\n</script>"):
         chat.ask(said)
         chat.page.wait_for_selector("#chats [aria-current]")
-        new_chat(chat)
-    wait_for_titles(chat, "a “dog” </script>", "a cat")
+        chat.new_chat()
+    chat.wait_for_titles("a “dog” </script>", "a cat")
     chat.page.get_by_role("button", name="Rename a cat").click()
     chat.page.keyboard.type("Of cats")
     chat.page.keyboard.press("Enter")
-    wait_for_titles(chat, "a “dog” </script>", "Of cats")
-    kept = chat.page.evaluate(KEPT)
+    chat.wait_for_titles("a “dog” </script>", "Of cats")
+    kept = chat.kept()
     data = export_all(chat, tmp_path / "chats.json")
     assert chat.page.inner_text("#chats .status") == "Exported 2 chats."
     assert (data["format"], data["version"]) == ("speculation-chats", 1)
@@ -50,15 +50,13 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     ]
     assert [c["turns"] for c in data["chats"]] == [json.loads(text) for text in kept]
 
-    accept_dialogs(chat)
+    chat.answer_dialogs()
     chat.page.get_by_role("button", name="Delete Of cats").click()
-    wait_for_titles(chat, "a “dog” </script>")
+    chat.wait_for_titles("a “dog” </script>")
     said = import_file(chat, tmp_path / "chats.json")
     assert said == "Imported 1 chat; 1 chat already here, unchanged or newer."
-    wait_for_titles(chat, "a “dog” </script>", "Of cats")
-    assert [json.loads(text) for text in chat.page.evaluate(KEPT)] == [
-        json.loads(text) for text in kept
-    ]
+    chat.wait_for_titles("a “dog” </script>", "Of cats")
+    assert [json.loads(text) for text in chat.kept()] == [json.loads(text) for text in kept]
     chat.page.click("#chats [data-open]:has-text('Of cats')")
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
@@ -72,7 +70,7 @@ def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     chat: Chat, tmp_path: Path
 ) -> None:
     chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.wait_for_titles("a cat")
     data = export_all(chat, tmp_path / "chats.json")
     (one,) = data["chats"]
     chat.ask("a dog", 2)
@@ -84,9 +82,8 @@ def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     (tmp_path / "newer.json").write_text(json.dumps({**data, "chats": [newer]}))
     assert import_file(chat, tmp_path / "newer.json") == "Imported 1 chat."
     chat.ask("a hen", 3)
-    wait_for_titles(chat, "a cat", "a cat")
-    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
-    assert said == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
+    chat.wait_for_titles("a cat", "a cat")
+    assert chat.kept_messages() == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
 
 
 UNREADABLE = {
@@ -120,7 +117,7 @@ def test_nothing_is_imported_from_an_unreadable_file_and_the_page_says_why(
 def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
     chat: Chat, tmp_path: Path
 ) -> None:
-    accept_dialogs(chat)
+    chat.answer_dialogs()
     chat.ask("a cat")
     for i, at in enumerate((1e300, -1, "1", None)):
         one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
@@ -131,9 +128,9 @@ def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
         )
         chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
         chat.reload()
-        wait_for_titles(chat, "a cat", "a")
+        chat.wait_for_titles("a cat", "a")
         chat.page.get_by_role("button", name="Delete a", exact=True).click()
-        wait_for_titles(chat, "a cat")
+        chat.wait_for_titles("a cat")
 
 
 def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ def test_drafted_tokens_are_coloured_on_request_or_underlined_if_the_system_forc
     chat: Chat,
 ) -> None:
     chat.choose_method("Prompt lookup")  # auto may find drafts not worth it here
-    chat.unfold("Sampling")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
+    chat.set_grammar('root ::= "the cat saw the cat saw the cat saw **the** cat"')
     chat.ask("hi")
     assert chat.last(".text") == "the cat saw the cat saw the cat saw the cat"
     drafted = chat.page.locator(".turn .drafted")

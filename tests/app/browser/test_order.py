@@ -15,7 +15,7 @@ def test_an_empty_message_changes_nothing(chat: Chat) -> None:
             chat.say(text)  # its effect arrives on the stream
         chat.wait_for_streams()
         chat.settle()
-        assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
+        assert chat.said() == ["a cat"]
         assert chat.page.inner_text("#header b")
     assert chat.page.input_value("#box textarea") == "  "
     assert chat.ask("a dog", 2)
@@ -28,7 +28,7 @@ def test_text_typed_right_after_sending_stays_in_the_box(chat: Chat) -> None:
     chat.page.keyboard.type("and a dog")
     held[0].continue_()
     chat.wait_for_reply()
-    assert chat.page.locator(".said").all_inner_texts() == ["a cat"]
+    assert chat.said() == ["a cat"]
     assert chat.page.input_value("#box textarea") == "and a dog"
 
 
@@ -46,8 +46,7 @@ def test_a_new_chat_right_after_a_message_ends_it_too(chat: Chat) -> None:
     for _ in range(3):
         with chat.page.expect_request("**/queue/join*"):  # the call for the reply
             chat.say("a cat")
-            chat.page.click("#new")
-        chat.page.wait_for_selector(".welcome:visible")
+            chat.new_chat()
         chat.page.wait_for_selector("#box .submit-button")
         assert chat.page.locator(".turn").count() == 0
 
@@ -65,15 +64,14 @@ def test_a_message_that_arrives_after_a_later_new_chat_is_ignored(chat: Chat) ->
 
     chat.page.route(is_message, hold)
     chat.say("a dog")
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
+    chat.new_chat()
     with chat.page.expect_request("**/queue/data*"):  # the call for the reply, after that one
         held[0].continue_()
     chat.page.unroute(is_message)
     chat.settle()
     chat.wait_for_streams()
     chat.ask("a bird")
-    assert chat.page.locator(".said").all_inner_texts() == ["a bird"]
+    assert chat.said() == ["a bird"]
 
 
 def test_a_second_tab_gets_its_reply_while_the_first_one_runs(

@@ -16,8 +16,7 @@ def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
     assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
     chat.ask("a dog", 2)
     assert chat.last("code") == "lookahead:window=5"
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
+    chat.new_chat()
     chat.reload()
     assert chat.page.is_visible(".welcome")
 
@@ -89,8 +88,7 @@ def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
     chat.ask("a cat" + " and a dog" * 6000)
     assert "too long for the browser to save" in chat.page.inner_text("#transcript .unsaved")
     chat.page.evaluate("sessionStorage.removeItem('other')")
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
+    chat.new_chat()
     chat.ask("a dog")
     assert not chat.page.is_visible("#transcript .unsaved")
 
@@ -136,5 +134,5 @@ def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(chat: Ch
     chat.reload()
     chat.say("a dog")
     chat.wait_for_reply(2)
-    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    assert chat.said() == ["a cat", "a dog"]
     assert chat.page.locator("#chats li").count() == 1

@@ -23,9 +23,7 @@ def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_c
     chat = Chat(browser, small)
     heard = "document.querySelector('#transcript [role=status].unseen').textContent"
     line = chat.page.locator(".left-out")
-    chat.unfold("Sampling")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", 'root ::= "yes"')
+    chat.set_grammar('root ::= "yes"')
     for n in range(1, 5):
         assert "left out" not in chat.ask("abcdefgh"[n] * 39, n)
     assert line.count() == 0
