@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Iterator
 
-import jinja2
 import llama_cpp
 import pytest
 import sentencepiece
 
+from batching.llama.model import Model
+from speculation.chat.template import chat_text
 from tests.support.paths import MODELS
 
 GGUF = MODELS / "speculation-14m-q8_0.gguf"
@@ -68,82 +68,42 @@ def held_out_lines() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[llama_cpp.llama_model_p]:
-    parameters = llama_cpp.llama_model_default_params()
-    loaded = llama_cpp.llama_model_load_from_file(str(GGUF).encode(), parameters)
-    assert loaded, f"{GGUF} does not load"
-    yield loaded
-    llama_cpp.llama_model_free(loaded)
+def model() -> Iterator[Model]:
+    with Model(GGUF) as model:
+        yield model
 
 
-@pytest.fixture(scope="module")
-def vocab(model: llama_cpp.llama_model_p) -> llama_cpp.llama_vocab_p:
-    found: llama_cpp.llama_vocab_p = llama_cpp.llama_model_get_vocab(model)
-    return found
+def tokenize(model: Model, text: str) -> list[int]:
+    return model.tokenize(text, add_special=False)
 
 
-def tokenize(vocab: llama_cpp.llama_vocab_p, text: str, *, special: bool = False) -> list[int]:
-    """llama.cpp's tokens, without the beginning-of-sequence token."""
-    data = text.encode()
-    tokens = (ctypes.c_int32 * (len(data) + 8))()
-    n = llama_cpp.llama_tokenize(vocab, data, len(data), tokens, len(tokens), False, special)
-    assert n >= 0
-    return list(tokens[:n])
-
-
-def test_sentencepiece_and_llama_cpp_tokenize_held_out_text_alike(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
+def test_sentencepiece_and_llama_cpp_tokenize_held_out_text_alike(model: Model) -> None:
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(TOKENIZER))
     for line in held_out_lines():
-        assert tokenize(vocab, line) == tokenizer.encode(line), line
+        assert tokenize(model, line) == tokenizer.encode(line), line
 
 
-def test_every_byte_has_a_token_so_that_no_text_aborts_the_process(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
-    texts = [llama_cpp.llama_vocab_get_text(vocab, 6 + byte) for byte in range(256)]
+def test_every_byte_has_a_token_so_that_no_text_aborts_the_process(model: Model) -> None:
+    texts = [llama_cpp.llama_vocab_get_text(model.vocab, 6 + byte) for byte in range(256)]
     assert texts == [b"<0x%02X>" % byte for byte in range(256)]
-    assert tokenize(vocab, "\U0010fffd") == [6 + byte for byte in b"\xf4\x8f\xbf\xbd"]
+    assert tokenize(model, "\U0010fffd") == [6 + byte for byte in b"\xf4\x8f\xbf\xbd"]
 
 
-def test_the_file_is_small_enough_to_bundle() -> None:
+def test_the_model_is_a_small_llama_with_a_context_of_2048_and_one_end_token(model: Model) -> None:
     assert GGUF.stat().st_size <= 16_000_000
+    assert model.metadata("general.architecture") == "llama"
+    assert model.n_ctx_train == 2048
+    assert model.ends == {2}
+    assert llama_cpp.llama_vocab_get_text(model.vocab, 2) == b"<|end|>"
 
 
-def test_the_model_is_a_llama_with_a_context_of_2048(model: llama_cpp.llama_model_p) -> None:
-    assert metadata(model, "general.architecture") == "llama"
-    assert llama_cpp.llama_model_n_ctx_train(model) == 2048
+def test_the_template_puts_a_control_token_before_each_message_and_one_after(model: Model) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    text = chat_text(model, messages)
+    assert text == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
 
 
-def test_the_template_puts_a_control_token_before_each_message_and_one_after(
-    model: llama_cpp.llama_model_p,
-) -> None:
-    template = llama_cpp.llama_model_chat_template(model, None)
-    assert template is not None
-    rendered = jinja2.Template(template.decode()).render(
-        bos_token="<s>",
-        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
-        add_generation_prompt=True,
-    )
-    assert rendered == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
-
-
-def test_template_markers_are_single_tokens_that_plain_text_cannot_produce(
-    vocab: llama_cpp.llama_vocab_p,
-) -> None:
+def test_template_markers_are_single_tokens_that_plain_text_cannot_produce(model: Model) -> None:
     markers = "<s><|end|><|system|><|user|><|assistant|>"
-    assert tokenize(vocab, markers, special=True) == [1, 2, 3, 4, 5]
-    assert min(tokenize(vocab, markers)) > 5
-
-
-def test_only_the_end_token_and_no_role_ends_generation(vocab: llama_cpp.llama_vocab_p) -> None:
-    ends = [t for t in range(4096) if llama_cpp.llama_vocab_is_eog(vocab, t)]
-    assert ends == [2]
-    assert llama_cpp.llama_vocab_get_text(vocab, 2) == b"<|end|>"
-
-
-def metadata(model: llama_cpp.llama_model_p, key: str) -> str:
-    buffer = ctypes.create_string_buffer(256)
-    assert llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer)) >= 0
-    return buffer.value.decode()
+    assert model.tokenize(markers, add_special=False, parse_special=True) == [1, 2, 3, 4, 5]
+    assert min(tokenize(model, markers)) > 5
