@@ -147,6 +147,11 @@ class Chat:
         self.say(text)
         return self.wait_for_reply(n_turns)
 
+    def ask_saved(self, text: str) -> None:
+        """Begin the only chat, and wait until it is listed."""
+        self.ask(text)
+        self.wait_for_titles(text)
+
     def retry(self) -> str:
         """Retry the only reply; return its stats line."""
         self.page.hover(".turns .reply")
@@ -225,13 +230,6 @@ class Chat:
         """Type a value that is not in the list into a field of the Model section."""
         self.page.fill(f"#{field} input", value)
         self.page.press(f"#{field} input", "Enter")
-
-    def load(self, header: str, **fields: str) -> None:
-        """Fill fields of the Model section, load, and wait for what the header then shows."""
-        for name, value in fields.items():
-            self.page.fill(f"#{name} input", value)
-        self.page.click("#load")
-        self.page.wait_for_selector(f"#header{header}")
 
     def new_chat(self) -> None:
         self.page.click("#new")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.app.browser.chat import Chat
 from tests.app.browser.test_history import titles
-from tests.app.browser.test_store import old_chat, turns
+from tests.app.browser.test_store import fill, turns
 
 
 def export_all(chat: Chat, path: Path) -> dict[str, Any]:
@@ -69,8 +69,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
 def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     chat: Chat, tmp_path: Path
 ) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.ask_saved("a cat")
     data = export_all(chat, tmp_path / "chats.json")
     (one,) = data["chats"]
     chat.ask("a dog", 2)
@@ -86,20 +85,21 @@ def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     assert chat.kept_messages() == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
 
 
+def one_chat(name: str, at: object, **more: object) -> dict[str, Any]:
+    return {"name": name, "title": name, "at": at, "turns": json.loads(turns(name)), **more}
+
+
+def export_of(*chats: dict[str, Any]) -> str:
+    return json.dumps({"format": "speculation-chats", "version": 1, "chats": chats})
+
+
 UNREADABLE = {
     '{"format": "speculation-chats", "ver': "it is not JSON or is incomplete",
     "[1]": "it is not an export of chats",
     '{"format": "speculation-chats", "version": 2, "chats": []}': "a newer version of this",
     '{"format": "speculation-chats", "version": 1}': "it has no chats",
-    json.dumps(
-        {
-            "format": "speculation-chats",
-            "version": 1,
-            "chats": [
-                {"name": "a", "title": "a", "at": 1, "turns": json.loads(turns("a"))},
-                {"name": "b", "title": "b", "at": 1, "turns": [{"user": "b", "reply": 3}]},
-            ],
-        }
+    export_of(
+        one_chat("a", 1), one_chat("b", 1, turns=[{"user": "b", "reply": 3}])
     ): "its chat 2 has turns that cannot be read",
 }
 
@@ -120,9 +120,8 @@ def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
     chat.answer_dialogs()
     chat.ask("a cat")
     for i, at in enumerate((1e300, -1, "1", None)):
-        one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
-        data = {"format": "speculation-chats", "version": 1, "chats": [one]}
-        (tmp_path / f"{i}.json").write_text(json.dumps(data))
+        one = one_chat("a", at)
+        (tmp_path / f"{i}.json").write_text(export_of(one))
         assert import_file(chat, tmp_path / f"{i}.json") == (
             f"{i}.json cannot be imported: its chat 1 has no valid name, title or date."
         )
@@ -133,20 +132,14 @@ def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
         chat.wait_for_titles("a cat")
 
 
-def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:
-    chat.page.evaluate(
-        """async (turns) => {
-          for (let i = 0; i < 999; i++) {
-            await store.add({ name: `old-${i}`, title: `old ${i}`, at: 1e12 - i }, turns);
-          }
-        }""",
-        turns("an old one"),
-    )
-    chats = [old_chat(name, at) for name, at in (("a fox", 1000), ("a hen", 2000))]
-    for one in chats:
-        one["turns"] = json.loads(one.pop("text"))
-    data = {"format": "speculation-chats", "version": 1, "chats": chats}
-    (tmp_path / "chats.json").write_text(json.dumps(data))
-    assert import_file(chat, tmp_path / "chats.json") == ("Imported 1 chat; no room for 1 chat.")
+def test_beyond_1000_chats_a_new_one_replaces_the_oldest_but_an_import_none(
+    chat: Chat, tmp_path: Path
+) -> None:
+    fill(chat, 999, 1)
+    (tmp_path / "chats.json").write_text(export_of(one_chat("a fox", 1), one_chat("a hen", 2)))
+    assert import_file(chat, tmp_path / "chats.json") == "Imported 1 chat; no room for 1 chat."
     chat.page.wait_for_selector("#chats li:last-child [data-open]:text-is('a hen')")
     assert chat.page.locator("#chats li").count() == 1000
+    chat.ask("a cat")
+    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “a hen”')")
+    assert len(chat.page.evaluate("store.list()")) == 1000

@@ -28,13 +28,11 @@ def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     other.wait_for_selector(".said:has-text('a cat')")
     other.close()
 
-    chat.page.click("#chats [data-open]:has-text('a cat')")
-    chat.page.wait_for_selector(".said:has-text('a cat')")
+    chat.open_chat("a cat")
     assert (chat.wait_for_reply(), chat.last(".text")) == (stats, text)
     chat.ask("and a fox", 2)
     chat.page.wait_for_selector("#chats li:first-child [data-open]:has-text('a cat')")
-    chat.page.click("#chats [data-open]:has-text('a dog')")
-    chat.page.wait_for_selector(".said:has-text('a dog')")
+    chat.open_chat("a dog")
     chat.wait_for_reply()
     assert titles(chat) == ["a cat is here", "a dog"]  # opening alone does not change the order
     asked = chat.answer_dialogs()
@@ -45,8 +43,7 @@ def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
 
 
 def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.ask_saved("a cat")
     focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
     chat.page.get_by_role("button", name="Rename a cat").click()
     title = chat.page.get_by_role("textbox", name="Title")
@@ -81,11 +78,7 @@ def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
     title.fill("")
     title.press("Enter")
     chat.wait_for_titles("a cat")  # an empty title restores the default
-
-
-def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
-    chat.begin_endless("a cat")
-    chat.wait_for_titles("a cat")
+    chat.begin_endless("a fox")  # while it is saved, the title can be edited
     chat.page.get_by_role("button", name="Rename a cat").click()
     chat.page.keyboard.type("Of ")
     size = "store.list().then(([chat]) => chat.size)"
@@ -95,7 +88,7 @@ def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
     chat.page.keyboard.press("Enter")
     chat.wait_for_titles("Of cats")
     chat.page.click("#box .stop-button")
-    chat.wait_for_reply()
+    chat.wait_for_reply(4)
     chat.wait_for_titles("Of cats")
 
 
@@ -124,8 +117,7 @@ def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
         chat.wait_for_titles(*expected)
         assert found.inner_text() == f"{len(expected)} of 3"
     search.fill("meow")
-    chat.page.click("#chats [data-open]:has-text('a Cat')")
-    chat.page.wait_for_selector(".said:has-text('a Cat')")
+    chat.open_chat("a Cat")
     chat.wait_for_titles("a Cat")
     assert search.input_value() == "meow"
     search.press("Escape")
@@ -133,41 +125,29 @@ def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
     assert found.inner_text() == ""
 
 
-def test_chats_are_not_saved_if_saving_is_off(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.page.wait_for_selector("#chats [data-open]")
-    asked = chat.answer_dialogs()
-    chat.page.get_by_label("Save chats in this browser").uncheck()
-    assert asked == ["Delete the saved chat?"]
-    chat.ask("a dog", 2)
-    assert chat.saved() == []
+def test_each_tabs_version_of_a_chat_is_saved_even_if_another_tab_deleted_it(chat: Chat) -> None:
+    chat.ask_saved("a cat")
+    other = chat.other_tab()
+    other.once("dialog", lambda dialog: dialog.accept())
+    other.click("#chats [data-remove]")
     chat.wait_for_titles()
-    assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
-    chat.reload()  # the tab still has its chat
-    assert chat.said() == ["a cat", "a dog"]
-
-
-def test_the_latest_version_of_each_tabs_chat_is_saved(chat: Chat) -> None:
-    chat.ask("a cat")
+    chat.ask("a dog", 2)
     chat.wait_for_titles("a cat")
-    tabs = [chat.page, chat.context.new_page()]
-    tabs[1].goto(chat.page.url)
-    tabs[1].click("#chats [data-open]:has-text('a cat')")
-    for page, said in zip(tabs, ("a dog", "a fox"), strict=True):
-        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a cat')")
+    assert chat.kept_messages() == [["a cat", "a dog"]]
+    other.click("#chats [data-open]:has-text('a cat')")
+    for page, said in ((chat.page, "a fox"), (other, "a hen")):
+        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a dog')")
         page.fill("#box textarea", said)
         page.press("#box textarea", "Enter")
-        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(2) .stats")
+        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(3) .stats")
     chat.wait_for_titles("a cat", "a cat")
-    assert chat.kept_messages() == [["a cat", "a dog"], ["a cat", "a fox"]]
+    assert chat.kept_messages() == [["a cat", "a dog", "a fox"], ["a cat", "a dog", "a hen"]]
 
 
 def test_a_message_after_undo_replaces_the_undone_one(chat: Chat) -> None:
     chat.ask("a cta")
-    chat.page.click("[data-action=undo]")
-    chat.page.wait_for_selector(".welcome:visible")
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.undo()
+    chat.ask_saved("a cat")
     chat.page.click("[data-action=undo]")
     chat.new_chat()
     chat.ask("a dog")
@@ -179,10 +159,8 @@ def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(chat: Cha
     chat.new_chat()
     chat.begin_endless("a dog")
     begun = chat.last(".text")
-    chat.page.click("#chats [data-open]:has-text('a cat')")
-    chat.page.wait_for_selector(".said:has-text('a cat')")
-    chat.page.click("#chats [data-open]:has-text('a dog')")
-    chat.page.wait_for_selector(".said:has-text('a dog')")
+    chat.open_chat("a cat")
+    chat.open_chat("a dog")
     assert chat.wait_for_reply().endswith(" · stopped")
     assert chat.last(".text").startswith(begun)
 

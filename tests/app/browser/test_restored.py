@@ -5,35 +5,28 @@ from __future__ import annotations
 from tests.app.browser.chat import Chat
 
 
-def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
+def test_a_reloaded_page_has_its_chat_settings_and_unsent_text(chat: Chat) -> None:
     chat.choose_method("Lookahead")
-    chat.unfold("Parameters")
+    chat.unfold("Parameters", "System prompt")
     chat.set("window", "5")
     stats = chat.ask("a <b>cat</b>")
     text = chat.last(".text")
+    chat.page.uncheck("#colour input")
+    chat.page.fill("#system textarea", "Be brief.")
+    chat.page.fill("#box textarea", "half a sent")
+    chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
     chat.reload()
     assert chat.wait_for_reply() == stats
     assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
+    chat.unfold("System prompt")
+    chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
+    assert chat.page.input_value("#box textarea") == "half a sent"
+    assert not chat.page.is_checked("#colour input")
     chat.ask("a dog", 2)
     assert chat.last("code") == "lookahead:window=5"
     chat.new_chat()
     chat.reload()
     assert chat.page.is_visible(".welcome")
-
-
-def test_settings_and_unsent_text_are_saved_without_a_reply(chat: Chat) -> None:
-    chat.page.uncheck("#colour input")
-    chat.unfold("System prompt")
-    chat.page.fill("#system textarea", "Be brief.")
-    chat.page.fill("#box textarea", "half a sent")
-    chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
-    chat.reload()
-    chat.unfold("System prompt")
-    chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
-    assert chat.page.input_value("#box textarea") == "half a sent"
-    assert not chat.page.is_checked("#colour input")
-    chat.ask("a cat")
-    assert chat.page.locator(".text.markdown").count() == 1
 
 
 def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
@@ -55,10 +48,8 @@ def test_a_reply_interrupted_by_a_reload_can_be_continued(chat: Chat) -> None:
     assert kept
     chat.reload()
     assert chat.last(".text").startswith(kept)
-    chat.unfold("Sampling")
+    chat.set_grammar("")
     chat.set("Max tokens", "5")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", "")
     begun = chat.last(".text")
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('first token')")
@@ -95,9 +86,8 @@ def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
 
 def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) -> None:
     chat.choose_method("Lookahead")
-    chat.unfold("Parameters")
+    chat.unfold("Parameters", "System prompt")
     chat.set("window", "5")
-    chat.unfold("System prompt")
     chat.page.fill("#system textarea", "Be brief.")
     chat.page.fill("#box textarea", "half a sent")
     chat.page.wait_for_function("store.fields()?.includes('Be brief.')")

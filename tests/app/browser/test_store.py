@@ -91,23 +91,30 @@ def fill(chat: Chat, n: int, size: int) -> None:
     )
 
 
-def test_chats_of_earlier_versions_are_migrated_once(chat: Chat) -> None:
-    older = [old_chat("a fox", 2000, named=True), old_chat("a hen", 1000)]
+def test_chats_of_earlier_versions_are_migrated_once_and_can_be_continued(chat: Chat) -> None:
+    older = [old_chat("a fox", 3000), old_chat("a hen", 2000, named=True), old_chat("a cow", 1000)]
     chat.page.evaluate(OLD, older)
+    chat.page.evaluate(  # the first one is open
+        "(text) => { sessionStorage.setItem('conversation', text);"
+        " sessionStorage.setItem('chat', 'a fox'); sessionStorage.removeItem('versions'); }",
+        turns("a fox"),
+    )
+    chat.reload()
+    chat.page.wait_for_selector(".said:text-is('a fox')")
+    chat.wait_for_titles("a fox", "a hen", "a cow")
+    assert chat.page.evaluate(LEFT) == []
+    assert chat.kept() == [turns("a fox"), turns("a hen"), turns("a cow")]
+    chat.ask("and a dog", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 3000)")
+    asked = chat.answer_dialogs()
+    chat.page.get_by_role("button", name="Delete a cow").click()
+    chat.wait_for_titles("a fox", "a hen")
     chat.reload()
     chat.wait_for_titles("a fox", "a hen")
-    assert chat.page.evaluate(LEFT) == []
-    assert chat.kept() == [turns("a fox"), turns("a hen")]
-    asked = chat.answer_dialogs()
-    chat.page.get_by_role("button", name="Delete a fox").click()
-    chat.wait_for_titles("a hen")
-    chat.reload()
-    chat.wait_for_titles("a hen")
-    chat.page.click("#chats [data-open]:has-text('a hen')")
-    chat.page.wait_for_selector(".said:text-is('a hen')")
+    chat.open_chat("a hen")
     chat.ask("and a dog", 2)
     chat.page.wait_for_selector("#chats [aria-current]:has-text('a hen')")
-    assert len(titles(chat)) == len(asked) == 1
+    assert (len(titles(chat)), len(asked)) == (2, 1)
 
 
 def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
@@ -130,21 +137,6 @@ def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     assert sorted(chat.kept()) == expected
     assert chat.page.evaluate(LEFT) == []
     assert chat.page.inner_text("#chats .trouble") == ""
-
-
-def test_the_open_chat_of_an_earlier_version_continues_under_its_name(chat: Chat) -> None:
-    chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
-    chat.page.evaluate(
-        "(text) => { sessionStorage.setItem('conversation', text);"
-        " sessionStorage.setItem('chat', 'a fox'); sessionStorage.removeItem('versions'); }",
-        turns("a fox"),
-    )
-    chat.reload()
-    chat.page.wait_for_selector(".said:text-is('a fox')")
-    chat.wait_for_titles("a fox")
-    chat.ask("and a dog", 2)
-    chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 2000)")
-    chat.wait_for_titles("a fox")
 
 
 def test_if_storage_is_full_the_oldest_chats_are_deleted_and_the_page_says_so(chat: Chat) -> None:
@@ -177,14 +169,6 @@ def test_a_chat_too_large_for_the_storage_deletes_no_others(chat: Chat) -> None:
     chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
 
 
-def test_beyond_the_limit_the_oldest_chat_is_deleted_and_the_page_says_so(chat: Chat) -> None:
-    fill(chat, 1000, 1)
-    chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
-    chat.ask("a cat")
-    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “old 999”')")
-    assert len(chat.page.evaluate("store.list()")) == 1000
-
-
 @pytest.mark.parametrize("how", FAILS)
 def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat, how: str) -> None:
     chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
@@ -207,8 +191,7 @@ def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat
 
 
 def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.ask_saved("a cat")
     other = chat.context.new_page()
     other.route("**/newer", lambda route: route.fulfill(body="<p>newer", content_type="text/html"))
     other.goto(f"{chat.page.url}newer")
@@ -225,40 +208,28 @@ def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(c
 
 
 def test_switching_saving_off_in_one_tab_applies_to_all(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
-    other = chat.other_tab()
-    other.wait_for_selector("#chats [data-open]")
-    other.on("dialog", lambda dialog: dialog.accept())
-    other.get_by_label("Save chats in this browser").uncheck()
+    chat.ask_saved("a cat")
+    other = Chat.within(chat.context, chat.page.url)
+    other.page.wait_for_selector("#chats [data-open]")
+    asked = other.answer_dialogs()
+    other.page.get_by_label("Save chats in this browser").uncheck()
+    assert asked == ["Delete the saved chat?"]
     chat.wait_for_titles()
     chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
     chat.ask("a dog", 2)
     assert chat.saved() == []
-    other.get_by_label("Save chats in this browser").check()
+    assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
+    chat.reload()  # the tab still has its chat
+    assert chat.said() == ["a cat", "a dog"]
+    other.page.get_by_label("Save chats in this browser").check()
     chat.page.wait_for_selector("#chats [type=checkbox]:checked")
     chat.ask("a fox", 3)
     chat.wait_for_titles("a cat")
-    other.wait_for_selector("#chats [data-open]:has-text('a cat')")
-    other.close()
-
-
-def test_a_chat_deleted_in_one_tab_is_saved_again_when_another_continues_it(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
-    other = chat.other_tab()
-    other.on("dialog", lambda dialog: dialog.accept())
-    other.click("#chats [data-remove]")
-    chat.wait_for_titles()
-    chat.ask("a dog", 2)
-    chat.wait_for_titles("a cat")
-    assert [len(json.loads(text)) for text in chat.kept()] == [2]
-    other.close()
+    other.wait_for_titles("a cat")
 
 
 def test_a_duplicated_tab_does_not_overwrite_the_first(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.ask_saved("a cat")
     state = chat.page.evaluate("({...sessionStorage})")
     chat.ask("a dog", 2)
     chat.page.wait_for_function(
@@ -284,13 +255,7 @@ def test_an_unsaved_chat_is_not_discarded_without_asking(chat: Chat) -> None:
     )
     chat.ask("a cat")
     chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
-    asked: list[str] = []
-
-    def dismiss(dialog: Any) -> None:
-        asked.append(dialog.message)
-        dialog.dismiss()
-
-    chat.page.once("dialog", dismiss)
+    asked = chat.answer_dialogs(accept=False)
     with chat.page.expect_event("dialog"):
         chat.page.click("#chats [data-open]")
     chat.settle()
@@ -299,3 +264,4 @@ def test_an_unsaved_chat_is_not_discarded_without_asking(chat: Chat) -> None:
     chat.new_chat()
     chat.page.click("#chats [data-open]")
     chat.page.wait_for_selector(".said:text-is('an old one')")
+    assert len(asked) == 1

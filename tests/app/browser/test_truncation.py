@@ -13,14 +13,22 @@ from tests.app.browser.chat import Chat, served
 
 @pytest.fixture(scope="module")
 def small(model: Path) -> Iterator[str]:
+    """The address of a page whose model has a context of 256 tokens."""
     with served(model, "--ctx", "256") as url:
         yield url
 
 
+@pytest.fixture
+def chat(browser: Any, small: str) -> Iterator[Chat]:
+    made = Chat(browser, small)
+    yield made
+    assert made.errors == []
+    made.close()
+
+
 def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_context(
-    browser: Any, small: str
+    chat: Chat,
 ) -> None:
-    chat = Chat(browser, small)
     heard = "document.querySelector('#transcript [role=status].unseen').textContent"
     line = chat.page.locator(".left-out")
     chat.set_grammar('root ::= "yes"')
@@ -53,12 +61,9 @@ def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_c
         chat.page.click("[data-action=undo]")
         chat.page.wait_for_selector(f".turns > :nth-child({n}):last-child")
     assert line.count() == 0
-    assert chat.errors == []
-    chat.close()
 
 
-def test_a_chat_stops_at_a_full_context_if_set_to(browser: Any, small: str) -> None:
-    chat = Chat(browser, small)
+def test_a_chat_stops_at_a_full_context_if_set_to(chat: Chat) -> None:
     chat.unfold("Sampling")
     chat.page.click("#leave-out label:has-text('stop')")
     chat.set("Max tokens", "20")
@@ -73,11 +78,9 @@ def test_a_chat_stops_at_a_full_context_if_set_to(browser: Any, small: str) -> N
     chat.reload()
     chat.unfold("Sampling")
     chat.page.wait_for_selector("#leave-out label.selected:has-text('stop')")
-    chat.close()
 
 
-def test_a_reply_that_fills_the_context_can_be_continued(browser: Any, small: str) -> None:
-    chat = Chat(browser, small)
+def test_a_reply_that_fills_the_context_can_be_continued(chat: Chat) -> None:
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
     chat.ask("a" * 100)
@@ -92,4 +95,3 @@ def test_a_reply_that_fills_the_context_can_be_continued(browser: Any, small: st
     chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('1 turn left out')")
     assert chat.last(".text").startswith(begun)
     assert chat.page.locator(".turns > :last-child .left-out").count() == 1
-    chat.close()

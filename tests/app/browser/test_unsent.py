@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_files import DROP, FOX, wait_for_files
+from tests.app.browser.test_files import drop, wait_for_files
 
 FORM = ".turn form textarea"
 
 
 def begin_two_chats(chat: Chat) -> None:
     """Make a chat about a cat and, as the current one, a chat about a dog."""
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
+    chat.ask_saved("a cat")
     chat.new_chat()
     chat.ask("a dog")
     chat.wait_for_titles("a dog", "a cat")
@@ -29,10 +28,9 @@ def edit(chat: Chat, text: str) -> None:
     chat.page.fill(FORM, text)
 
 
-def test_each_chat_has_its_unsent_message(chat: Chat) -> None:
+def test_each_chat_and_the_new_one_have_their_unsent_messages(chat: Chat) -> None:
     begin_two_chats(chat)
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-    wait_for_files(chat, "fox.txt 17 B")
+    drop(chat)
     chat.page.fill("#box textarea", "half a sentence")
     chat.open_chat("a cat")
     wait_for_box(chat, "")
@@ -43,16 +41,27 @@ def test_each_chat_has_its_unsent_message(chat: Chat) -> None:
     wait_for_files(chat, "fox.txt 17 B")
     chat.open_chat("a cat")
     wait_for_box(chat, "another half")
+    chat.new_chat()  # takes the text in the box
+    wait_for_box(chat, "another half")
+    chat.page.fill("#box textarea", "a fox")
+    chat.open_chat("a cat")
+    wait_for_box(chat, "")
+    chat.new_chat()
+    wait_for_box(chat, "a fox")
 
 
-def test_an_unsent_edit_is_restored_when_its_chat_is_opened_again(chat: Chat) -> None:
+def test_an_unsent_edit_survives_other_chats_and_a_reload_until_it_is_sent_or_cancelled(
+    chat: Chat,
+) -> None:
     begin_two_chats(chat)
     edit(chat, "two dogs")
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX, "onto": FORM})
-    wait_for_files(chat, "fox.txt 17 B", place=".turn form")
-    chat.open_chat("a cat")
-    assert chat.page.locator(FORM).count() == 0
-    chat.open_chat("a dog")
+    drop(chat, place=".turn form", onto=FORM)
+    for is_new in (True, False):
+        chat.new_chat() if is_new else chat.open_chat("a cat")
+        assert chat.page.locator(FORM).count() == 0
+        chat.open_chat("a dog")
+        chat.page.wait_for_selector(FORM)
+    chat.reload()
     chat.page.wait_for_selector(FORM)
     assert chat.page.input_value(FORM) == "two dogs"
     wait_for_files(chat, "fox.txt 17 B", place=".turn form")
@@ -60,39 +69,12 @@ def test_an_unsent_edit_is_restored_when_its_chat_is_opened_again(chat: Chat) ->
     chat.page.wait_for_selector(".turns:not(:has(.live)) .said:text-is('two dogs')")
     assert chat.page.locator(".file").count() == 1
     chat.open_chat("a cat")
-    chat.page.click("#chats [data-open]:has-text('two dogs')")
-    chat.page.wait_for_selector(".said:text-is('two dogs')")
-    assert chat.page.locator(FORM).count() == 0
-
-
-def test_an_unsent_edit_survives_new_chat_and_a_reload(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.wait_for_titles("a cat")
     edit(chat, "two cats")
-    chat.reload()
-    chat.page.wait_for_selector(FORM)
-    assert chat.page.input_value(FORM) == "two cats"
-    chat.new_chat()
-    chat.ask("a dog")
+    chat.open_chat("two dogs")
     assert chat.page.locator(FORM).count() == 0
     chat.open_chat("a cat")
     chat.page.wait_for_selector(FORM)
-    assert chat.page.input_value(FORM) == "two cats"
     chat.page.click("[data-action=cancel]")
     chat.reload()
     chat.wait_for_reply()
     assert chat.page.locator(FORM).count() == 0
-
-
-def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(chat: Chat) -> None:
-    begin_two_chats(chat)
-    chat.new_chat()
-    chat.page.fill("#box textarea", "a fox")
-    chat.open_chat("a cat")
-    wait_for_box(chat, "")
-    chat.new_chat()
-    wait_for_box(chat, "a fox")
-    chat.open_chat("a cat")
-    chat.page.fill("#box textarea", "no, a cow")
-    chat.new_chat()
-    wait_for_box(chat, "no, a cow")
