@@ -28,7 +28,8 @@ def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     other.wait_for_selector(".said:has-text('a cat')")
     other.close()
 
-    chat.open_chat("a cat")
+    chat.page.click("#chats [data-open]:has-text('a cat')")
+    chat.page.wait_for_selector(".said:has-text('a cat')")
     assert (chat.wait_for_reply(), chat.last(".text")) == (stats, text)
     chat.ask("and a fox", 2)
     chat.page.wait_for_selector("#chats li:first-child [data-open]:has-text('a cat')")

