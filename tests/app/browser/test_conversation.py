@@ -103,19 +103,6 @@ def test_unsent_text_survives_retry_undo_and_an_edit_during_a_reply(chat: Chat) 
     assert chat.page.input_value("#box textarea") == "more"
 
 
-def test_a_reply_at_the_length_limit_can_be_continued(chat: Chat) -> None:
-    chat.ask("a cat")
-    begun = chat.last(".text")
-    chat.page.click("[data-action=continue]")
-    chat.page.wait_for_function(
-        "n => document.querySelector('.text').dataset.source?.length > n"
-        " && !document.querySelector('.live')",
-        arg=len(begun),
-    )
-    assert chat.last(".text").startswith(begun)
-    assert chat.page.locator(".turn").count() == 1
-
-
 def test_a_reply_and_its_code_can_be_copied_and_a_conversation_exported(chat: Chat) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.page.uncheck("#colour input")

@@ -126,12 +126,6 @@ def test_a_reply_without_or_with_unfinished_reasoning_is_all_answer() -> None:
     assert answer_of("<think>hm") == "<think>hm"
 
 
-def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
-    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
-    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opening_of("a<|assistant|>") == ""
-
-
 def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
     for engine in (engines["thinks"], engines["opens"]):
         assert "<|assistant|>b<|end|><|user|>c" in prompt_text(engine, MESSAGES)
@@ -171,6 +165,9 @@ def test_thinking_can_be_turned_on_and_off_only_if_the_template_has_a_switch(
 def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
     engines: dict[str, Engine],
 ) -> None:
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
     reply = engines["opens"].chat("a", max_tokens=3).run()
     assert reply.opening == "<think>\n"
     assert reply.answer == reply.text  # the reasoning is not finished
@@ -189,21 +186,17 @@ def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engin
     assert tokens == model.tokenize(text, parse_special=True)
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
+def test_calls_are_rendered_in_the_form_that_the_template_expects() -> None:
+    for template, text in (
         ("{{ call.function.arguments }}", '{"x": "<"}'),
         ("{{ 'f' + call.function.arguments + ';' }}", 'f{"x": "<"};'),
         ("{{ call.function.arguments.x }}", "<"),
         ("{{ call.id }}", "1"),
         ("{% if call.id | length != 9 %}{{ raise_exception('') }}{% endif %}", ""),
-    ],
-)
-def test_calls_are_rendered_in_the_form_that_the_template_expects(template: str, text: str) -> None:
-    loop = (
-        "{% for m in messages %}{% for call in m.tool_calls %}{{ tools }}T{% endfor %}{% endfor %}"
-    )
-    assert render_messages(loop.replace("T", template), CALL_MESSAGES) == text
+    ):
+        calls = f"{{% for call in m.tool_calls %}}{{{{ tools }}}}{template}{{% endfor %}}"
+        loop = f"{{% for m in messages %}}{calls}{{% endfor %}}"
+        assert render_messages(loop, CALL_MESSAGES) == text
 
 
 def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
@@ -225,24 +218,22 @@ def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
     assert r'{"x":"<|end|>\"\n","<|end|>\"\n":1}' in text
 
 
-def test_a_template_without_tools_refuses_them(engines: dict[str, Engine]) -> None:
+def test_tools_without_a_template_and_arguments_that_are_no_object_are_refused(
+    engines: dict[str, Engine],
+) -> None:
     model = engines["thinks"].model
     for messages, tools in ((MESSAGES, [TOOL]), (CALL_MESSAGES, []), (CALL_MESSAGES[2:3], [])):
         with pytest.raises(InvalidParameter, match="chat template has no tools; leave out tools"):
             chat_prompt(model, messages, tools=tools)
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "{", 3, None])
-def test_arguments_that_are_no_object_are_refused(
-    engines: dict[str, Engine], arguments: object
-) -> None:
-    call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
-    messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
-    if arguments is None:  # as for an empty text
-        assert "add{}" in chat_text(engines["calls"].model, messages)
-        return
-    with pytest.raises(InvalidParameter, match="invalid tool call .*; each needs a function with"):
-        chat_prompt(engines["calls"].model, messages)
+    model, refused = engines["calls"].model, "invalid tool call .*; each needs a function with"
+    for arguments in ("[1]", "{", 3, None):
+        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+        messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
+        if arguments is None:  # as for an empty text
+            assert "add{}" in chat_text(model, messages)
+            continue
+        with pytest.raises(InvalidParameter, match=refused):
+            chat_prompt(model, messages)
 
 
 def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
