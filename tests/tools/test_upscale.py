@@ -232,8 +232,8 @@ def test_models_that_cannot_be_upscaled_and_the_model_as_output_are_refused(
         list(plans(["blk.0.ffn_gate_exps.weight"], 1, 2))
 
 
-def test_options_that_cannot_work_are_refused_before_the_model_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_options_that_cannot_work_or_fill_the_disk_are_refused_before_the_model_is_read(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -246,15 +246,9 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_read(
         assert shown.startswith(f"error: cannot write {out}: {reason}")
     shown = failing([*command, "--seed", "-1", "--out", str(tmp_path / "x.gguf")], capsys)
     assert shown == "error: --seed is -1; give 0 or more"
+    sizes = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
+    large = str(tmp_path / "out.gguf")
+    shown = failing(["--model", str(tiny_model), *sizes, "--out", large], capsys)
+    assert "GiB free; choose smaller sizes, a smaller --type or another disk" in shown
     assert list(tmp_path.iterdir()) == [folder]
     assert list(folder.iterdir()) == []
-
-
-def test_a_file_that_would_not_fit_on_the_disk_is_not_started(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
-    out = tmp_path / "out.gguf"
-    shown = failing(["--model", str(tiny_model), *arguments, "--out", str(out)], capsys)
-    assert "GiB free; choose smaller sizes, a smaller --type or another disk" in shown
-    assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import socket
@@ -17,7 +16,6 @@ from typing import Any
 from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
-SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the page's scripts
 # Ambiguous, so that a token takes about 3 ms: else the tiny model would soon fill its context.
 ENDLESS = f"root ::= {'a* ' * 45} a root\na ::= [a-z]"
 
@@ -84,9 +82,6 @@ class Chat:
         self.page.on("requestfinished", lambda request: self._count(request, -1))
         self.page.on("requestfailed", lambda request: self._count(request, -1))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        if SLOWDOWN > 1:
-            session = self.context.new_cdp_session(self.page)
-            session.send("Emulation.setCPUThrottlingRate", {"rate": SLOWDOWN})
         self.page.goto(address)
         self.wait_for_page()
 
