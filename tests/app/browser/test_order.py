@@ -73,8 +73,7 @@ def test_a_second_tab_gets_its_reply_while_the_first_one_runs_until_it_is_closed
     second = Chat(browser, address)
     second.begin_endless("a dog")
     chat.ask("a cat")
-    assert second.page.is_visible("#box .stop-button")
+    busy = "fetch('slots').then((r) => r.json()).then((all) => all.some((s) => s.is_processing))"
+    assert chat.page.evaluate(busy)
     second.close()
-    chat.page.wait_for_function(
-        "fetch('slots').then((r) => r.json()).then((all) => all.every((s) => !s.is_processing))"
-    )
+    chat.page.wait_for_function(f"{busy}.then((busy) => !busy)")
