@@ -53,12 +53,9 @@ def ctrl_c() -> None:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Costs measured in tests stay out of the user's cache; started programs inherit this."""
     folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("SPECULATION_CACHE")
-    os.environ["SPECULATION_CACHE"] = str(folder)
-    yield folder
-    os.environ.pop("SPECULATION_CACHE")
-    if before is not None:
-        os.environ["SPECULATION_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SPECULATION_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -255,7 +255,7 @@ def settings(request: ChatRequest, service: Service) -> dict[str, Any]:
     n_predict = -1 if request.max_tokens is None else request.max_tokens
     return {
         "seed": service.sampling.get("seed", 2**32 - 1) if not request.id else params.seed,
-        **{name: getattr(params, own) for name, own in names.items()},
+        **{name: vars(params)[own] for name, own in names.items()},
         "dynatemp_range": 0.0,
         "top_n_sigma": -1.0,
         "adaptive_target": -1.0,

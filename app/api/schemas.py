@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from itertools import pairwise
@@ -119,8 +118,9 @@ class Sampling(Model):
             "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat "
             "mirostat_tau mirostat_eta grammar json_schema"
         ).split()
-        given = {names.get(name, name): getattr(self, name) for name in fields}
-        found = {**defaults, **{k: v for k, v in given.items() if v is not None}}
+        given = self.model_dump(include=set(fields)).items()
+        known = {names.get(name, name): value for name, value in given if value is not None}
+        found = {**defaults, **known}
         if "dry_breakers" in found:
             found["dry_breakers"] = tuple(found["dry_breakers"])
         if not found.get("grammar"):
@@ -360,12 +360,3 @@ class Tokenization(Model):
 
 class Detokenization(Model):
     tokens: list[int] = Field(max_length=MOST_TOKENS)
-
-
-def as_arguments(text: str) -> dict[str, Any]:
-    """A call's arguments as an object, if they are one."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

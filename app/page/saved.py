@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from app.page.conversation import Conversation, PlainRun, Reply, Turn, stats_line
@@ -22,10 +21,13 @@ UNFINISHED = "This reply is unfinished: the page was closed or the server stoppe
 
 
 def to_text(conversation: Conversation) -> str:
-    """The turns as JSON; empty if there are none."""
+    """The turns as JSON; empty if there are none.
+
+    ``vars`` makes dicts of dataclasses; ``asdict`` would copy every token of every reply.
+    """
     if not conversation.turns:
         return ""
-    return json.dumps(conversation.turns, default=_fields, ensure_ascii=False)
+    return json.dumps(conversation.turns, default=vars, ensure_ascii=False)
 
 
 def tail_to_text(conversation: Conversation, start: int) -> str:
@@ -37,17 +39,9 @@ def tail_to_text(conversation: Conversation, start: int) -> str:
     if not turns or turns[-1].reply is None:
         return ""
     reply = turns[-1].reply
-    tail = {
-        "turn": len(turns) - 1,
-        "start": start,
-        "reply": {**_fields(reply), "pieces": reply.pieces[start:]},
-    }
-    return json.dumps(tail, default=_fields, ensure_ascii=False)
-
-
-def _fields(data: Any) -> dict[str, Any]:
-    """A dataclass as a dict. ``asdict`` would copy every token of every reply, which is slow."""
-    return {field.name: getattr(data, field.name) for field in fields(data)}
+    shown = {**vars(reply), "pieces": reply.pieces[start:]}
+    tail = {"turn": len(turns) - 1, "start": start, "reply": shown}
+    return json.dumps(tail, default=vars, ensure_ascii=False)
 
 
 def from_text(text: str | None) -> Conversation:

@@ -58,6 +58,8 @@ for written in (states, blocks, mtp, hybrid, attached):
                 assert found.token_ids == plain, method
                 print(method)
 """
+CAT = ({"role": "user", "content": "a cat"},)
+ENDLESS = {"grammar": "root ::= [a-z] root"}
 METHODS = ("ar", "auto", "prompt-lookup", "suffix", "recycling", "lookahead", "jacobi", "draft")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="not tried on Windows")
 
@@ -148,25 +150,21 @@ def test_a_worker_that_dies_ends_the_reply_and_its_successor_serves_the_next(
                 str(tiny_model), n_threads=1, flash_attn="off", rpc=f"127.0.0.1:{port}"
             )
             assert isinstance(list(backend.load(spec))[-1], Loaded)
-            running = backend.reply(request(sampling={"grammar": "root ::= [a-z] root"}))
+            running = backend.reply(ChatRequest("one", CAT, sampling=ENDLESS))
             while not isinstance(next(running), Text):
                 pass
         failed = list(running)[-1]
         assert isinstance(failed, Failed)
         assert failed.message.startswith("The engine's process ended: SIGABRT (ggml-rpc.cpp:")
         assert "Remote RPC server crashed or returned malformed response" in failed.message
-        failed = list(backend.reply(request(max_tokens=4)))[-1]
+        failed = list(backend.reply(ChatRequest("one", CAT, max_tokens=4)))[-1]
         assert isinstance(failed, Failed)
         assert f"the worker 127.0.0.1:{port} cannot be used: Failed to connect" in failed.message
         with worker(port=port):
             assert isinstance(list(backend.load(spec))[-1], Loaded)
-            assert isinstance(list(backend.reply(request(max_tokens=4)))[-1], Done)
+            assert isinstance(list(backend.reply(ChatRequest("one", CAT, max_tokens=4)))[-1], Done)
     finally:
         assert backend.close()
-
-
-def request(**options: object) -> ChatRequest:
-    return ChatRequest("one", ({"role": "user", "content": "a cat"},), **options)  # type: ignore[arg-type]
 
 
 def test_the_command_lists_the_devices_of_this_machine_and_of_workers() -> None:
@@ -186,16 +184,8 @@ def test_a_worker_open_to_the_network_warns_and_one_on_a_taken_port_does_not_sta
         f"error: 127.0.0.1, port {port}: in use, or not an address of this machine; change --port "
         "or --host\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "app.cli",
-        "rpc-worker",
-        "--host",
-        "0.0.0.0",
-        "--port",
-        str(port),
-    ]
+    open_worker = ["rpc-worker", "--host", "0.0.0.0", "--port", str(port)]
+    command = [sys.executable, "-m", "app.cli", *open_worker]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -36,19 +36,9 @@ METHODS = methods(
     "lookahead:window=5,guesses=5",
 )
 ON_TWO_CATEGORIES = methods(
-    "lookahead",
-    "draft",
-    "draft:width=3,nodes=12",
-    "recycling",
-    "medusa",
-    "medusa:choices=0.0.0/1.0/2",
-    "redrafter",
-    "redrafter:beams=1,length=3",
-    "eagle-1",
-    "eagle-2",
-    "eagle-2:top_k=1,depth=3",
-    "eagle-3",
-    "auto",
+    *"lookahead draft draft:width=3,nodes=12 recycling medusa medusa:choices=0.0.0/1.0/2".split(),
+    *"redrafter redrafter:beams=1,length=3 eagle-1 eagle-2 eagle-2:top_k=1,depth=3".split(),
+    *"eagle-3 auto".split(),
 )
 GREEDY_AND_SEEDED = pytest.mark.parametrize(
     "sampling",

@@ -41,24 +41,17 @@ def draft() -> Iterator[Model]:
         yield model
 
 
-def test_models_txt_pairs_the_draft_with_the_bundled_model() -> None:
+def test_the_draft_is_small_and_has_the_targets_vocabulary_and_template(
+    target: Engine, draft: Model
+) -> None:
     assert read_registry()["bundled"].draft == "bundled-draft"
-
-
-def test_the_vocabulary_is_the_targets(target: Engine, draft: Model) -> None:
     assert draft.n_vocab == target.model.n_vocab == 4096
     for token in range(4096):
         assert facts(draft, token) == facts(target.model, token), token
     for name in ("bos", "eos", "eot"):
         assert draft.special_token(name) == target.model.special_token(name)
-
-
-def test_the_chat_template_is_the_targets(target: Engine, draft: Model) -> None:
     assert draft.chat_template is not None
     assert draft.chat_template == target.model.chat_template
-
-
-def test_the_draft_has_at_most_a_million_parameters_and_two_megabytes(draft: Model) -> None:
     assert draft.n_params <= 1_000_000
     assert draft.description == "llama 951K Q8_0"
     assert draft.path.stat().st_size <= 2_000_000

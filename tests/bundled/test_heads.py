@@ -15,15 +15,7 @@ from speculation.chat.template import chat_prompt
 from speculation.engine import Engine
 from speculation.registry import paired_heads, resolve
 from speculation.system.console import worded
-
-QUESTIONS = (
-    "What can you do?",
-    "Repeat this: The kettle sang while Zelda counted 47 blue stamps.",
-    "Turn this into bullet points: tea, milk, sugar and bread",
-    "Greta bought 14 lamps in Oslo. Ivan lives in Lima and works as a baker. What did Greta buy?",
-    "What does brave mean?",
-    "Tell me a short story about a fox.",
-)
+from tests.bundled.test_draft import QUESTIONS
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +24,14 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_the_heads_of_all_kinds_fit_in_eight_megabytes(engine: Engine) -> None:
+def test_the_heads_of_all_kinds_fit_in_eight_megabytes_and_have_model_cards(engine: Engine) -> None:
     assert set(engine.resources.heads) == {"medusa", "redrafter", "eagle", "eagle-3"}
-    assert sum(resolve(name).stat().st_size for name in paired_heads("bundled")) <= 8_000_000
+    files = [resolve(name) for name in paired_heads("bundled")]
+    assert sum(file.stat().st_size for file in files) <= 8_000_000
+    for file in files:
+        card = file.with_suffix(".md").read_text(encoding="utf-8")
+        assert file.name in card
+        assert f"{file.stat().st_size:,} bytes" in card
 
 
 @pytest.mark.parametrize("heads", ["bundled-medusa", "bundled-eagle", "bundled-eagle3"])
@@ -45,19 +42,10 @@ def test_heads_given_as_a_model_are_refused_with_the_right_flag(
         f"{resolve(heads)} contains drafting heads, not a model; give it with --heads, and the "
         f"model it was trained for with --model"
     )
-    with pytest.raises(HeadsError) as refused:
-        Engine.load(heads)
-    assert worded(refused.value) == reason
-    with pytest.raises(HeadsError) as refused:
-        Engine.load(tiny_model, ContextParams(n_threads=1), draft_model=heads)
-    assert worded(refused.value) == reason
-
-
-def test_each_head_has_a_model_card() -> None:
-    for name in paired_heads("bundled"):
-        card = Path(resolve(name)).with_suffix(".md").read_text(encoding="utf-8")
-        assert resolve(name).name in card
-        assert f"{resolve(name).stat().st_size:,} bytes" in card
+    for model, draft_model in ((heads, None), (tiny_model, heads)):
+        with pytest.raises(HeadsError) as refused:
+            Engine.load(model, ContextParams(n_threads=1), draft_model=draft_model)
+        assert worded(refused.value) == reason
 
 
 def test_the_benchmark_finds_the_heads_paired_with_the_model(

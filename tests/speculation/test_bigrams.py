@@ -58,21 +58,20 @@ def test_the_users_own_table_takes_precedence_over_the_one_beside_the_model(
         assert load_bigrams(model).of(5) == [(9, 1.0)]
 
 
-def test_a_table_made_without_out_is_found_and_used(
-    model_file: Path, text: Path, capsys: pytest.CaptureFixture[str]
+def test_a_table_made_without_out_is_found_and_used_and_out_is_the_exact_file_name(
+    model_file: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    command = ["--model", str(model_file), "--text", str(text)]
     with Model(model_file) as model:
         put(model_file.with_suffix(".bigrams.npz"), BigramTable(), model.n_vocab)
-        assert main(["--model", str(model_file), "--text", str(text)]) == 0
+        assert main(command) == 0
         assert capsys.readouterr().out.startswith(f"{cached_file(model)}: ")
         cat = model.tokenize("the cat")[-1]
         assert len(load_bigrams(model).of(cat)) == N_NEXT
-
-
-def npy() -> bytes:
-    content = io.BytesIO()
-    np.save(content, np.zeros(3))
-    return content.getvalue()
+    out = tmp_path / "foo.txt"
+    assert main([*command, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
+    assert not (tmp_path / "foo.txt.npz").exists()
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.95])
@@ -95,22 +94,16 @@ def test_a_truncated_table_is_ignored_with_a_warning(
         assert ours.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", npy()], ids=["empty", "zip", "array"])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "table.npz"
-    file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match=r"table\.npz is not a bigram table: .*rebuild it"):
-        BigramTable.load(file, 20)
-
-
-def test_damage_in_the_middle_of_a_table_is_detected(tmp_path: Path) -> None:
-    file = tmp_path / "table.npz"
+def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    file, array = tmp_path / "table.npz", io.BytesIO()
+    np.save(array, np.zeros(3))
     table_with(7, 20).save(file, 20)
-    content = bytearray(file.read_bytes())
-    content[90:110] = bytes(20)
-    file.write_bytes(content)
-    with pytest.raises(InvalidParameter, match="is not a bigram table"):
-        BigramTable.load(file, 20)
+    whole = file.read_bytes()
+    damaged = whole[:90] + bytes(20) + whole[110:]
+    for content in (b"", b"PK\x03\x04", array.getvalue(), damaged):
+        file.write_bytes(content)
+        with pytest.raises(InvalidParameter, match=r"\.npz is not a bigram table: .*rebuild it"):
+            BigramTable.load(file, 20)
 
 
 def test_a_failed_write_leaves_the_old_table(
@@ -130,15 +123,6 @@ def test_a_failed_write_leaves_the_old_table(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_out_is_the_exact_file_name(
-    model_file: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "foo.txt"
-    assert main(["--model", str(model_file), "--text", str(text), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
-    assert not (tmp_path / "foo.txt.npz").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -152,11 +136,7 @@ def test_out_is_the_exact_file_name(
     ],
 )
 def test_options_that_give_no_table_are_refused_before_the_model_is_loaded(
-    text: Path,
-    tmp_path: Path,
-    flags: list[str],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+    text: Path, tmp_path: Path, flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = {"TEXT": text, "EMPTY": tmp_path / "empty.txt", "BINARY": tmp_path / "b.bin"}
     paths["FOLDER"] = tmp_path / "folder"

@@ -312,11 +312,7 @@ def prompt_of(seed: int) -> list[int]:
 
 
 def plain_text(
-    seed: int,
-    temperature: float = 0.0,
-    penalty: float = 0.0,
-    n_ctx: int = 400,
-    n_tokens: int = 32,
+    seed: int, temperature: float = 0.0, penalty: float = 0.0, n_ctx: int = 400, n_tokens: int = 32
 ) -> list[int]:
     """The text of the same prompt and sampler, without our cache, trees or decode loop."""
     prompt, text = prompt_of(seed), FakeReply(n_tokens)

@@ -130,10 +130,7 @@ def write_tiny_dflash(
             kind = GGUFValueType.get_type(value)
             kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
             writer.add_key_value(key, value, kind)
-    written = {
-        **dflash_tensors(n_embd, len(layers), n_blocks, seed, influence),
-        **(tensors or {}),
-    }
+    written = {**dflash_tensors(n_embd, len(layers), n_blocks, seed, influence), **(tensors or {})}
     for name, values in written.items():
         if values is not None:
             i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None

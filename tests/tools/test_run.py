@@ -67,9 +67,6 @@ class Machine:
         file.write_text(f"#!{SH}\n{script}")
         file.chmod(0o755)
 
-    def has_lists(self) -> None:
-        (self.state / "lists").touch()
-
     def run(self, *arguments: str, user: str = "0", **env: str) -> tuple[int, list[str], str]:
         """The exit status, the programs that were called, and what was written to stderr."""
         self.add("id", f"echo {user}")
@@ -98,9 +95,10 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_root_without_sudo_installs_what_is_missing_once(
-    machine: Machine,
-) -> None:
+INSTALLED = ["apt-get install python3.11-venv g++", "venv", "install.py --model"]
+
+
+def test_root_without_sudo_installs_what_is_missing_once(machine: Machine) -> None:
     machine.add("apt-get", APT_GET)
     code, calls, errors = machine.run("chat", "--model", "a b")
     assert (code, errors) == (
@@ -108,13 +106,7 @@ def test_root_without_sudo_installs_what_is_missing_once(
         "Installing python3.11-venv g++ with apt-get (a minute or two)\n"
         "Creating .venv with Python 3.11.2\n",
     )
-    assert calls == [
-        "apt-get update",
-        "apt-get install python3.11-venv g++",
-        "venv",
-        "install.py --model",
-        "speculation chat --model a b",
-    ]
+    assert calls == ["apt-get update", *INSTALLED, "speculation chat --model a b"]
     assert machine.run("bench", "--limit", "1")[1] == ["speculation bench --limit 1"]
 
 
@@ -123,16 +115,9 @@ def test_a_user_installs_with_sudo_and_does_not_fetch_existing_package_lists(
 ) -> None:
     machine.add("apt-get", APT_GET)
     machine.add("sudo", SUDO)
-    machine.has_lists()
+    (machine.state / "lists").touch()
     code, calls, _ = machine.run("models", user="1000")
-    assert code == 0
-    assert calls == [
-        "sudo",
-        "apt-get install python3.11-venv g++",
-        "venv",
-        "install.py --model",
-        "speculation models",
-    ]
+    assert (code, calls) == (0, ["sudo", *INSTALLED, "speculation models"])
 
 
 @pytest.mark.parametrize("sudo", [True, False])
@@ -150,20 +135,20 @@ def test_a_user_who_may_not_install_gets_one_line_naming_what_is_missing(
     )
 
 
-def test_nothing_is_installed_as_root_if_the_packages_exist(machine: Machine) -> None:
-    machine.add("c++", "")
+def test_nothing_is_installed_as_root_and_a_wheel_is_tried_without_a_compiler(
+    machine: Machine,
+) -> None:
     (machine.state / "venv").touch()
+    _, calls, _ = machine.run("chat")
+    assert calls[1] == "install.py --model --no-compiler there is no apt-get"
+    for made in ("env", "installed"):
+        (machine.state / made).unlink()
+    machine.add("c++", "")
     assert machine.run("chat", user="1000") == (
         0,
         ["venv", "install.py --model", "speculation chat"],
         "Creating .venv with Python 3.11.2\n",
     )
-
-
-def test_a_wheel_is_tried_without_a_compiler(machine: Machine) -> None:
-    (machine.state / "venv").touch()
-    _, calls, _ = machine.run("chat")
-    assert calls[1] == "install.py --model --no-compiler there is no apt-get"
 
 
 def test_an_unusable_python_and_an_unknown_command_each_give_one_line(machine: Machine) -> None:
@@ -193,16 +178,15 @@ def test_only_what_changed_is_installed_again() -> None:
     assert missing(first, with_dev) == ["project"]
     done = {**first, **with_dev}
     assert missing(done, install.wanted_steps(done, [], True, None)) == []
+    # CMake's arguments are kept until they change.
+    cuda = install.wanted_steps({}, [], False, "-DGGML_CUDA=on")
+    for given, expected in ((None, []), ("-DGGML_VULKAN=on", ["llama"]), ("", ["llama"])):
+        assert missing(cuda, install.wanted_steps(cuda, [], False, given)) == expected
 
 
-def test_cmake_args_are_kept_until_they_change() -> None:
-    done = install.wanted_steps({}, [], False, "-DGGML_CUDA=on")
-    assert missing(done, install.wanted_steps(done, [], False, None)) == []
-    for other in ("-DGGML_VULKAN=on", ""):
-        assert missing(done, install.wanted_steps(done, [], False, other)) == ["llama"]
-
-
-def test_the_users_cmake_flags_come_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_cmake_flags_come_after_ours_and_the_version_from_pyproject(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SKBUILD_BUILD_TARGETS", raising=False)
     environment = install.build_environment("-DGGML_CUDA=on -DLLAVA_BUILD=ON")
     ours, _, users = environment["CMAKE_ARGS"].partition(" -DGGML_CUDA=on")
@@ -210,33 +194,22 @@ def test_the_users_cmake_flags_come_after_ours(monkeypatch: pytest.MonkeyPatch) 
     assert ours.endswith("llama_build.cmake")
     assert users == " -DLLAVA_BUILD=ON"
     assert environment["SKBUILD_BUILD_TARGETS"] == "llama;ggml"
-
-
-def test_the_requirement_is_read_from_pyproject() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert install.requirement(project).startswith("llama-cpp-python>=")
 
 
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
+def test_progress_is_read_from_pips_output(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, shown in (
         ("  [12/78] /usr/bin/g++ -c a.cpp", "compiling llama.cpp, 12 of 78 files, about "),
         ("  [2/78] /usr/bin/g++", "compiling llama.cpp, 2 of 78 files, usually "),
         ("  [ 45%] Building CXX object a.o", "compiling llama.cpp, 45%, about "),
         ("  Downloading llama.tar.gz (76.6 MB)", "downloading llama.tar.gz (76.6 MB), "),
         ("  *** Configuring CMake...", "configuring llama.cpp, "),
-    ],
-)
-def test_progress_is_read_from_pips_output(
-    line: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    progress = install.Progress("Installing llama.cpp")
-    progress.update(line)
-    progress.show()
-    assert f"Installing llama.cpp: {shown}" in capsys.readouterr().err
-
-
-def test_the_time_left_is_estimated_from_the_files_built() -> None:
+    ):
+        progress = install.Progress("Installing llama.cpp")
+        progress.update(line)
+        progress.show()
+        assert f"Installing llama.cpp: {shown}" in capsys.readouterr().err
     assert install.compiling(26, 78, 60.0, files=True) == (
         "compiling llama.cpp, 26 of 78 files, about 2 min 00 s left"
     )

@@ -45,13 +45,10 @@ def logits(path: Path, n_tokens: int) -> Any:
         return np.stack([output.logits(i).copy() for i in range(n_tokens)])
 
 
-def test_an_upscaled_model_has_the_same_logits(tiny_model: Path, doubled: Path) -> None:
+def test_an_upscaled_model_has_the_same_logits_and_text(tiny_model: Path, doubled: Path) -> None:
     before, after = logits(tiny_model, 20), logits(doubled, 20)
     assert before.std() > 0.1
     assert np.abs(after - before).max() < 2e-5  # with the norm's eps unchanged it would be 9e-5
-
-
-def test_an_upscaled_model_generates_the_same_text(tiny_model: Path, doubled: Path) -> None:
     texts = []
     for path in (tiny_model, doubled):
         with Engine.load(path, EXACT) as engine:
@@ -62,51 +59,42 @@ def test_an_upscaled_model_generates_the_same_text(tiny_model: Path, doubled: Pa
 
 def test_grouped_heads_keep_their_shared_keys(tmp_path: Path, tiny_model: Path) -> None:
     """Two heads share one key and value head; adding heads must not shift the groups."""
-    grouped = tmp_path / "grouped.gguf"
-    share_keys(tiny_model, grouped)
+    model, grouped, out = GGUFFile(tiny_model), tmp_path / "grouped.gguf", tmp_path / "out.gguf"
+    tensors = {}
+    for name in model.tensors:
+        values = model.tensor(name)
+        if ".attn_k." in name or ".attn_v." in name:
+            values = values[: len(values) // 2]
+        tensors[name] = encoded_tensor(values, TensorType.F32)
+    key = "llama.attention.head_count_kv"
+    write_gguf(grouped, {**model.encoded_metadata(), key: 2}, tensors)
     source = Source(grouped)
     assert (source.shape.heads, source.shape.kv_heads) == (4, 2)
-    out = tmp_path / "out.gguf"
     write_upscaled(source, out, source.shape.upscaled(width=96), "f32")
     assert Source(out).shape.kv_heads == 6
     assert np.abs(logits(out, 20) - logits(grouped, 20)).max() < 1e-4
 
 
-def share_keys(path: Path, out: Path) -> None:
-    """Copy the model with half as many key and value heads."""
-    source = GGUFFile(path)
-    key = "llama.attention.head_count_kv"
-    tensors = {}
-    for name in source.tensors:
-        values = source.tensor(name)
-        halve = ".attn_k." in name or ".attn_v." in name
-        tensors[name] = encoded_tensor(
-            values[: len(values) // 2] if halve else values, TensorType.F32
-        )
-    write_gguf(out, {**source.encoded_metadata(), key: 2}, tensors)
-
-
 def test_the_file_says_that_it_is_upscaled(tiny_model: Path, doubled: Path) -> None:
-    with Model(doubled) as model:
-        assert model.metadata("general.name") == "function-preserving upscaling of tiny"
-        description = model.metadata("general.description")
-        assert description is not None
+    with Model(doubled) as model, Model(tiny_model) as source:
+        description = model.metadata("general.description") or ""
         assert description.startswith(
             "Function-preserving upscaling of tiny: the same logits at the cost of"
         )
-        assert "It is no better model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128." in (
-            description
-        )
-        assert model.metadata("llama.embedding_length") == "64"
-        assert model.metadata("llama.attention.head_count") == "8"
-        assert model.metadata("llama.rope.dimension_count") == "8"
-        assert float(model.metadata("llama.attention.layer_norm_rms_epsilon") or 0) == (
-            pytest.approx(5e-6)
-        )
+        size = "It is no better model. Width 32 -> 64, layers 2 -> 4, hidden 64 -> 128."
+        assert size in description
+        for key, value in (
+            ("general.name", "function-preserving upscaling of tiny"),
+            ("llama.embedding_length", "64"),
+            ("llama.attention.head_count", "8"),
+            ("llama.rope.dimension_count", "8"),
+        ):
+            assert model.metadata(key) == value
+        eps = model.metadata("llama.attention.layer_norm_rms_epsilon")
+        assert float(eps or 0) == pytest.approx(5e-6)
         assert model.n_layer == 4
-        with Model(tiny_model) as source:
-            assert model.chat_template == source.chat_template
-            assert model.tokenize(PROMPT) == source.tokenize(PROMPT)
+        assert model.chat_template == source.chat_template
+        assert model.tokenize(PROMPT) == source.tokenize(PROMPT)
 
 
 def test_new_weights_are_random_where_the_logits_do_not_depend_on_them(doubled: Path) -> None:
@@ -157,27 +145,22 @@ def test_the_feed_forward_width_and_the_heads_grow_with_the_width() -> None:
     assert GROUPED.upscaled(width=96, hidden=512).hidden == 512
 
 
-@pytest.mark.parametrize(
-    ("sizes", "reason"),
-    [
-        ({"width": 32}, "--width is 32, but the model has 64; give at least that"),
-        ({"layers": 1}, "--layers is 1, but the model has 2; give at least that"),
-        ({"layers": 513}, "--layers is 513, but llama.cpp supports at most 512; give fewer"),
-        ({"hidden": 96}, "--hidden is 96, but the model has 160; give at least that"),
+def test_sizes_that_cannot_hold_the_model_or_whole_blocks_are_refused() -> None:
+    for size, n, reason in (
+        ("width", 32, "--width is 32, but the model has 64; give at least that"),
+        ("layers", 1, "--layers is 1, but the model has 2; give at least that"),
+        ("layers", 513, "--layers is 513, but llama.cpp supports at most 512; give fewer"),
+        ("hidden", 96, "--hidden is 96, but the model has 160; give at least that"),
         (
-            {"width": 100},
+            "width",
+            100,
             "--width 100 is not a multiple of 32 (head size 8 x 4 query heads per key head); "
             "give 96 or 128",
         ),
-    ],
-)
-def test_sizes_that_cannot_hold_the_model_are_refused(sizes: dict[str, int], reason: str) -> None:
-    with pytest.raises(UpscaleError) as caught:
-        GROUPED.upscaled(**sizes)
-    assert str(caught.value) == reason
-
-
-def test_quantised_types_need_whole_blocks() -> None:
+    ):
+        with pytest.raises(UpscaleError) as caught:
+            GROUPED.upscaled(**{size: n})
+        assert str(caught.value) == reason
     with pytest.raises(UpscaleError, match="q8_0 packs 32 weights .* but hidden is 170"):
         GROUPED.upscaled(hidden=170).check_blocks("q8_0")
     GROUPED.check_blocks("q8_0")
@@ -201,10 +184,12 @@ def test_the_old_weights_fill_the_top_left_corner() -> None:
 
 
 def test_norms_are_divided_by_the_square_root_of_the_widening() -> None:
-    norm = upscaled_tensor(
-        np.array([2, 4], np.float32), Kind(("width",), "one"), (8,), 4.0, np.random.default_rng(0)
-    )
+    rng, old = np.random.default_rng(0), np.array([2, 4], np.float32)
+    norm = upscaled_tensor(old, Kind(("width",), "one"), (8,), 4.0, rng)
     assert norm.tolist() == [1, 2, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    # The shape of a matrix lists rows first.
+    assert new_shape(Kind(("vocab", "width"), "zero"), GROUPED, 300) == (300, 64)
+    assert new_shape(Kind(("kv_heads", "width"), "zero"), GROUPED, 300) == (16, 64)
 
 
 def test_new_layers_come_last_and_have_no_biases() -> None:
@@ -219,11 +204,6 @@ def test_new_layers_come_last_and_have_no_biases() -> None:
     ]
 
 
-def test_a_shape_lists_rows_first() -> None:
-    assert new_shape(Kind(("vocab", "width"), "zero"), GROUPED, 300) == (300, 64)
-    assert new_shape(Kind(("kv_heads", "width"), "zero"), GROUPED, 300) == (16, 64)
-
-
 # Errors
 
 
@@ -232,44 +212,28 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_another_architecture_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_models_that_cannot_be_upscaled_and_the_model_as_output_are_refused(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mamba = write_recurrent_gguf(tmp_path / "mamba.gguf")
-    out = tmp_path / "out.gguf"
-    assert failing(["--model", str(mamba), "--out", str(out)], capsys).endswith(
-        "has the architecture 'mamba'; only 'llama' models can be upscaled"
-    )
+    mamba, out = write_recurrent_gguf(tmp_path / "mamba.gguf"), tmp_path / "out.gguf"
+    text = tmp_path / "text.gguf"
+    text.write_text("Once upon a time, and so on for some more bytes than a header has")
+    before = tiny_model.read_bytes()
+    architecture = "has the architecture 'mamba'; only 'llama' models can be upscaled"
+    for model, to, reason in (
+        (mamba, out, architecture),
+        (text, out, "text.gguf is not a GGUF: it starts with"),
+        (tiny_model, tiny_model, "is the model itself"),
+    ):
+        assert reason in failing(["--model", str(model), "--out", str(to)], capsys)
     assert not out.exists()
-
-
-def test_an_unknown_tensor_is_refused() -> None:
+    assert tiny_model.read_bytes() == before
     with pytest.raises(UpscaleError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight"):
         list(plans(["blk.0.ffn_gate_exps.weight"], 1, 2))
 
 
-def test_a_file_that_is_not_a_gguf_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "text.gguf"
-    path.write_text("Once upon a time, and so on for some more bytes than a header has")
-    assert "text.gguf is not a GGUF: it starts with" in failing(
-        ["--model", str(path), "--out", str(tmp_path / "out.gguf")], capsys
-    )
-
-
-def test_the_source_model_is_never_overwritten(
-    tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = tiny_model.read_bytes()
-    assert "is the model itself" in failing(
-        ["--model", str(tiny_model), "--out", str(tiny_model)], capsys
-    )
-    assert tiny_model.read_bytes() == before
-
-
-def test_options_that_cannot_work_are_refused_before_the_model_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_options_that_cannot_work_or_fill_the_disk_are_refused_before_the_model_is_read(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -282,15 +246,9 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_read(
         assert shown.startswith(f"error: cannot write {out}: {reason}")
     shown = failing([*command, "--seed", "-1", "--out", str(tmp_path / "x.gguf")], capsys)
     assert shown == "error: --seed is -1; give 0 or more"
+    sizes = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
+    large = str(tmp_path / "out.gguf")
+    shown = failing(["--model", str(tiny_model), *sizes, "--out", large], capsys)
+    assert "GiB free; choose smaller sizes, a smaller --type or another disk" in shown
     assert list(tmp_path.iterdir()) == [folder]
     assert list(folder.iterdir()) == []
-
-
-def test_a_file_that_would_not_fit_on_the_disk_is_not_started(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--width", "8388608", "--hidden", "8388608", "--layers", "100"]
-    out = tmp_path / "out.gguf"
-    shown = failing(["--model", str(tiny_model), *arguments, "--out", str(out)], capsys)
-    assert "GiB free; choose smaller sizes, a smaller --type or another disk" in shown
-    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import random
 import re
 import socket
@@ -16,7 +16,6 @@ from typing import Any
 from tests.support.paths import ROOT
 
 TIMEOUT = 60_000  # ms; machines under load are slow
-SLOWDOWN = float(os.environ.get("BROWSER_SLOWDOWN", "1"))  # of the page's scripts
 # Ambiguous, so that a token takes about 3 ms: else the tiny model would soon fill its context.
 ENDLESS = f"root ::= {'a* ' * 45} a root\na ::= [a-z]"
 
@@ -83,9 +82,6 @@ class Chat:
         self.page.on("requestfinished", lambda request: self._count(request, -1))
         self.page.on("requestfailed", lambda request: self._count(request, -1))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        if SLOWDOWN > 1:
-            session = self.context.new_cdp_session(self.page)
-            session.send("Emulation.setCPUThrottlingRate", {"rate": SLOWDOWN})
         self.page.goto(address)
         self.wait_for_page()
 
@@ -146,6 +142,11 @@ class Chat:
         self.say(text)
         return self.wait_for_reply(n_turns)
 
+    def ask_saved(self, text: str) -> None:
+        """Begin the only chat, and wait until it is listed."""
+        self.ask(text)
+        self.wait_for_titles(text)
+
     def retry(self) -> str:
         """Retry the only reply; return its stats line."""
         self.page.hover(".turns .reply")
@@ -160,8 +161,7 @@ class Chat:
             "JSON.parse(sessionStorage.getItem('conversation'))?.every(({reply}) => reply?.done)"
         )
         self.page.evaluate("store.rename('', '')")  # runs after all pending writes
-        texts = "store.list().then((list) => Promise.all(list.map(({name}) => store.text(name))))"
-        return list(self.page.evaluate(texts))
+        return self.kept()
 
     def wait_for_stillness(self, selector: str) -> dict[str, float]:
         """The place of an element, once it has not moved for several frames."""
@@ -185,8 +185,9 @@ class Chat:
     def last(self, part: str) -> str:
         return str(self.page.inner_text(f".turns > :last-child {part}"))
 
-    def unfold(self, label: str) -> None:
-        self.page.click(f"#settings .gr-accordion > button:has-text('{label}'):visible")
+    def unfold(self, *labels: str) -> None:
+        for label in labels:
+            self.page.click(f"#settings .gr-accordion > button:has-text('{label}'):visible")
 
     def set(self, label: str, value: str) -> None:
         field = self.page.get_by_label(label, exact=True).and_(self.page.locator(":visible"))
@@ -206,10 +207,13 @@ class Chat:
 
     def never_end(self) -> None:
         """Make replies endless."""
-        self.unfold("Sampling")
+        self.set_grammar(ENDLESS)
         self.set("Max tokens", "0")
-        self.unfold("More")
-        self.set("Grammar (GBNF)", ENDLESS)
+
+    def set_grammar(self, rules: str) -> None:
+        """Hold replies to a grammar; unfolds the fields of sampling."""
+        self.unfold("Sampling", "More")
+        self.set("Grammar (GBNF)", rules)
 
     def begin_endless(self, text: str) -> None:
         """Start an endless reply."""
@@ -221,6 +225,58 @@ class Chat:
         """Type a value that is not in the list into a field of the Model section."""
         self.page.fill(f"#{field} input", value)
         self.page.press(f"#{field} input", "Enter")
+
+    def new_chat(self) -> None:
+        self.page.click("#new")
+        self.page.wait_for_selector(".welcome:visible")
+
+    def undo(self) -> None:
+        """Take back the last turn."""
+        n = self.page.locator(".turn").count()
+        self.page.click("[data-action=undo]")
+        self.page.wait_for_function(f"document.querySelectorAll('.turn').length === {n - 1}")
+
+    def open_chat(self, title: str) -> None:
+        """Open the chat with this title, which is also its first message."""
+        self.page.click(f"#chats [data-open]:text-is('{title}')")
+        self.page.wait_for_selector(f".turn:first-child .said:text-is('{title}')", state="attached")
+
+    def wait_for_titles(self, *expected: str) -> None:
+        """Wait until exactly these chats are listed."""
+        self.page.wait_for_function(
+            "(expected) => [...document.querySelectorAll('#chats [data-open]')]"
+            ".map((b) => b.textContent).join() === expected.join()",
+            arg=expected,
+        )
+
+    def said(self) -> list[str]:
+        return list(self.page.locator(".said").all_inner_texts())
+
+    def kept(self) -> list[str]:
+        """The texts of the saved chats, latest first."""
+        texts = "store.list().then((list) => Promise.all(list.map(({name}) => store.text(name))))"
+        return list(self.page.evaluate(texts))
+
+    def kept_messages(self) -> list[list[str]]:
+        """The user's messages of each saved chat."""
+        return sorted([turn["user"] for turn in json.loads(text)] for text in self.kept())
+
+    def answer_dialogs(self, *, accept: bool = True) -> list[str]:
+        """Accept or dismiss all dialogs from now on; returns the list of their messages."""
+        asked: list[str] = []
+
+        def answer(dialog: Any) -> None:
+            asked.append(dialog.message)
+            dialog.accept() if accept else dialog.dismiss()
+
+        self.page.on("dialog", answer)
+        return asked
+
+    def other_tab(self, path: str = "") -> Any:
+        """Another tab with the page."""
+        page = self.context.new_page()
+        page.goto(self.page.url + path)
+        return page
 
     def close(self) -> None:
         self.context.close()

@@ -10,10 +10,11 @@ from tests.app.browser.chat import Chat
 from tests.support.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 OPEN_LISTS = "[...document.querySelectorAll('.options')].filter(o => o.checkVisibility()).length"
-FOCUSED = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
 
 
-def test_leaving_a_list_with_tab_closes_it(chat: Chat) -> None:
+def test_tab_closes_a_list_and_the_focus_moves_to_the_button_that_replaces_another(
+    chat: Chat,
+) -> None:
     chat.unfold("Model")
     for name in ("method", "model", "draft-model"):
         chat.page.focus(f"#{name} input")
@@ -23,6 +24,14 @@ def test_leaving_a_list_with_tab_closes_it(chat: Chat) -> None:
             f"{OPEN_LISTS} === 0 || !document.querySelector('#{name} input:focus')"
         )
         assert not chat.page.is_visible(f"#{name} .options")
+    chat.page.focus("#load")
+    chat.wait_for_streams()
+    with chat.page.expect_request("**/queue/data*"):
+        chat.page.keyboard.press("Enter")  # Cancel comes and goes
+    chat.wait_for_streams()
+    chat.page.wait_for_function("document.activeElement?.id === 'load'")
+    chat.page.click("#new")
+    assert chat.page.evaluate("document.activeElement.closest('#box') !== null")
 
 
 def test_a_closed_sidebar_takes_no_focus(browser: Any, address: str) -> None:
@@ -40,14 +49,18 @@ def test_a_closed_sidebar_takes_no_focus(browser: Any, address: str) -> None:
     chat.close()
 
 
-def test_a_screen_reader_announces_a_replys_start_and_end_and_its_author(chat: Chat) -> None:
+def test_a_screen_reader_hears_a_replys_start_and_end_its_author_and_its_direction(
+    chat: Chat,
+) -> None:
     heard = "document.querySelector('#transcript [role=status].unseen').textContent"
     chat.never_end()
-    chat.say("a cat")
+    chat.say("مرحبا, hello.")
     chat.page.wait_for_function(f"{heard} === 'The model is replying'")
     chat.page.click("#box .stop-button")
     chat.page.wait_for_function(f"{heard} === 'The reply is complete'")
-    assert chat.page.get_by_role("group", name="You", exact=True).inner_text().startswith("a cat")
+    assert chat.page.get_by_role("group", name="You", exact=True).inner_text().startswith("مرحبا")
+    style = "getComputedStyle(document.querySelector('.said'))"  # follows the paragraph's script
+    assert chat.page.evaluate(f"[{style}.direction, {style}.unicodeBidi]") == ["rtl", "plaintext"]
     assert chat.page.get_by_role("group", name="Model", exact=True).count() == 1
     accordion = chat.page.get_by_role("button", name="System prompt")
     assert accordion.get_attribute("aria-expanded") == "false"
@@ -69,20 +82,11 @@ def test_at_400_percent_zoom_the_page_scrolls_and_nothing_overlaps(
     chat.close()
 
 
-def test_each_paragraph_has_the_direction_of_its_script(chat: Chat) -> None:
-    chat.ask("مرحبا, hello.")
-    style = "getComputedStyle(document.querySelector('.said'))"
-    assert chat.page.evaluate(f"{style}.direction") == "rtl"
-    assert chat.page.evaluate(f"{style}.unicodeBidi") == "plaintext"
-
-
 def test_a_wide_table_scrolls_and_its_words_stay_whole(chat: Chat) -> None:
     chat.page.uncheck("#colour input")
-    chat.unfold("Sampling")
-    chat.unfold("More")
     row = "|" + "wordy|" * 30
     rows = "\\n".join((row, "|" + "-|" * 30, row))
-    chat.set("Grammar (GBNF)", f'root ::= "{rows}"')
+    chat.set_grammar(f'root ::= "{rows}"')
     chat.set("Max tokens", "900")
     chat.ask("hi")
     table = "document.querySelector('.markdown table')"
@@ -113,9 +117,7 @@ def test_text_has_enough_contrast(chat: Chat) -> None:
       const back = light(getComputedStyle(behind).backgroundColor);
       return (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
     }"""
-    chat.unfold("Model")
-    chat.unfold("System prompt")
-    chat.unfold("Sampling")
+    chat.unfold("Model", "System prompt", "Sampling")
     for selector, pseudo in (
         ("#box textarea", "::placeholder"),
         ("#system textarea", "::placeholder"),
@@ -139,18 +141,6 @@ def test_load_can_be_clicked_even_if_committing_typed_text_moves_it(chat: Chat) 
     chat.settle()
     chat.page.mouse.up()
     chat.page.wait_for_selector("#load-note .error:has-text('/nowhere/with')")
-
-
-def test_the_focus_moves_to_the_button_that_replaces_another(chat: Chat) -> None:
-    chat.unfold("Model")
-    chat.page.focus("#load")
-    chat.wait_for_streams()
-    with chat.page.expect_request("**/queue/data*"):
-        chat.page.keyboard.press("Enter")  # Cancel comes and goes
-    chat.wait_for_streams()
-    chat.page.wait_for_function("document.activeElement?.id === 'load'")
-    chat.page.click("#new")
-    assert chat.page.evaluate("document.activeElement.closest('#box') !== null")
 
 
 def test_reasoning_can_be_chosen_if_the_model_supports_it(

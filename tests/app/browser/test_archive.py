@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_history import KEPT, accept_dialogs, new_chat, titles, wait_for_titles
-from tests.app.browser.test_store import old_chat, turns
+from tests.app.browser.test_history import titles
+from tests.app.browser.test_store import fill, turns
 
 
 def export_all(chat: Chat, path: Path) -> dict[str, Any]:
@@ -34,13 +34,13 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     for said in ("a cat", "a “dog”\n</script>"):
         chat.ask(said)
         chat.page.wait_for_selector("#chats [aria-current]")
-        new_chat(chat)
-    wait_for_titles(chat, "a “dog” </script>", "a cat")
+        chat.new_chat()
+    chat.wait_for_titles("a “dog” </script>", "a cat")
     chat.page.get_by_role("button", name="Rename a cat").click()
     chat.page.keyboard.type("Of cats")
     chat.page.keyboard.press("Enter")
-    wait_for_titles(chat, "a “dog” </script>", "Of cats")
-    kept = chat.page.evaluate(KEPT)
+    chat.wait_for_titles("a “dog” </script>", "Of cats")
+    kept = chat.kept()
     data = export_all(chat, tmp_path / "chats.json")
     assert chat.page.inner_text("#chats .status") == "Exported 2 chats."
     assert (data["format"], data["version"]) == ("speculation-chats", 1)
@@ -50,15 +50,13 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
     ]
     assert [c["turns"] for c in data["chats"]] == [json.loads(text) for text in kept]
 
-    accept_dialogs(chat)
+    chat.answer_dialogs()
     chat.page.get_by_role("button", name="Delete Of cats").click()
-    wait_for_titles(chat, "a “dog” </script>")
+    chat.wait_for_titles("a “dog” </script>")
     said = import_file(chat, tmp_path / "chats.json")
     assert said == "Imported 1 chat; 1 chat already here, unchanged or newer."
-    wait_for_titles(chat, "a “dog” </script>", "Of cats")
-    assert [json.loads(text) for text in chat.page.evaluate(KEPT)] == [
-        json.loads(text) for text in kept
-    ]
+    chat.wait_for_titles("a “dog” </script>", "Of cats")
+    assert [json.loads(text) for text in chat.kept()] == [json.loads(text) for text in kept]
     chat.page.click("#chats [data-open]:has-text('Of cats')")
     chat.page.wait_for_selector(".said:text-is('a cat')")
     chat.wait_for_reply()
@@ -71,8 +69,7 @@ def test_all_chats_are_exported_to_one_file_and_imported_again(chat: Chat, tmp_p
 def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     chat: Chat, tmp_path: Path
 ) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.ask_saved("a cat")
     data = export_all(chat, tmp_path / "chats.json")
     (one,) = data["chats"]
     chat.ask("a dog", 2)
@@ -84,9 +81,16 @@ def test_neither_an_import_nor_an_older_tab_replaces_a_newer_chat(
     (tmp_path / "newer.json").write_text(json.dumps({**data, "chats": [newer]}))
     assert import_file(chat, tmp_path / "newer.json") == "Imported 1 chat."
     chat.ask("a hen", 3)
-    wait_for_titles(chat, "a cat", "a cat")
-    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
-    assert said == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
+    chat.wait_for_titles("a cat", "a cat")
+    assert chat.kept_messages() == [["a cat", "a dog", "a hen"], ["a cat", "a fox"]]
+
+
+def one_chat(name: str, at: object, **more: object) -> dict[str, Any]:
+    return {"name": name, "title": name, "at": at, "turns": json.loads(turns(name)), **more}
+
+
+def export_of(*chats: dict[str, Any]) -> str:
+    return json.dumps({"format": "speculation-chats", "version": 1, "chats": chats})
 
 
 UNREADABLE = {
@@ -94,15 +98,8 @@ UNREADABLE = {
     "[1]": "it is not an export of chats",
     '{"format": "speculation-chats", "version": 2, "chats": []}': "a newer version of this",
     '{"format": "speculation-chats", "version": 1}': "it has no chats",
-    json.dumps(
-        {
-            "format": "speculation-chats",
-            "version": 1,
-            "chats": [
-                {"name": "a", "title": "a", "at": 1, "turns": json.loads(turns("a"))},
-                {"name": "b", "title": "b", "at": 1, "turns": [{"user": "b", "reply": 3}]},
-            ],
-        }
+    export_of(
+        one_chat("a", 1), one_chat("b", 1, turns=[{"user": "b", "reply": 3}])
     ): "its chat 2 has turns that cannot be read",
 }
 
@@ -120,36 +117,29 @@ def test_nothing_is_imported_from_an_unreadable_file_and_the_page_says_why(
 def test_a_chat_without_a_valid_date_is_not_imported_but_listed_if_it_is_stored(
     chat: Chat, tmp_path: Path
 ) -> None:
-    accept_dialogs(chat)
+    chat.answer_dialogs()
     chat.ask("a cat")
     for i, at in enumerate((1e300, -1, "1", None)):
-        one = {"name": "a", "title": "a", "at": at, "turns": json.loads(turns("a"))}
-        data = {"format": "speculation-chats", "version": 1, "chats": [one]}
-        (tmp_path / f"{i}.json").write_text(json.dumps(data))
+        one = one_chat("a", at)
+        (tmp_path / f"{i}.json").write_text(export_of(one))
         assert import_file(chat, tmp_path / f"{i}.json") == (
             f"{i}.json cannot be imported: its chat 1 has no valid name, title or date."
         )
         chat.page.evaluate("([chat, text]) => store.add(chat, text)", [one, turns("a")])
         chat.reload()
-        wait_for_titles(chat, "a cat", "a")
+        chat.wait_for_titles("a cat", "a")
         chat.page.get_by_role("button", name="Delete a", exact=True).click()
-        wait_for_titles(chat, "a cat")
+        chat.wait_for_titles("a cat")
 
 
-def test_an_import_deletes_no_chat(chat: Chat, tmp_path: Path) -> None:
-    chat.page.evaluate(
-        """async (turns) => {
-          for (let i = 0; i < 999; i++) {
-            await store.add({ name: `old-${i}`, title: `old ${i}`, at: 1e12 - i }, turns);
-          }
-        }""",
-        turns("an old one"),
-    )
-    chats = [old_chat(name, at) for name, at in (("a fox", 1000), ("a hen", 2000))]
-    for one in chats:
-        one["turns"] = json.loads(one.pop("text"))
-    data = {"format": "speculation-chats", "version": 1, "chats": chats}
-    (tmp_path / "chats.json").write_text(json.dumps(data))
-    assert import_file(chat, tmp_path / "chats.json") == ("Imported 1 chat; no room for 1 chat.")
+def test_beyond_1000_chats_a_new_one_replaces_the_oldest_but_an_import_none(
+    chat: Chat, tmp_path: Path
+) -> None:
+    fill(chat, 999, 1)
+    (tmp_path / "chats.json").write_text(export_of(one_chat("a fox", 1), one_chat("a hen", 2)))
+    assert import_file(chat, tmp_path / "chats.json") == "Imported 1 chat; no room for 1 chat."
     chat.page.wait_for_selector("#chats li:last-child [data-open]:text-is('a hen')")
     assert chat.page.locator("#chats li").count() == 1000
+    chat.ask("a cat")
+    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “a hen”')")
+    assert len(chat.page.evaluate("store.list()")) == 1000

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.app.browser.chat import Chat
 
 FOX = {"name": "fox.txt", "bytes": list(b"The fox.\nThe hen.\n")}
+HEN = {"name": "hen.txt", "bytes": list(b"hen")}
 READ = "fox.txt:\n```\nThe fox.\nThe hen.\n```"
 DROP = """({kind, name, bytes, type, text, onto}) => {
   const transfer = new DataTransfer();
@@ -31,6 +32,12 @@ def wait_for_files(chat: Chat, *expected: str, place: str = "#entry") -> None:
         " === expected.join('|')",
         arg=[place, expected],
     )
+
+
+def drop(chat: Chat, place: str = "#entry", **more: str) -> None:
+    """Drop a file on the page, or ``onto`` an element, and wait until it is listed at a place."""
+    chat.page.evaluate(DROP, {"kind": "drop", **FOX, **more})
+    wait_for_files(chat, "fox.txt 17 B", place=place)
 
 
 def choose(chat: Chat, *paths: Path) -> None:
@@ -90,8 +97,7 @@ def test_a_file_dropped_anywhere_or_pasted_into_the_box_is_attached(chat: Chat) 
     assert chat.page.evaluate(DROP, {"kind": "drop", **FOX})
     wait_for_files(chat, "fox.txt 17 B")
     assert chat.page.locator("#entry.dropping").count() == 0
-    hen = {"name": "hen.txt", "bytes": [104, 101, 110]}
-    assert chat.page.evaluate(DROP, {"kind": "paste", **hen})
+    assert chat.page.evaluate(DROP, {"kind": "paste", **HEN})
     wait_for_files(chat, "fox.txt 17 B", "hen.txt 3 B")
     chat.reload()
     wait_for_files(chat, "fox.txt 17 B", "hen.txt 3 B")
@@ -106,9 +112,8 @@ def test_a_file_dropped_anywhere_or_pasted_into_the_box_is_attached(chat: Chat) 
     wait_for_files(chat)
 
 
-def test_a_message_can_consist_of_files_only(chat: Chat) -> None:
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-    wait_for_files(chat, "fox.txt 17 B")
+def test_a_message_can_consist_of_files_only_and_can_be_undone(chat: Chat) -> None:
+    drop(chat)
     chat.page.press("#box textarea", "Enter")
     chat.wait_for_reply()
     chat.page.wait_for_selector("#chats [data-open]:text-is('fox.txt')")
@@ -116,34 +121,22 @@ def test_a_message_can_consist_of_files_only(chat: Chat) -> None:
     chat.reload()
     chat.wait_for_reply()
     assert exported(chat).startswith(f"## You\n\n{READ}\n\n## Model")
-    chat.page.click("[data-action=undo]")
+    chat.undo()
     wait_for_files(chat, "fox.txt 17 B")
     assert chat.page.input_value("#box textarea") == ""
     chat.ask("And now?")
     assert exported(chat).startswith(f"## You\n\n{READ}\n\nAnd now?\n\n## Model")
-
-
-def test_an_undone_message_does_not_mix_with_unsent_text(chat: Chat) -> None:
-    for n, text in enumerate(("a cat", "a dog"), 1):
-        chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-        wait_for_files(chat, "fox.txt 17 B")
-        chat.ask(text, n)
-    hen = {"name": "hen.txt", "bytes": [104, 101, 110]}
-    chat.page.evaluate(DROP, {"kind": "drop", **hen})
+    chat.page.evaluate(DROP, {"kind": "drop", **HEN})
     wait_for_files(chat, "hen.txt 3 B")
-    chat.page.click("[data-action=undo]")
-    chat.page.wait_for_selector(".turns > :only-child")
+    chat.undo()  # which does not mix with what is unsent
     wait_for_files(chat, "hen.txt 3 B")
     assert chat.page.input_value("#box textarea") == ""
 
 
-def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(
-    chat: Chat,
-) -> None:
+def test_an_opened_file_stays_open_while_the_reply_grows_and_can_be_copied(chat: Chat) -> None:
     chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.never_end()
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-    wait_for_files(chat, "fox.txt 17 B")
+    drop(chat)
     chat.say("a cat")
     chat.page.wait_for_selector(".live .text")
     assert chat.page.locator(".file pre").count() == 0
@@ -177,21 +170,11 @@ def test_only_the_visible_part_of_a_long_file_is_laid_out(chat: Chat, tmp_path: 
     assert unseen.inner_text() == ""  # it is not laid out
 
 
-def test_text_copied_with_a_picture_of_it_is_pasted_as_text(chat: Chat) -> None:
-    picture = {"kind": "paste", "name": "image.png", "bytes": [137, 80, 255], "type": "image/png"}
-    assert not chat.page.evaluate(DROP, {**picture, "text": "1\t2"})
-    assert not chat.page.is_visible(".refused")
-    assert chat.page.evaluate(DROP, picture)
-    chat.page.wait_for_selector(".refused:has-text('image.png is not UTF-8 text')")
-
-
 def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.hover(".turn")
     chat.page.click("[data-action=edit]")
-    drop = {"kind": "drop", **FOX, "onto": ".turn textarea"}
-    chat.page.evaluate(DROP, drop)
-    wait_for_files(chat, "fox.txt 17 B", place=".turn form")
+    drop(chat, place=".turn form", onto=".turn textarea")
     wait_for_files(chat)
     assert chat.page.input_value(".turn textarea") == "a cat"
     chat.page.press(".turn textarea", "Enter")
@@ -200,7 +183,7 @@ def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> 
     chat.page.click(".file summary")
     assert chat.page.text_content(".file pre") == "The fox.\nThe hen."
     chat.page.click("[data-action=edit]")
-    chat.page.evaluate(DROP, {**drop, "name": "hen.txt", "bytes": [104, 101, 110]})
+    chat.page.evaluate(DROP, {"kind": "drop", **HEN, "onto": ".turn textarea"})
     wait_for_files(chat, "fox.txt 17 B", "hen.txt 3 B", place=".turn form")
     chat.page.get_by_role("button", name="Remove fox.txt").click()
     chat.page.press(".turn textarea", "Enter")
@@ -210,7 +193,12 @@ def test_a_file_dropped_onto_an_edited_message_is_attached_to_it(chat: Chat) -> 
     )
 
 
-def test_a_dropped_folder_is_refused_with_a_reason(chat: Chat, tmp_path: Path) -> None:
+def test_pictures_and_folders_are_refused_with_a_reason(chat: Chat, tmp_path: Path) -> None:
+    picture = {"kind": "paste", "name": "image.png", "bytes": [137, 80, 255], "type": "image/png"}
+    assert not chat.page.evaluate(DROP, {**picture, "text": "1\t2"})
+    assert not chat.page.is_visible(".refused")
+    assert chat.page.evaluate(DROP, picture)
+    chat.page.wait_for_selector(".refused:has-text('image.png is not UTF-8 text')")
     (tmp_path / "notes").mkdir()
     data = {"items": [], "files": [str(tmp_path / "notes")], "dragOperationsMask": 1}
     session = chat.context.new_cdp_session(chat.page)

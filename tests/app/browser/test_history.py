@@ -8,50 +8,24 @@ from typing import Any
 from tests.app.browser.chat import Chat
 from tests.app.browser.test_files import DROP, FOX
 
-KEPT = "store.list().then((list) => Promise.all(list.map(({ name }) => store.text(name))))"
-
 
 def titles(chat: Chat) -> list[str]:
     return list(chat.page.locator("#chats [data-open]").all_inner_texts())
 
 
-def accept_dialogs(chat: Chat) -> list[str]:
-    """Accept all dialogs from now on; returns the list of their messages."""
-    asked: list[str] = []
-
-    def accept(dialog: Any) -> None:
-        asked.append(dialog.message)
-        dialog.accept()
-
-    chat.page.on("dialog", accept)
-    return asked
-
-
-def wait_for_titles(chat: Chat, *expected: str) -> None:
-    chat.page.wait_for_function(
-        "(expected) => [...document.querySelectorAll('#chats [data-open]')]"
-        ".map((b) => b.textContent).join() === expected.join()",
-        arg=expected,
-    )
-
-
-def new_chat(chat: Chat) -> None:
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
-
-
 def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     chat.page.wait_for_selector("#chats .none:visible")
+    chat.ask("a cta")
+    chat.undo()  # the next message replaces it
     stats = chat.ask("a  cat\nis here")
     text = chat.last(".text")
-    new_chat(chat)
+    chat.new_chat()
     chat.ask("a dog")
     chat.page.wait_for_selector("#chats [data-open]:has-text('a dog')")
     assert titles(chat) == ["a dog", "a cat is here"]
     assert chat.page.locator("#chats [aria-current=true]").inner_text() == "a dog"
 
-    other = chat.context.new_page()  # another tab lists them too
-    other.goto(chat.page.url)
+    other = chat.other_tab()  # another tab lists them too
     other.click("#chats [data-open]:has-text('a cat')")
     other.wait_for_selector(".said:has-text('a cat')")
     other.close()
@@ -61,34 +35,35 @@ def test_an_earlier_chat_can_be_opened_and_continued(chat: Chat) -> None:
     assert (chat.wait_for_reply(), chat.last(".text")) == (stats, text)
     chat.ask("and a fox", 2)
     chat.page.wait_for_selector("#chats li:first-child [data-open]:has-text('a cat')")
-    chat.page.click("#chats [data-open]:has-text('a dog')")
-    chat.page.wait_for_selector(".said:has-text('a dog')")
+    chat.open_chat("a dog")
     chat.wait_for_reply()
     assert titles(chat) == ["a cat is here", "a dog"]  # opening alone does not change the order
-    asked = accept_dialogs(chat)
+    asked = chat.answer_dialogs()
     chat.page.get_by_role("button", name="Delete a cat is here").click()
     assert (titles(chat), asked) == (["a dog"], ["Delete the chat “a cat is here”?"])
     chat.reload()
     assert titles(chat) == ["a dog"]
+    chat.undo()
+    chat.new_chat()
+    chat.ask("a fox")
+    chat.wait_for_titles("a fox", "a dog")  # a chat without turns stays in the list
 
 
 def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.ask_saved("a cat")
     focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent"
     chat.page.get_by_role("button", name="Rename a cat").click()
     title = chat.page.get_by_role("textbox", name="Title")
     assert title.input_value() == "a cat"
     chat.page.keyboard.type("  Of   cats ")
     chat.page.keyboard.press("Enter")
-    wait_for_titles(chat, "Of cats")
+    chat.wait_for_titles("Of cats")
     assert chat.page.evaluate(focused) == "Rename Of cats"
-    other = chat.context.new_page()
-    other.goto(chat.page.url)
+    other = chat.other_tab()
     other.click("#chats [data-rename]")
     other.keyboard.type("Of one cat")
     other.keyboard.press("Enter")
-    wait_for_titles(chat, "Of one cat")  # a change of another tab is shown and saved here
+    chat.wait_for_titles("Of one cat")  # a change of another tab is shown and saved here
     other.close()
     chat.page.get_by_role("button", name="Rename Of one cat").click()
     chat.page.keyboard.type("Of cats")
@@ -96,25 +71,21 @@ def test_a_chat_can_be_renamed_and_keeps_its_name(chat: Chat) -> None:
     chat.ask("a dog", 2)
     chat.reload()
     chat.wait_for_reply(2)
-    wait_for_titles(chat, "Of cats")
+    chat.wait_for_titles("Of cats")
     chat.page.focus("#chats [data-open]")
     chat.page.keyboard.press("F2")
     chat.page.keyboard.type("Of dogs")
     chat.page.keyboard.press("Escape")
-    wait_for_titles(chat, "Of cats")
+    chat.wait_for_titles("Of cats")
     chat.page.get_by_role("button", name="Rename Of cats").click()
     title.fill("Of dogs")
     chat.ask("a cow", 3)  # leaves the field; meanwhile the chat is saved
-    wait_for_titles(chat, "Of dogs")
+    chat.wait_for_titles("Of dogs")
     chat.page.get_by_role("button", name="Rename Of dogs").click()
     title.fill("")
     title.press("Enter")
-    wait_for_titles(chat, "a cat")  # an empty title restores the default
-
-
-def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
-    chat.begin_endless("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.wait_for_titles("a cat")  # an empty title restores the default
+    chat.begin_endless("a fox")  # while it is saved, the title can be edited
     chat.page.get_by_role("button", name="Rename a cat").click()
     chat.page.keyboard.type("Of ")
     size = "store.list().then(([chat]) => chat.size)"
@@ -122,10 +93,10 @@ def test_a_title_can_be_edited_while_a_reply_is_saved(chat: Chat) -> None:
     chat.page.wait_for_function(f"{size}.then((size) => size > {before})")
     chat.page.keyboard.type("cats")
     chat.page.keyboard.press("Enter")
-    wait_for_titles(chat, "Of cats")
+    chat.wait_for_titles("Of cats")
     chat.page.click("#box .stop-button")
-    chat.wait_for_reply()
-    wait_for_titles(chat, "Of cats")
+    chat.wait_for_reply(4)
+    chat.wait_for_titles("Of cats")
 
 
 def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
@@ -139,7 +110,7 @@ def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
             chat.page.wait_for_selector("#files li")
         chat.ask(said)
         chat.page.wait_for_selector(f"#chats [data-open]:text-is('{said}')")
-        new_chat(chat)
+        chat.new_chat()
     search = chat.page.get_by_role("searchbox", name="Search chats")
     found = chat.page.locator("#chats .found")
     for words, expected in (
@@ -150,75 +121,47 @@ def test_chats_are_searched_by_title_and_text(chat: Chat) -> None:
         ("a", ["a fox", "a dog", "a Cat"]),
     ):
         search.fill(words)
-        wait_for_titles(chat, *expected)
+        chat.wait_for_titles(*expected)
         assert found.inner_text() == f"{len(expected)} of 3"
     search.fill("meow")
-    chat.page.click("#chats [data-open]:has-text('a Cat')")
-    chat.page.wait_for_selector(".said:has-text('a Cat')")
-    wait_for_titles(chat, "a Cat")
+    chat.open_chat("a Cat")
+    chat.wait_for_titles("a Cat")
     assert search.input_value() == "meow"
     search.press("Escape")
-    wait_for_titles(chat, "a fox", "a dog", "a Cat")
+    chat.wait_for_titles("a fox", "a dog", "a Cat")
     assert found.inner_text() == ""
 
 
-def test_chats_are_not_saved_if_saving_is_off(chat: Chat) -> None:
-    chat.ask("a cat")
-    chat.page.wait_for_selector("#chats [data-open]")
-    asked = accept_dialogs(chat)
-    chat.page.get_by_label("Save chats in this browser").uncheck()
-    assert asked == ["Delete the saved chat?"]
+def test_each_tabs_version_of_a_chat_is_saved_even_if_another_tab_deleted_it(chat: Chat) -> None:
+    chat.ask_saved("a cat")
+    other = chat.other_tab()
+    other.once("dialog", lambda dialog: dialog.accept())
+    other.click("#chats [data-remove]")
+    chat.wait_for_titles()
     chat.ask("a dog", 2)
-    assert chat.saved() == []
-    wait_for_titles(chat)
-    assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
-    chat.reload()  # the tab still has its chat
-    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
-
-
-def test_the_latest_version_of_each_tabs_chat_is_saved(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
-    tabs = [chat.page, chat.context.new_page()]
-    tabs[1].goto(chat.page.url)
-    tabs[1].click("#chats [data-open]:has-text('a cat')")
-    for page, said in zip(tabs, ("a dog", "a fox"), strict=True):
-        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a cat')")
+    chat.wait_for_titles("a cat")
+    assert chat.kept_messages() == [["a cat", "a dog"]]
+    other.click("#chats [data-open]:has-text('a cat')")
+    for page, said in ((chat.page, "a fox"), (other, "a hen")):
+        page.wait_for_selector(".turns:not(:has(.live)) .said:has-text('a dog')")
         page.fill("#box textarea", said)
         page.press("#box textarea", "Enter")
-        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(2) .stats")
-    wait_for_titles(chat, "a cat", "a cat")
-    kept = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
-    assert kept == [["a cat", "a dog"], ["a cat", "a fox"]]
+        page.wait_for_selector(".turns:not(:has(.live)) > :nth-child(3) .stats")
+    chat.wait_for_titles("a cat", "a cat")
+    assert chat.kept_messages() == [["a cat", "a dog", "a fox"], ["a cat", "a dog", "a hen"]]
 
 
-def test_a_message_after_undo_replaces_the_undone_one(chat: Chat) -> None:
-    chat.ask("a cta")
-    chat.page.click("[data-action=undo]")
-    chat.page.wait_for_selector(".welcome:visible")
+def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(chat: Chat) -> None:
     chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
-    chat.page.click("[data-action=undo]")
-    new_chat(chat)
-    chat.ask("a dog")
-    wait_for_titles(chat, "a dog", "a cat")
-
-
-def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(
-    chat: Chat,
-) -> None:
-    chat.ask("a cat")
-    new_chat(chat)
+    chat.new_chat()
     chat.begin_endless("a dog")
     begun = chat.last(".text")
-    chat.page.click("#chats [data-open]:has-text('a cat')")
-    chat.page.wait_for_selector(".said:has-text('a cat')")
-    chat.page.click("#chats [data-open]:has-text('a dog')")
-    chat.page.wait_for_selector(".said:has-text('a dog')")
+    chat.open_chat("a cat")
+    chat.open_chat("a dog")
     assert chat.wait_for_reply().endswith(" · stopped")
     assert chat.last(".text").startswith(begun)
 
-    asked = accept_dialogs(chat)
+    asked = chat.answer_dialogs()
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".live .text")
     chat.page.focus("#chats li:nth-child(2) [data-open]")
@@ -231,7 +174,7 @@ def test_opening_another_chat_stops_the_reply_and_saves_it_in_its_chat(
     chat.page.get_by_role("button", name="Delete a dog").click()
     chat.page.wait_for_selector(".welcome:visible")
     chat.reload()
-    wait_for_titles(chat, "a cat")
+    chat.wait_for_titles("a cat")
     assert asked == ["Delete the chat “a dog”?"]
 
 
@@ -241,16 +184,16 @@ def test_foreign_data_in_the_browsers_storage_does_no_harm(chat: Chat) -> None:
     chat.page.evaluate("(text) => localStorage['speculation:chats'] = text", json.dumps(found))
     chat.page.evaluate("""localStorage['speculation:chat:a"]'] = 'x'""")
     chat.reload()
-    wait_for_titles(chat, title)
+    chat.wait_for_titles(title)
     chat.ask("a cat")
-    wait_for_titles(chat, "a cat", title)
+    chat.wait_for_titles("a cat", title)
     chat.page.fill("#chats [type=search]", "cat")
-    wait_for_titles(chat, "a cat")
+    chat.wait_for_titles("a cat")
     chat.page.fill("#chats [type=search]", "")
-    wait_for_titles(chat, "a cat", title)
-    accept_dialogs(chat)
+    chat.wait_for_titles("a cat", title)
+    chat.answer_dialogs()
     chat.page.click("#chats li:last-child [data-remove]")
-    wait_for_titles(chat, "a cat")
+    chat.wait_for_titles("a cat")
 
 
 def test_without_storage_the_page_says_that_it_saves_nothing(browser: Any, address: str) -> None:

@@ -13,9 +13,7 @@ def test_drafted_tokens_are_coloured_on_request_or_underlined_if_the_system_forc
     chat: Chat,
 ) -> None:
     chat.choose_method("Prompt lookup")  # auto may find drafts not worth it here
-    chat.unfold("Sampling")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", 'root ::= "the cat saw the cat saw the cat saw **the** cat"')
+    chat.set_grammar('root ::= "the cat saw the cat saw the cat saw **the** cat"')
     chat.ask("hi")
     assert chat.last(".text") == "the cat saw the cat saw the cat saw the cat"
     drafted = chat.page.locator(".turn .drafted")
@@ -37,26 +35,21 @@ def test_drafted_tokens_are_coloured_on_request_or_underlined_if_the_system_forc
     assert chat.page.evaluate(line) == "underline"
 
 
-def test_the_caret_does_not_blink_with_reduced_motion(chat: Chat) -> None:
-    chat.begin_endless("a cat")
-    blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
-    assert chat.page.evaluate(blinks) == "caret"
-    chat.page.emulate_media(reduced_motion="reduce")
-    assert chat.page.evaluate(blinks) == "none"
-
-
 def test_printing_shows_the_whole_chat_and_nothing_else(browser: Any, address: str) -> None:
-    chat = Chat(browser, address, viewport={"width": 1280, "height": 300})
-    for n, text in enumerate(("one", "two", "three"), 1):
+    chat = Chat(browser, address, viewport={"width": 1280, "height": 600})
+    for n, text in enumerate(("a cat\n" * 100, "two"), 1):
         chat.ask(text, n)
+    long = "document.querySelector('.said').clientHeight / innerHeight"
+    assert chat.page.evaluate(long) <= 0.5  # a long message scrolls, and prints whole
     chat.page.emulate_media(media="print")
+    assert chat.page.evaluate(long) > 1
     for hidden in ("#settings", "#box", "#new", "#export", "[data-action=copy]"):
         assert chat.page.locator(hidden).first.is_hidden(), hidden
     top = chat.page.locator("#header").bounding_box()
     first = chat.page.locator(".said").first.bounding_box()
     last = chat.page.locator(".stats").last.bounding_box()
     height = chat.page.evaluate("document.documentElement.scrollHeight")
-    assert 0 <= top["y"] < first["y"] < 300 < last["y"] + last["height"] <= height
+    assert 0 <= top["y"] < first["y"] < 600 < last["y"] + last["height"] <= height
     chat.close()
 
 
@@ -75,8 +68,7 @@ def test_printing_is_dark_on_light(browser: Any, address: str) -> None:
 
 def test_every_control_has_an_accessible_name(chat: Chat) -> None:
     chat.choose_method("Lookahead")
-    for folded in ("Parameters", "Model", "System prompt", "Sampling", "More"):
-        chat.unfold(folded)
+    chat.unfold("Parameters", "Model", "System prompt", "Sampling", "More")
     chat.ask("a cat")
     chat.page.click("[data-action=edit]")
     fields = chat.page.locator("input:visible, textarea:visible, button:visible").all()
@@ -89,19 +81,27 @@ def test_every_control_has_an_accessible_name(chat: Chat) -> None:
         assert f'textbox "{unseen}' in shown
 
 
-def test_the_focus_stays_in_the_box_when_send_or_stop_is_clicked(chat: Chat) -> None:
+def test_send_and_stop_leave_the_focus_in_the_box_and_the_caret_blinks_only_with_motion(
+    chat: Chat,
+) -> None:
     chat.never_end()
     in_box = "document.activeElement === document.querySelector('#box textarea')"
     chat.page.fill("#box textarea", "a cat")
     chat.page.click("#box .submit-button")
     chat.page.wait_for_selector(".live .text")
     assert chat.page.evaluate(in_box)
+    blinks = "getComputedStyle(document.querySelector('.live .text'), '::after').animationName"
+    assert chat.page.evaluate(blinks) == "caret"
+    chat.page.emulate_media(reduced_motion="reduce")
+    assert chat.page.evaluate(blinks) == "none"
     chat.page.click("#box .stop-button")
     chat.wait_for_reply()
     assert chat.page.evaluate(in_box)
 
 
-def test_the_page_follows_a_reply_until_the_user_scrolls_up(chat: Chat) -> None:
+def test_the_page_follows_a_reply_until_the_user_scrolls_up_and_keeps_selected_text(
+    chat: Chat,
+) -> None:
     chat.page.set_viewport_size({"width": 800, "height": 500})  # soon full
     chat.never_end()
     chat.say("a cat")
@@ -111,27 +111,6 @@ def test_the_page_follows_a_reply_until_the_user_scrolls_up(chat: Chat) -> None:
     top = "document.querySelector('.turns').scrollTop"
     chat.page.wait_for_function(f"{height} > 3 * document.querySelector('.turns').clientHeight")
     assert chat.page.evaluate(below) < 60
-    box = chat.page.locator(".turns").bounding_box()  # what is in it moves
-    chat.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    chat.page.mouse.wheel(0, -8)
-    chat.page.wait_for_function(f"{below} > 200")  # more text below
-    stays = chat.page.evaluate(top)
-    grown = chat.page.evaluate(height)
-    chat.page.wait_for_function(f"{height} > {grown + 100}")
-    assert chat.page.evaluate(top) == stays
-    chat.page.mouse.wheel(0, 1_000_000)
-    chat.page.wait_for_function(f"{below} < 60")
-    grown = chat.page.evaluate(height)
-    chat.page.wait_for_function(f"{height} > {grown + 100}")
-    assert chat.page.evaluate(below) < 60
-
-
-def test_selected_text_stays_selected_while_the_reply_grows(chat: Chat) -> None:
-    chat.never_end()
-    chat.say("a cat")
-    chat.page.wait_for_function(
-        "(document.querySelector('.live .text')?.textContent ?? '').length > 200"
-    )
     chat.page.evaluate(
         "const range = document.createRange(); const text = document.querySelector('.live .text');"
         "const walk = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);"
@@ -147,6 +126,19 @@ def test_selected_text_stays_selected_while_the_reply_grows(chat: Chat) -> None:
     assert selected
     assert chat.page.evaluate("getSelection().toString()") == selected
     assert chat.page.evaluate("window.first === document.querySelector('.said')")
+    box = chat.page.locator(".turns").bounding_box()  # what is in it moves
+    chat.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    chat.page.mouse.wheel(0, -8)
+    chat.page.wait_for_function(f"{below} > 200")  # more text below
+    stays = chat.page.evaluate(top)
+    grown = chat.page.evaluate(height)
+    chat.page.wait_for_function(f"{height} > {grown + 100}")
+    assert chat.page.evaluate(top) == stays
+    chat.page.mouse.wheel(0, 1_000_000)
+    chat.page.wait_for_function(f"{below} < 60")
+    grown = chat.page.evaluate(height)
+    chat.page.wait_for_function(f"{height} > {grown + 100}")
+    assert chat.page.evaluate(below) < 60
 
 
 def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
@@ -162,15 +154,9 @@ def test_the_page_fits_a_phone(browser: Any, address: str) -> None:
     chat.close()
 
 
-def test_a_long_message_scrolls_and_prints_whole(chat: Chat) -> None:
-    chat.ask("a cat\n" * 100)
-    height = "document.querySelector('.said').clientHeight / innerHeight"
-    assert chat.page.evaluate(height) <= 0.5
-    chat.page.emulate_media(media="print")
-    assert chat.page.evaluate(height) > 1
-
-
-def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
+def test_an_open_list_covers_the_fields_below_it_and_a_long_path_ends_before_its_arrow(
+    chat: Chat,
+) -> None:
     chat.unfold("Sampling")
     chat.wait_for_stillness("#method input")  # the panel grows
     chat.page.click("#method input")
@@ -184,9 +170,7 @@ def test_an_open_list_covers_the_fields_below_it(chat: Chat) -> None:
         })"""
     )
     assert covered == [False] * len(METHODS)
-
-
-def test_a_long_path_ends_before_the_arrow_of_its_field(chat: Chat) -> None:
+    chat.page.keyboard.press("Escape")
     chat.unfold("Model")
     chat.choose("model", "/a/long/path/to/" + "some-model-" * 10 + "q8_0.gguf")
     text, arrow = chat.page.evaluate(

@@ -5,36 +5,28 @@ from __future__ import annotations
 from tests.app.browser.chat import Chat
 
 
-def test_a_reloaded_page_has_its_chat_and_settings(chat: Chat) -> None:
+def test_a_reloaded_page_has_its_chat_settings_and_unsent_text(chat: Chat) -> None:
     chat.choose_method("Lookahead")
-    chat.unfold("Parameters")
+    chat.unfold("Parameters", "System prompt")
     chat.set("window", "5")
     stats = chat.ask("a <b>cat</b>")
     text = chat.last(".text")
-    chat.reload()
-    assert chat.wait_for_reply() == stats
-    assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
-    chat.ask("a dog", 2)
-    assert chat.last("code") == "lookahead:window=5"
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
-    chat.reload()
-    assert chat.page.is_visible(".welcome")
-
-
-def test_settings_and_unsent_text_are_saved_without_a_reply(chat: Chat) -> None:
     chat.page.uncheck("#colour input")
-    chat.unfold("System prompt")
     chat.page.fill("#system textarea", "Be brief.")
     chat.page.fill("#box textarea", "half a sent")
     chat.page.wait_for_function("sessionStorage.getItem('values')?.includes('half a sent')")
     chat.reload()
+    assert chat.wait_for_reply() == stats
+    assert (chat.last(".said"), chat.last(".text")) == ("a <b>cat</b>", text)
     chat.unfold("System prompt")
     chat.page.wait_for_function("document.querySelector('#system textarea')?.value == 'Be brief.'")
     assert chat.page.input_value("#box textarea") == "half a sent"
     assert not chat.page.is_checked("#colour input")
-    chat.ask("a cat")
-    assert chat.page.locator(".text.markdown").count() == 1
+    chat.ask("a dog", 2)
+    assert chat.last("code") == "lookahead:window=5"
+    chat.new_chat()
+    chat.reload()
+    assert chat.page.is_visible(".welcome")
 
 
 def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
@@ -46,9 +38,7 @@ def test_a_reply_interrupted_by_a_reload_can_be_retried(chat: Chat) -> None:
     assert chat.retry().endswith(" · length limit")
 
 
-def test_a_reply_interrupted_by_a_reload_can_be_continued(
-    chat: Chat,
-) -> None:
+def test_a_reply_interrupted_by_a_reload_can_be_continued(chat: Chat) -> None:
     chat.never_end()
     chat.say("a cat")
     chat.page.wait_for_function("sessionStorage.getItem('conversation')?.includes('pieces\": [[')")
@@ -58,10 +48,8 @@ def test_a_reply_interrupted_by_a_reload_can_be_continued(
     assert kept
     chat.reload()
     assert chat.last(".text").startswith(kept)
-    chat.unfold("Sampling")
+    chat.set_grammar("")
     chat.set("Max tokens", "5")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", "")
     begun = chat.last(".text")
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('first token')")
@@ -69,7 +57,9 @@ def test_a_reply_interrupted_by_a_reload_can_be_continued(
     assert chat.page.locator(".turn .error").count() == 0
 
 
-def test_a_chat_too_long_for_the_tab_is_read_from_the_store(chat: Chat) -> None:
+def test_a_chat_too_long_for_the_tab_is_read_from_the_store_or_the_page_says_that_it_is_lost(
+    chat: Chat,
+) -> None:
     chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
     said = "a cat" + " and a dog" * 6000
     chat.ask(said)
@@ -83,25 +73,20 @@ def test_a_chat_too_long_for_the_tab_is_read_from_the_store(chat: Chat) -> None:
     assert chat.page.locator("#chats li").count() == 1
     chat.reload()
     chat.wait_for_reply(2)
-
-
-def test_a_chat_too_long_for_the_browser_to_save_says_so(chat: Chat) -> None:
+    chat.answer_dialogs()  # without the store, nothing can save it
     chat.page.get_by_label("Save chats in this browser").uncheck()
-    chat.page.evaluate("sessionStorage.setItem('other', 'x'.repeat(5_200_000))")
-    chat.ask("a cat" + " and a dog" * 6000)
+    chat.ask("a hen", 3)
     assert "too long for the browser to save" in chat.page.inner_text("#transcript .unsaved")
     chat.page.evaluate("sessionStorage.removeItem('other')")
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
+    chat.new_chat()
     chat.ask("a dog")
     assert not chat.page.is_visible("#transcript .unsaved")
 
 
 def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) -> None:
     chat.choose_method("Lookahead")
-    chat.unfold("Parameters")
+    chat.unfold("Parameters", "System prompt")
     chat.set("window", "5")
-    chat.unfold("System prompt")
     chat.page.fill("#system textarea", "Be brief.")
     chat.page.fill("#box textarea", "half a sent")
     chat.page.wait_for_function("store.fields()?.includes('Be brief.')")
@@ -123,9 +108,7 @@ def test_a_new_tab_starts_with_the_settings_last_used(chat: Chat, address: str) 
     assert last.last("code") == "auto"
 
 
-def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(
-    chat: Chat,
-) -> None:
+def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(chat: Chat) -> None:
     chat.ask("a cat")
     chat.page.wait_for_selector("#chats [aria-current]")
     chat.page.evaluate("sessionStorage.removeItem('conversation')")
@@ -140,5 +123,5 @@ def test_a_message_sent_while_the_chat_is_still_being_read_continues_it(
     chat.reload()
     chat.say("a dog")
     chat.wait_for_reply(2)
-    assert chat.page.locator(".said").all_inner_texts() == ["a cat", "a dog"]
+    assert chat.said() == ["a cat", "a dog"]
     assert chat.page.locator("#chats li").count() == 1

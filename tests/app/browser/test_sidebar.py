@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tests.app.browser.chat import Chat
+
+
+def load_with_context(chat: Chat, n: int, shown: int) -> None:
+    """Load the chosen model with a context of ``n`` tokens, which is rounded up to ``shown``."""
+    chat.page.fill("#ctx input", str(n))
+    chat.page.click("#load")
+    chat.page.wait_for_selector(f"#header:has-text('context {shown}')")
 
 
 def test_the_method_changes_without_loading_the_model_again(chat: Chat) -> None:
@@ -21,12 +27,6 @@ def test_the_method_changes_without_loading_the_model_again(chat: Chat) -> None:
     chat.set("window", "500")
     chat.say("d")
     assert "window is 500; give 1 to 128" in chat.last(".error")
-
-
-def test_a_comparison_of_a_short_reply_says_that_it_is_too_short(chat: Chat) -> None:
-    assert "plain" not in chat.ask("a cat")
-    chat.page.check("#compare input")
-    assert re.search(r"plain \d+ in [\d.]+ s: too short to compare", chat.ask("a dog", 2))
 
 
 def test_a_value_that_gradio_refuses_ends_the_reply_but_not_the_chat(chat: Chat) -> None:
@@ -53,18 +53,14 @@ def test_a_model_that_fails_to_load_leaves_the_old_one(chat: Chat, model: Path) 
     chat.page.wait_for_selector("#header:not(:has(.error)) b")
     chat.choose("model", str(model))
     chat.page.wait_for_selector("#ctx-note .notice:text-is('In effect: 32768 tokens')")
-    chat.page.fill("#ctx input", "1000")
-    chat.page.click("#load")
-    chat.page.wait_for_selector("#header:has-text('context 1024')")
+    load_with_context(chat, 1000, 1024)
     chat.page.wait_for_selector("#ctx-note .notice:text-is('In effect: 1024 tokens')")
     chat.reload()
     chat.unfold("Model")
     chat.page.wait_for_selector("#ctx-note .notice:text-is('In effect: 1024 tokens')")
     assert chat.page.input_value("#ctx input") == "1000"
     assert "/ 1024" in chat.ask("a dog", 2)
-    chat.page.fill("#ctx input", "32768")
-    chat.page.click("#load")
-    chat.page.wait_for_selector("#header:has-text('context 32768')")
+    load_with_context(chat, 32768, 32768)
 
 
 def test_a_draft_model_can_be_chosen_in_the_page(chat: Chat, model: Path) -> None:
@@ -105,6 +101,4 @@ def test_stop_ends_the_reply_but_not_the_load_queued_after_it(chat: Chat) -> Non
     chat.page.click("#box .stop-button")
     chat.page.wait_for_selector("#header:has-text('context 2048')")
     chat.page.wait_for_selector("#load")
-    chat.page.fill("#ctx input", "32768")
-    chat.page.click("#load")
-    chat.page.wait_for_selector("#header:has-text('context 32768')")
+    load_with_context(chat, 32768, 32768)

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_history import (
-    KEPT,
-    accept_dialogs,
-    new_chat,
-    titles,
-    wait_for_titles,
-)
+from tests.app.browser.test_history import titles
 
 OLD = """(chats) => {
   for (const { name, text } of chats) localStorage.setItem(`speculation:chat:${name}`, text);
@@ -97,23 +91,30 @@ def fill(chat: Chat, n: int, size: int) -> None:
     )
 
 
-def test_chats_of_earlier_versions_are_migrated_once(chat: Chat) -> None:
-    older = [old_chat("a fox", 2000, named=True), old_chat("a hen", 1000)]
+def test_chats_of_earlier_versions_are_migrated_once_and_can_be_continued(chat: Chat) -> None:
+    older = [old_chat("a fox", 3000), old_chat("a hen", 2000, named=True), old_chat("a cow", 1000)]
     chat.page.evaluate(OLD, older)
+    chat.page.evaluate(  # the first one is open
+        "(text) => { sessionStorage.setItem('conversation', text);"
+        " sessionStorage.setItem('chat', 'a fox'); sessionStorage.removeItem('versions'); }",
+        turns("a fox"),
+    )
     chat.reload()
-    wait_for_titles(chat, "a fox", "a hen")
+    chat.page.wait_for_selector(".said:text-is('a fox')")
+    chat.wait_for_titles("a fox", "a hen", "a cow")
     assert chat.page.evaluate(LEFT) == []
-    assert chat.page.evaluate(KEPT) == [turns("a fox"), turns("a hen")]
-    asked = accept_dialogs(chat)
-    chat.page.get_by_role("button", name="Delete a fox").click()
-    wait_for_titles(chat, "a hen")
+    assert chat.kept()[1:] == [turns("a hen"), turns("a cow")]
+    chat.ask("and a dog", 2)
+    chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 3000)")
+    asked = chat.answer_dialogs()
+    chat.page.get_by_role("button", name="Delete a cow").click()
+    chat.wait_for_titles("a fox", "a hen")
     chat.reload()
-    wait_for_titles(chat, "a hen")
-    chat.page.click("#chats [data-open]:has-text('a hen')")
-    chat.page.wait_for_selector(".said:text-is('a hen')")
+    chat.wait_for_titles("a fox", "a hen")
+    chat.open_chat("a hen")
     chat.ask("and a dog", 2)
     chat.page.wait_for_selector("#chats [aria-current]:has-text('a hen')")
-    assert len(titles(chat)) == len(asked) == 1
+    assert (len(titles(chat)), len(asked)) == (2, 1)
 
 
 def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
@@ -122,7 +123,7 @@ def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     chat.page.evaluate(OLD, older)
     chat.page.add_init_script(f"if (!sessionStorage.getItem('mended')) {broken}")
     chat.reload()
-    wait_for_titles(chat, "a fox", "a hen", "a cow")
+    chat.wait_for_titles("a fox", "a hen", "a cow")
     chat.page.wait_for_selector(
         "#chats .trouble:has-text('3 chats of earlier versions could not be')"
     )
@@ -131,32 +132,17 @@ def test_an_interrupted_migration_resumes_and_loses_nothing(chat: Chat) -> None:
     chat.page.evaluate("(text) => localStorage.setItem('speculation:chat:a hen', text)", text)
     chat.page.evaluate("sessionStorage.setItem('mended', 'yes')")
     chat.reload()
-    wait_for_titles(chat, "a fox", "a hen", "a hen", "a cow")
+    chat.wait_for_titles("a fox", "a hen", "a hen", "a cow")
     expected = sorted([*(one["text"] for one in older), text])
-    assert sorted(chat.page.evaluate(KEPT)) == expected
+    assert sorted(chat.kept()) == expected
     assert chat.page.evaluate(LEFT) == []
     assert chat.page.inner_text("#chats .trouble") == ""
-
-
-def test_the_open_chat_of_an_earlier_version_continues_under_its_name(chat: Chat) -> None:
-    chat.page.evaluate(OLD, [old_chat("a fox", 2000)])
-    chat.page.evaluate(
-        "(text) => { sessionStorage.setItem('conversation', text);"
-        " sessionStorage.setItem('chat', 'a fox'); sessionStorage.removeItem('versions'); }",
-        turns("a fox"),
-    )
-    chat.reload()
-    chat.page.wait_for_selector(".said:text-is('a fox')")
-    wait_for_titles(chat, "a fox")
-    chat.ask("and a dog", 2)
-    chat.page.wait_for_function("store.list().then(([chat]) => chat.at > 2000)")
-    wait_for_titles(chat, "a fox")
 
 
 def test_if_storage_is_full_the_oldest_chats_are_deleted_and_the_page_says_so(chat: Chat) -> None:
     chat.page.evaluate(ROOM, 600_000)
     fill(chat, 4, 120_000)
-    wait_for_titles(chat, "old 0", "old 1", "old 2", "old 3")
+    chat.wait_for_titles("old 0", "old 1", "old 2", "old 3")
     chat.say(f"a cat {noise(130_000)}")
     chat.page.wait_for_selector("#chats [data-open]:has-text('a cat')")
     chat.page.wait_for_selector(".refused:has-text('To make room, the browser deleted')")
@@ -168,28 +154,19 @@ def test_if_storage_is_full_the_oldest_chats_are_deleted_and_the_page_says_so(ch
 def test_a_chat_too_large_for_the_storage_deletes_no_others(chat: Chat) -> None:
     limit_room(chat, 400_000)
     fill(chat, 1, 100_000)
-    kept = chat.page.evaluate(KEPT)
+    kept = chat.kept()
     chat.say(f"a cat {noise(350_000)}")
     chat.page.wait_for_selector(
         "#transcript .unsaved:has-text('cannot save this chat: it is out of space. It')"
     )
-    assert chat.page.evaluate(KEPT) == kept
+    assert chat.kept() == kept
     chat.page.wait_for_selector(".turns:not(:has(.live)) .error")
     chat.reload()  # the tab still has it
     assert chat.last(".said").startswith("a cat")
-    chat.page.click("#new")
-    chat.page.wait_for_selector(".welcome:visible")
+    chat.new_chat()
     assert not chat.page.is_visible("#transcript .unsaved")
     chat.ask("a dog")
     chat.page.wait_for_selector("#chats [data-open]:text-is('a dog')")
-
-
-def test_beyond_the_limit_the_oldest_chat_is_deleted_and_the_page_says_so(chat: Chat) -> None:
-    fill(chat, 1000, 1)
-    chat.page.wait_for_function("document.querySelectorAll('#chats li').length === 1000")
-    chat.ask("a cat")
-    chat.page.wait_for_selector(".refused:has-text('deleted the oldest chat, “old 999”')")
-    assert len(chat.page.evaluate("store.list()")) == 1000
 
 
 @pytest.mark.parametrize("how", FAILS)
@@ -214,8 +191,7 @@ def test_without_a_database_the_page_works_and_says_what_is_not_saved(chat: Chat
 
 
 def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.ask_saved("a cat")
     other = chat.context.new_page()
     other.route("**/newer", lambda route: route.fulfill(body="<p>newer", content_type="text/html"))
     other.goto(f"{chat.page.url}newer")
@@ -232,42 +208,28 @@ def test_a_newer_version_in_another_tab_gets_the_database_and_this_one_says_so(c
 
 
 def test_switching_saving_off_in_one_tab_applies_to_all(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
-    other = chat.context.new_page()
-    other.goto(chat.page.url)
-    other.wait_for_selector("#chats [data-open]")
-    other.on("dialog", lambda dialog: dialog.accept())
-    other.get_by_label("Save chats in this browser").uncheck()
-    wait_for_titles(chat)
+    chat.ask_saved("a cat")
+    other = Chat.within(chat.context, chat.page.url)
+    other.page.wait_for_selector("#chats [data-open]")
+    asked = other.answer_dialogs()
+    other.page.get_by_label("Save chats in this browser").uncheck()
+    assert asked == ["Delete the saved chat?"]
+    chat.wait_for_titles()
     chat.page.wait_for_selector("#chats [type=checkbox]:not(:checked)")
     chat.ask("a dog", 2)
     assert chat.saved() == []
-    other.get_by_label("Save chats in this browser").check()
+    assert chat.page.evaluate("({...localStorage})") == {"speculation:keeps-chats": "no"}
+    chat.reload()  # the tab still has its chat
+    assert chat.said() == ["a cat", "a dog"]
+    other.page.get_by_label("Save chats in this browser").check()
     chat.page.wait_for_selector("#chats [type=checkbox]:checked")
     chat.ask("a fox", 3)
-    wait_for_titles(chat, "a cat")
-    other.wait_for_selector("#chats [data-open]:has-text('a cat')")
-    other.close()
-
-
-def test_a_chat_deleted_in_one_tab_is_saved_again_when_another_continues_it(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
-    other = chat.context.new_page()
-    other.goto(chat.page.url)
-    other.on("dialog", lambda dialog: dialog.accept())
-    other.click("#chats [data-remove]")
-    wait_for_titles(chat)
-    chat.ask("a dog", 2)
-    wait_for_titles(chat, "a cat")
-    assert [len(json.loads(text)) for text in chat.page.evaluate(KEPT)] == [2]
-    other.close()
+    chat.wait_for_titles("a cat")
+    other.wait_for_titles("a cat")
 
 
 def test_a_duplicated_tab_does_not_overwrite_the_first(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.ask_saved("a cat")
     state = chat.page.evaluate("({...sessionStorage})")
     chat.ask("a dog", 2)
     chat.page.wait_for_function(
@@ -281,31 +243,25 @@ def test_a_duplicated_tab_does_not_overwrite_the_first(chat: Chat) -> None:
     chat.reload()  # as the duplicate from before
     chat.wait_for_reply()
     chat.ask("a fox", 2)
-    wait_for_titles(chat, "a cat", "a cat")
-    said = sorted([turn["user"] for turn in json.loads(t)] for t in chat.page.evaluate(KEPT))
-    assert said == [["a cat", "a dog"], ["a cat", "a fox"]]
+    chat.wait_for_titles("a cat", "a cat")
+    assert chat.kept_messages() == [["a cat", "a dog"], ["a cat", "a fox"]]
 
 
 def test_an_unsaved_chat_is_not_discarded_without_asking(chat: Chat) -> None:
     fill(chat, 1, 10)
-    wait_for_titles(chat, "old 0")
+    chat.wait_for_titles("old 0")
     chat.page.evaluate(
         "() => { store.save = async () => { throw new DOMException('', 'QuotaExceededError') } }"
     )
     chat.ask("a cat")
     chat.page.wait_for_selector("#transcript .unsaved:not([hidden])")
-    asked: list[str] = []
-
-    def dismiss(dialog: Any) -> None:
-        asked.append(dialog.message)
-        dialog.dismiss()
-
-    chat.page.once("dialog", dismiss)
+    asked = chat.answer_dialogs(accept=False)
     with chat.page.expect_event("dialog"):
         chat.page.click("#chats [data-open]")
     chat.settle()
     assert asked == ["The current chat is not saved. Opening another one discards it. Continue?"]
     assert chat.last(".said") == "a cat"
-    new_chat(chat)
+    chat.new_chat()
     chat.page.click("#chats [data-open]")
     chat.page.wait_for_selector(".said:text-is('an old one')")
+    assert len(asked) == 1

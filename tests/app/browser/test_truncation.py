@@ -13,19 +13,25 @@ from tests.app.browser.chat import Chat, served
 
 @pytest.fixture(scope="module")
 def small(model: Path) -> Iterator[str]:
+    """The address of a page whose model has a context of 256 tokens."""
     with served(model, "--ctx", "256") as url:
         yield url
 
 
+@pytest.fixture
+def chat(browser: Any, small: str) -> Iterator[Chat]:
+    made = Chat(browser, small)
+    yield made
+    assert made.errors == []
+    made.close()
+
+
 def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_context(
-    browser: Any, small: str
+    chat: Chat,
 ) -> None:
-    chat = Chat(browser, small)
     heard = "document.querySelector('#transcript [role=status].unseen').textContent"
     line = chat.page.locator(".left-out")
-    chat.unfold("Sampling")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", 'root ::= "yes"')
+    chat.set_grammar('root ::= "yes"')
     for n in range(1, 5):
         assert "left out" not in chat.ask("abcdefgh"[n] * 39, n)
     assert line.count() == 0
@@ -51,16 +57,12 @@ def test_a_chat_continues_when_the_context_is_full_and_marks_the_first_turn_in_c
     assert chat.page.locator(".said").count() == 6
     assert line.count() == 1
     assert chat.ask("h" * 39, 7).endswith(" · 3 turns left out")
-    for n in range(6, 2, -1):
-        chat.page.click("[data-action=undo]")
-        chat.page.wait_for_selector(f".turns > :nth-child({n}):last-child")
+    for _ in range(4):
+        chat.undo()
     assert line.count() == 0
-    assert chat.errors == []
-    chat.close()
 
 
-def test_a_chat_stops_at_a_full_context_if_set_to(browser: Any, small: str) -> None:
-    chat = Chat(browser, small)
+def test_a_chat_stops_at_a_full_context_if_set_to(chat: Chat) -> None:
     chat.unfold("Sampling")
     chat.page.click("#leave-out label:has-text('stop')")
     chat.set("Max tokens", "20")
@@ -75,11 +77,9 @@ def test_a_chat_stops_at_a_full_context_if_set_to(browser: Any, small: str) -> N
     chat.reload()
     chat.unfold("Sampling")
     chat.page.wait_for_selector("#leave-out label.selected:has-text('stop')")
-    chat.close()
 
 
-def test_a_reply_that_fills_the_context_can_be_continued(browser: Any, small: str) -> None:
-    chat = Chat(browser, small)
+def test_a_reply_that_fills_the_context_can_be_continued(chat: Chat) -> None:
     chat.unfold("Sampling")
     chat.set("Max tokens", "5")
     chat.ask("a" * 100)
@@ -93,5 +93,4 @@ def test_a_reply_that_fills_the_context_can_be_continued(browser: Any, small: st
     chat.page.click("[data-action=continue]")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('1 turn left out')")
     assert chat.last(".text").startswith(begun)
-    assert chat.page.locator(".turns > :last-child .left-out").count() == 1
-    chat.close()
+    assert chat.page.locator(".turns > :nth-child(2):last-child .left-out").count() == 1

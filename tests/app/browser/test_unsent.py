@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from tests.app.browser.chat import Chat
-from tests.app.browser.test_files import DROP, FOX, wait_for_files
-from tests.app.browser.test_history import new_chat, wait_for_titles
+from tests.app.browser.test_files import drop, wait_for_files
 
 FORM = ".turn form textarea"
 
 
 def begin_two_chats(chat: Chat) -> None:
     """Make a chat about a cat and, as the current one, a chat about a dog."""
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
-    new_chat(chat)
+    chat.ask_saved("a cat")
+    chat.new_chat()
     chat.ask("a dog")
-    wait_for_titles(chat, "a dog", "a cat")
-
-
-def open_chat(chat: Chat, title: str) -> None:
-    chat.page.click(f"#chats [data-open]:text-is('{title}')")
-    chat.page.wait_for_selector(f".turn:first-child .said:text-is('{title}')", state="attached")
+    chat.wait_for_titles("a dog", "a cat")
 
 
 def wait_for_box(chat: Chat, text: str) -> None:
@@ -35,72 +28,53 @@ def edit(chat: Chat, text: str) -> None:
     chat.page.fill(FORM, text)
 
 
-def test_each_chat_has_its_unsent_message(chat: Chat) -> None:
+def test_each_chat_and_the_new_one_have_their_unsent_messages(chat: Chat) -> None:
     begin_two_chats(chat)
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX})
-    wait_for_files(chat, "fox.txt 17 B")
+    drop(chat)
     chat.page.fill("#box textarea", "half a sentence")
-    open_chat(chat, "a cat")
+    chat.open_chat("a cat")
     wait_for_box(chat, "")
     wait_for_files(chat)
     chat.page.fill("#box textarea", "another half")
-    open_chat(chat, "a dog")
+    chat.open_chat("a dog")
     wait_for_box(chat, "half a sentence")
     wait_for_files(chat, "fox.txt 17 B")
-    open_chat(chat, "a cat")
+    chat.open_chat("a cat")
     wait_for_box(chat, "another half")
+    chat.new_chat()  # takes the text in the box
+    wait_for_box(chat, "another half")
+    chat.page.fill("#box textarea", "a fox")
+    chat.open_chat("a cat")
+    wait_for_box(chat, "")
+    chat.new_chat()
+    wait_for_box(chat, "a fox")
 
 
-def test_an_unsent_edit_is_restored_when_its_chat_is_opened_again(chat: Chat) -> None:
+def test_an_unsent_edit_survives_other_chats_and_a_reload_until_it_is_sent_or_cancelled(
+    chat: Chat,
+) -> None:
     begin_two_chats(chat)
     edit(chat, "two dogs")
-    chat.page.evaluate(DROP, {"kind": "drop", **FOX, "onto": FORM})
-    wait_for_files(chat, "fox.txt 17 B", place=".turn form")
-    open_chat(chat, "a cat")
-    assert chat.page.locator(FORM).count() == 0
-    open_chat(chat, "a dog")
+    drop(chat, place=".turn form", onto=FORM)
+    for is_new in (True, False):
+        chat.new_chat() if is_new else chat.open_chat("a cat")
+        assert chat.page.locator(FORM).count() == 0
+        chat.open_chat("a dog")
+        chat.page.wait_for_selector(FORM)
+    chat.reload()
     chat.page.wait_for_selector(FORM)
     assert chat.page.input_value(FORM) == "two dogs"
     wait_for_files(chat, "fox.txt 17 B", place=".turn form")
     chat.page.press(FORM, "Enter")
     chat.page.wait_for_selector(".turns:not(:has(.live)) .said:text-is('two dogs')")
     assert chat.page.locator(".file").count() == 1
-    open_chat(chat, "a cat")
-    chat.page.click("#chats [data-open]:has-text('two dogs')")
-    chat.page.wait_for_selector(".said:text-is('two dogs')")
-    assert chat.page.locator(FORM).count() == 0
-
-
-def test_an_unsent_edit_survives_new_chat_and_a_reload(chat: Chat) -> None:
-    chat.ask("a cat")
-    wait_for_titles(chat, "a cat")
+    chat.open_chat("a cat")
     edit(chat, "two cats")
-    chat.reload()
-    chat.page.wait_for_selector(FORM)
-    assert chat.page.input_value(FORM) == "two cats"
-    new_chat(chat)
-    chat.ask("a dog")
+    chat.open_chat("two dogs")
     assert chat.page.locator(FORM).count() == 0
-    open_chat(chat, "a cat")
+    chat.open_chat("a cat")
     chat.page.wait_for_selector(FORM)
-    assert chat.page.input_value(FORM) == "two cats"
     chat.page.click("[data-action=cancel]")
     chat.reload()
     chat.wait_for_reply()
     assert chat.page.locator(FORM).count() == 0
-
-
-def test_a_new_chat_gets_the_box_or_the_unsent_message_of_the_last_new_chat(
-    chat: Chat,
-) -> None:
-    begin_two_chats(chat)
-    new_chat(chat)
-    chat.page.fill("#box textarea", "a fox")
-    open_chat(chat, "a cat")
-    wait_for_box(chat, "")
-    new_chat(chat)
-    wait_for_box(chat, "a fox")
-    open_chat(chat, "a cat")
-    chat.page.fill("#box textarea", "no, a cow")
-    new_chat(chat)
-    wait_for_box(chat, "no, a cow")

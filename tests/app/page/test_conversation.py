@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from app.page.conversation import (
     Conversation,
     PlainRun,
@@ -17,9 +19,26 @@ from app.page.conversation import (
 from app.worker.messages import Done, Event, Failed, Opening, Prefill, Text, Waiting
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
+CUT = dataclasses.replace(DONE, finish_reason="length")
+PLAIN = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
 
-def test_messages_hold_the_system_prompt_and_all_turns() -> None:
+
+def asked(text: str) -> Conversation:
+    """A conversation whose first message has no reply yet."""
+    conversation = Conversation()
+    conversation.ask(text)
+    return conversation
+
+
+def said(text: str, done: Done = DONE) -> list[Event]:
+    """The events of a reply of one token."""
+    return [Text(((text, False),)), done]
+
+
+def test_messages_hold_the_system_prompt_and_all_turns_but_failed_ones() -> None:
     conversation = talk("one")
+    conversation.ask("failed")
+    assert run(conversation, FakeBackend([Failed("no model")])).error == "no model"
     conversation.ask("two")
     assert conversation.messages(" Be brief. ") == (
         {"role": "system", "content": "Be brief."},
@@ -27,43 +46,28 @@ def test_messages_hold_the_system_prompt_and_all_turns() -> None:
         {"role": "assistant", "content": "re: one"},
         {"role": "user", "content": "two"},
     )
+    assert conversation.messages()[0] == {"role": "user", "content": "one"}
 
 
-def test_a_failed_turn_is_left_out_of_prompts() -> None:
-    conversation = Conversation()
-    conversation.ask("one")
-    assert run(conversation, FakeBackend([Failed("no model")])).error == "no model"
-    conversation.ask("two")
-    assert conversation.messages() == ({"role": "user", "content": "two"},)
-
-
-def test_undo_returns_the_last_message() -> None:
-    conversation = talk("one", "two")
-    assert conversation.undo().user == "two"
-    assert [turn.user for turn in conversation.turns] == ["one"]
-    conversation.undo()
-    assert conversation.undo().user == ""
-
-
-def test_retry_and_edit_drop_what_follows() -> None:
+def test_retry_and_edit_drop_what_follows_and_undo_returns_the_last_message() -> None:
     conversation = talk("one", "two", "three")
     conversation.retry(1)
     assert conversation.turns == [conversation.turns[0], Turn("two")]
+    assert conversation.undo().user == "two"
     conversation.edit(0, "uno")
     assert conversation.turns == [Turn("uno")]
+    assert [conversation.undo().user for _ in range(2)] == ["uno", ""]
 
 
 def test_a_reply_that_was_cut_short_can_be_continued() -> None:
-    conversation = Conversation()
-    conversation.ask("count")
-    cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Text((("one ", False), ("two ", True))), cut]))
+    conversation = asked("count")
+    # Half of the last character is missing, and is dropped.
+    run(conversation, FakeBackend([Text((("one ", False), ("two \ufffd", True))), CUT]))
     assert conversation.turns[0].reply is not None
     assert conversation.turns[0].reply.is_cut_short
     conversation.continue_reply()
     assert "one two " in markdown(conversation)
-    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    backend = FakeBackend([Text((("three", True),)), DONE], [Text((("three", False),)), plain])
+    backend = FakeBackend([Text((("three", True),)), DONE], said("three", PLAIN))
     reply = run(conversation, backend, compare=True)
     assert backend.requests[0].messages == (
         {"role": "user", "content": "count"},
@@ -75,21 +79,10 @@ def test_a_reply_that_was_cut_short_can_be_continued() -> None:
     assert conversation.turns == [Turn("count", reply)]
 
 
-def test_half_a_character_is_dropped_before_continuing() -> None:
-    conversation = Conversation()
-    conversation.ask("hi")
-    cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Text((("ab\ufffd", False),)), cut]))
-    conversation.continue_reply()
-    assert conversation.messages()[-1] == {"role": "assistant", "content": "ab"}
-
-
 def test_a_reply_shows_waiting_then_the_prompts_progress_then_text() -> None:
-    conversation, seen = Conversation(), []
-    conversation.ask("hi")
+    conversation, seen = asked("hi"), []
     events: list[Event] = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
-    backend = FakeBackend([*events, Text((("yes", True),)), DONE])
-    for _ in conversation.answer(backend, Settings(), "tab"):
+    for _ in conversation.answer(FakeBackend([*events, *said("yes")]), Settings(), "tab"):
         reply = conversation.turns[-1].reply
         assert reply is not None
         seen.append(reply.notice or reply.text)
@@ -116,42 +109,32 @@ def test_display_updates_are_rate_limited() -> None:
     assert seen == ["a", "abcdefghijkl", "abcdefghijklmn"]
 
 
-def test_comparing_repeats_the_request_with_plain_decoding() -> None:
-    conversation = Conversation()
-    conversation.ask("hi")
-    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
+def test_comparing_repeats_the_request_with_plain_decoding_each_time() -> None:
+    conversation = asked("hi")
+    backend = FakeBackend(said("yes"), said("yes", PLAIN))
     reply = run(conversation, backend, sampling={"seed": 7}, compare=True)
     assert [request.method for request in backend.requests] == ["auto", "ar"]
     assert backend.requests[1].sampling == {"seed": 7}
     assert backend.requests[1].max_tokens == 84
     assert reply.plain == PlainRun(40.0, "yes", 80, 2.0)
     assert stats_line(reply).startswith("80 tok/s · 2.0× plain, same text · ")
+    conversation.retry(0)
+    slower = dataclasses.replace(PLAIN, decode_seconds=3.0)
+    backend = FakeBackend(said("yes"), said("yes", slower))
+    reply = run(conversation, backend, sampling={"seed": 7}, compare=True)
+    assert "3.0× plain" in stats_line(reply)
 
 
 def test_a_retry_is_compared_with_an_earlier_plain_reply() -> None:
-    conversation = Conversation()
-    conversation.ask("hi")
-    plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    run(conversation, FakeBackend([Text((("yes", False),)), plain]), method="ar")
+    conversation = asked("hi")
+    run(conversation, FakeBackend(said("yes", PLAIN)), method="ar")
     conversation.retry(0)
-    reply = run(conversation, FakeBackend([Text((("yes!", False),)), DONE]))
+    reply = run(conversation, FakeBackend(said("yes!")))
     assert "2.0× plain, different text" in stats_line(reply)
 
 
-def test_comparing_again_measures_again() -> None:
-    conversation = Conversation()
-    for seconds, ratio in ((2.0, "2.0"), (3.0, "3.0")):
-        conversation.ask("hi")
-        plain = dataclasses.replace(DONE, method="ar", decode_seconds=seconds)
-        backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
-        assert f"{ratio}× plain" in stats_line(run(conversation, backend, compare=True))
-        conversation.undo()
-
-
 def test_the_speed_of_a_few_tokens_is_not_compared() -> None:
-    conversation = Conversation()
-    conversation.ask("hi")
+    conversation = asked("hi")
     few = dataclasses.replace(DONE, n_tokens=8, n_first=1)
     run(conversation, FakeBackend([dataclasses.replace(few, method="ar")]), method="ar")
     assert not conversation.plain_runs
@@ -178,11 +161,9 @@ def test_a_ratio_is_shown_only_if_both_runs_were_timed_long_enough() -> None:
 
 
 def test_a_stopped_or_failed_plain_run_is_not_compared() -> None:
-    stopped = dataclasses.replace(DONE, method="ar", finish_reason="cancelled")
-    for second in ([stopped], [Failed("no")]):
-        conversation = Conversation()
-        conversation.ask("hi")
-        reply = run(conversation, FakeBackend([DONE], second), compare=True)
+    for end in (dataclasses.replace(PLAIN, finish_reason="cancelled"), Failed("no")):
+        conversation = asked("hi")
+        reply = run(conversation, FakeBackend([DONE], [end]), compare=True)
         assert "plain" not in stats_line(reply)
         assert not conversation.plain_runs
 
@@ -215,16 +196,15 @@ def test_a_conversation_can_be_exported() -> None:
 
 def test_an_exported_reply_closes_its_code_and_collapses_its_reasoning() -> None:
     conversation = talk("one")
-    for text, exported in (
-        ("```py\nx = 1", "```py\nx = 1\n```"),
-        ("~~~~\n```\n~~~~", "~~~~\n```\n~~~~"),
-        ("```\na\n```\n```b", "```\na\n```\n```b\n```"),
-        (
-            "<think>hm</think>\n\nyes",
-            "<details><summary>Reasoning</summary>\n\nhm\n\n</details>\n\nyes",
-        ),
+    folded = "<details><summary>Reasoning</summary>\n\n{}\n\n</details>\n\n{}"
+    for text, opening, exported in (
+        ("```py\nx = 1", "", "```py\nx = 1\n```"),
+        ("~~~~\n```\n~~~~", "", "~~~~\n```\n~~~~"),
+        ("```\na\n```\n```b", "", "```\na\n```\n```b\n```"),
+        ("<think>hm</think>\n\nyes", "", folded.format("hm", "yes")),
+        ("```\na</think>\n```\nb", "<think>", folded.format("```\na\n```", "```\nb\n```")),
     ):
-        conversation.turns[0].reply = Reply("ar", [(text, False)])
+        conversation.turns[0].reply = Reply("ar", [(text, False)], opening=opening)
         assert f"## Model\n\n{exported}\n\n<sub>ar" in markdown(conversation)
 
 
@@ -238,31 +218,13 @@ def test_reasoning_is_left_out_of_later_prompts() -> None:
     assert said == ["one", "yes", "two", "yes", "three"]
 
 
-def test_reasoning_opened_by_the_prompt_is_recognized_in_a_reply_and_its_continuation() -> None:
-    conversation = Conversation()
-    conversation.ask("one")
-    cut = dataclasses.replace(DONE, finish_reason="length")
-    reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
-    assert reply.reasoning == (0, 2, 2)
+@pytest.mark.parametrize("opened_again", [[], [Opening("<think>\n")]])
+def test_a_continued_reply_keeps_its_reasoning_and_its_setting(opened_again: list[Event]) -> None:
+    conversation = asked("one")
+    begun = FakeBackend([Opening("<think>"), *said("hm", CUT)])
+    assert run(conversation, begun, thinking=True).reasoning == (0, 2, 2)
     conversation.continue_reply()
-    rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
-    assert rest.answer == "yes"
-
-
-def test_open_code_is_closed_in_reasoning_and_in_the_answer() -> None:
-    conversation = talk("one")
-    reply = Reply("ar", [("```\na</think>\n```\nb", False)], opening="<think>")
-    conversation.turns[0].reply = reply
-    assert "\n\n```\na\n```\n\n</details>\n\n```\nb\n```\n\n<sub>" in markdown(conversation)
-
-
-def test_a_continued_reply_keeps_its_reasoning_setting() -> None:
-    conversation = Conversation()
-    conversation.ask("one")
-    cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]), thinking=True)
-    conversation.continue_reply()
-    backend = FakeBackend([Opening("<think>\n"), Text((("</think>yes", False),)), DONE])
+    backend = FakeBackend([*opened_again, *said("</think>yes")])
     rest = run(conversation, backend, thinking=False)
     assert backend.requests[0].thinking is True
     assert (rest.opening, rest.answer) == ("<think>", "yes")

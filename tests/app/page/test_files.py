@@ -47,6 +47,7 @@ def test_files_go_with_their_message_through_retry_edit_undo_and_export() -> Non
 
 
 def test_files_are_saved_and_chats_saved_before_files_existed_are_read() -> None:
+    assert read_files(json.loads(files_to_text((FOX, HEN)))) == (FOX, HEN)
     conversation = talk("one")
     kept = json.loads(to_text(conversation))
     conversation.turns[0].files = (FOX, HEN)
@@ -55,10 +56,6 @@ def test_files_are_saved_and_chats_saved_before_files_existed_are_read() -> None
     assert from_text(json.dumps(kept)).turns[0].files == ()
     kept[0]["files"] = [{"name": "fox.txt"}]
     assert from_text(json.dumps(kept)).turns == []
-
-
-def test_files_from_the_browser_are_read_and_written_back() -> None:
-    assert read_files(json.loads(files_to_text((FOX, HEN)))) == (FOX, HEN)
 
 
 def test_the_page_gets_the_names_and_sizes_of_files_but_not_their_text() -> None:

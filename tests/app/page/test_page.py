@@ -30,21 +30,44 @@ with warnings.catch_warnings():
     from app.page import model_panel
 
 
-VALUES = {
-    "method": "ar",
-    "max_tokens": 0,
-    "system": "",
-    "compare": False,
-    "thinking": "",
-    "leave_out": True,
-}
+VALUES = {"method": "ar", "max_tokens": 0, "system": "", "compare": False, "thinking": ""}
+REASONING = "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
+
+
+def said(text: str, opening: str = "") -> Reply:
+    return Reply("x", [(text, False)], opening=opening)
 
 
 # Rendering
 
 
-def said(text: str, opening: str = "") -> Reply:
-    return Reply("x", [(text, False)], opening=opening)
+@pytest.mark.parametrize(
+    ("text", "opening", "html"),
+    [
+        ("**a** `<b>`", "", "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"),
+        (
+            "![x](http://example.org/x.png)",
+            "",
+            '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
+            "x</a></p>\n",
+        ),
+        ("[x](javascript:alert(1))", "", "<p>[x](javascript:alert(1))</p>\n"),
+        (
+            "```\na < b\n```",
+            "",
+            '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
+            '<button type="button" data-action="copy-code">Copy</button></span></div>',
+        ),
+        ("<think>\nhm\n</think>\n\nyes", "", f"{REASONING}<p>yes</p>\n"),
+        ("<think>hm", "", REASONING),
+        ("hm", "<think>\n", REASONING),
+        ("hm\n</think>\n\nyes", "<think>\n", f"{REASONING}<p>yes</p>\n"),
+        ("<think>\n\n</think>\n\nyes", "", "<p>yes</p>\n"),
+        ("<|channel|>final<|message|>yes", "", "<p>yes</p>\n"),
+    ],
+)
+def test_markdown_is_rendered_and_reasoning_collapsed(text: str, opening: str, html: str) -> None:
+    assert text_html(said(text, opening)) == html
 
 
 def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
@@ -54,11 +77,20 @@ def test_drafted_tokens_are_in_spans_and_everything_is_escaped() -> None:
         '<strong><span class="drafted" data-n="2">a &amp;</span> b</strong><br />\n'
         '<span class="drafted" data-n="1">c</span></p>\n'
     )
-
-
-def test_runs_of_two_steps_stay_apart_even_if_the_token_between_is_empty() -> None:
+    # Drafts of two steps stay apart even if the token between them is empty.
     html = text_html(Reply("x", [("a", True), ("", False), ("é", True)]))
     assert html.count('<span class="drafted"') == 2
+
+
+def test_drafts_are_marked_in_reasoning_and_answer() -> None:
+    pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
+    whole = text_html(Reply("x", [*pieces, ("yes", True)]))
+    assert whole == REASONING.replace("hm", '<span class="drafted" data-n="3">hm.</span>') + (
+        '<p><span class="drafted" data-n="1">yes</span></p>\n'
+    )
+    assert text_html(Reply("x", pieces[:2]), GrowingReply()) == (
+        REASONING.replace("hm", '<span class="drafted" data-n="1">hm</span>')
+    )
 
 
 def test_html_of_a_model_or_a_user_shows_as_text() -> None:
@@ -68,50 +100,6 @@ def test_html_of_a_model_or_a_user_shows_as_text() -> None:
     for tag in ("<script", "<b>", "<img", "<i>", "<u>"):
         assert tag not in html
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2
-
-
-def test_markdown_is_rendered_but_loads_nothing_and_runs_nothing() -> None:
-    assert text_html(said("**a** `<b>`")) == "<p><strong>a</strong> <code>&lt;b&gt;</code></p>\n"
-    assert text_html(said("![x](http://example.org/x.png)")) == (
-        '<p>!<a href="http://example.org/x.png" target="_blank" rel="noopener noreferrer">'
-        "x</a></p>\n"
-    )
-    assert "<a" not in text_html(said("[x](javascript:alert(1))"))
-
-
-def test_reasoning_is_collapsed_even_while_it_streams() -> None:
-    assert text_html(said("<think>\nhm\n</think>\n\nyes")) == (
-        "<details><summary>Reasoning</summary><p>hm</p>\n</details><p>yes</p>\n"
-    )
-    assert text_html(said("<think>hm")) == (
-        "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
-    )
-
-
-def test_drafts_are_marked_in_reasoning_and_answer() -> None:
-    pieces = [("<think>", False), ("\nhm", True), ("", True), (".</think>", True), ("\n", False)]
-    whole = text_html(Reply("x", [*pieces, ("yes", True)]))
-    assert whole == (
-        '<details><summary>Reasoning</summary><p><span class="drafted" data-n="3">hm.</span></p>\n'
-        '</details><p><span class="drafted" data-n="1">yes</span></p>\n'
-    )
-    assert text_html(Reply("x", pieces[:2]), GrowingReply()) == (
-        '<details><summary>Reasoning</summary><p><span class="drafted" data-n="1">hm</span></p>\n'
-        "</details>"
-    )
-
-
-def test_reasoning_opened_by_the_prompt_is_collapsed_from_its_first_token() -> None:
-    folded = "<details><summary>Reasoning</summary><p>hm</p>\n</details>"
-    assert text_html(said("hm", "<think>\n")) == folded
-    assert text_html(said("hm\n</think>\n\nyes", "<think>\n")) == f"{folded}<p>yes</p>\n"
-
-
-def test_a_code_block_has_its_own_copy_button() -> None:
-    assert text_html(said("```\na < b\n```")) == (
-        '<div class="code"><pre><code>a &lt; b\n</code></pre><span class="actions">'
-        '<button type="button" data-action="copy-code">Copy</button></span></div>'
-    )
 
 
 def test_replies_name_their_model_if_there_are_several() -> None:
@@ -126,29 +114,13 @@ def test_replies_name_their_model_if_there_are_several() -> None:
     assert "<code>other.gguf</code>" in second
 
 
-def test_empty_max_tokens_keeps_its_default_and_0_means_no_limit() -> None:
-    for given, expected in ((None, 1024), (0, None), (7.0, 7)):
-        settings = page_fields.read_settings(
-            VALUES | {"max_tokens": given}, FakeBackend().methods()
-        )
-        assert settings.max_tokens == expected
-
-
-def test_empty_reasoning_is_not_shown() -> None:
-    assert text_html(said("<think>\n\n</think>\n\nyes")) == "<p>yes</p>\n"
-    assert text_html(said("<|channel|>final<|message|>yes")) == "<p>yes</p>\n"
-
-
-def test_copy_copies_the_answer_without_the_reasoning() -> None:
-    turn = Turn("a", said("<think>hm</think>\n**yes**"))
-    assert 'data-source="**yes**"' in turn_html(turn, live=False, last=True)
-
-
-def test_a_live_turn_offers_no_actions_and_only_the_last_can_be_undone() -> None:
-    turn = Turn("hi", Reply("ar", [("yes", False)]))
+def test_only_the_last_turn_can_be_undone_and_copy_leaves_out_its_reasoning() -> None:
+    turn = Turn("hi", said("<think>hm</think>\n**yes**"))
     assert "data-action" not in turn_html(turn, live=True, last=True)
     assert "Undo" not in turn_html(turn, live=False, last=False)
-    assert "Undo" in turn_html(turn, live=False, last=True)
+    html = turn_html(turn, live=False, last=True)
+    assert "Undo" in html
+    assert 'data-source="**yes**"' in html
 
 
 # Settings
@@ -174,41 +146,37 @@ def test_unchanged_fields_mean_the_defaults() -> None:
         if name.startswith("sampling.") and component.value not in ("", None, page_fields.RANDOM):
             assert component.value == names[name.removeprefix("sampling.")], name
     values = {name: component.value for name, component in fields.components.items()}
-    settings = page_fields.read_settings(
-        values | {"system": None, "compare": False, "thinking": ""}, FakeBackend().methods()
-    )
+    settings = read(**(values | {"system": None}))
     assert settings.method == "guess:width=8"
     assert settings.max_tokens == 1024
     SamplingParams(**settings.sampling)
 
 
+def read(**values: object) -> Settings:
+    return page_fields.read_settings(VALUES | {"leave_out": True} | values, FakeBackend().methods())
+
+
 def test_settings_read_what_was_changed() -> None:
     values = {
-        "method": "guess",
         "guess.width": 2,
         "guess.deep": False,
         "sampling.temperature": 0.5,
         "sampling.seed": 3,
         "sampling.grammar": "",
         "sampling.top_k": None,
-        "max_tokens": 0,
-        "system": "s",
-        "compare": True,
-        "thinking": "off",
-        "leave_out": False,
     }
-    assert page_fields.read_settings(values, FakeBackend().methods()) == Settings(
+    given = {"method": "guess", "system": "s", "compare": True, "thinking": "off"}
+    assert read(**given, **values, leave_out=False) == Settings(
         "guess:width=2,deep=off", {"temperature": 0.5, "seed": 3}, None, "s", True, False, False
     )
+    # Empty max tokens keeps its default, and 0 means no limit.
+    assert [read(max_tokens=n).max_tokens for n in (None, 0, 7.0)] == [1024, None, 7]
 
 
 def test_a_random_seed_is_drawn_only_for_sampling() -> None:
     for temperature in (0.0, 1.0):
         chosen = {"sampling.temperature": temperature, "sampling.seed": page_fields.RANDOM}
-        drawn = [
-            page_fields.read_settings(VALUES | chosen, FakeBackend().methods()).sampling["seed"]
-            for _ in range(2)
-        ]
+        drawn = [read(**chosen).sampling["seed"] for _ in range(2)]
         assert (drawn[0] == drawn[1]) == (temperature == 0)
         assert all(0 <= seed < page_fields.N_SEEDS for seed in drawn)
 
@@ -238,9 +206,9 @@ def test_every_method_has_its_fields_in_the_page() -> None:
     backend = LocalBackend()
     fields = method_fields(backend, "prompt-lookup")
     lookahead = next(info for info in backend.methods() if info.name == "lookahead")
+    backend.close()
     assert lookahead.parameters[0] == Parameter("window", 15, "W: columns of the window")
     assert fields.components["lookahead.window"].value == 15
-    backend.close()
 
 
 def test_saved_values_are_used_if_they_are_valid_for_their_field() -> None:
@@ -282,35 +250,39 @@ def test_saved_values_are_used_if_they_are_valid_for_their_field() -> None:
 # The program
 
 
+def model_fields(backend: Backend) -> model_panel.ModelPanel:
+    async def make() -> model_panel.ModelPanel:
+        with gr.Blocks():
+            return model_panel.ModelPanel(backend, ModelSpec("small"))
+
+    return asyncio.run(make())
+
+
 def test_choosing_another_model_replaces_draft_model_and_heads_by_its_own() -> None:
     class Backend(FakeBackend):
         def models(self) -> tuple[ModelInfo, ...]:
             return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
 
-    async def make() -> model_panel.ModelPanel:
-        with gr.Blocks():
-            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
-
-    panel = asyncio.run(make())
+    panel = model_fields(Backend())
     note, draft, heads = panel.follow("big", "other", ["x"])
     assert "8 GB; draft model: small; drafting heads: a, b" in note
     assert (draft["value"], heads["value"]) == ("small", ["a", "b"])
-    _, draft, heads = panel.follow("big", "", [])
-    assert (draft["value"], heads["value"]) == ("", [])
-    _, draft, heads = panel.follow("/a/path.gguf", "other", ["x"])
-    assert (draft["value"], heads["value"]) == ("", [])
+    for chosen in (("big", "", []), ("/a/path.gguf", "other", ["x"])):
+        _, draft, heads = panel.follow(*chosen)
+        assert (draft["value"], heads["value"]) == ("", [])
 
 
 def test_the_header_shows_a_short_reason_for_a_failed_load_beside_the_old_model() -> None:
-    html = model_panel.status_html(
-        Status(MODEL, error="no file x.gguf\nm.gguf is loaded as before.")
-    )
-    assert "<b>m.gguf</b>" in html
-    assert html.endswith('<div class="error" role="alert">no file x.gguf</div>')
-    html = model_panel.status_html(Status(MODEL, error="y" * 161))
-    assert html.endswith(f'<div class="error" role="alert">{"y" * 159}…</div>')
-    html = model_panel.status_html(Status(error="y" * 161))
-    assert html == f'<div class="error" role="alert">{"y" * 161}</div>'
+    for status, model, told in (
+        (Status(MODEL, error="no x.gguf\nm.gguf is loaded as before."), True, "no x.gguf"),
+        (Status(MODEL, error="y" * 161), True, f"{'y' * 159}…"),
+        (Status(error="y" * 161), False, "y" * 161),
+    ):
+        html, error = (
+            model_panel.status_html(status),
+            f'<div class="error" role="alert">{told}</div>',
+        )
+        assert html.endswith(error) and "<b>m.gguf</b>" in html if model else html == error
 
 
 def test_quotes_around_a_pasted_path_are_removed() -> None:
@@ -321,11 +293,7 @@ def test_quotes_around_a_pasted_path_are_removed() -> None:
             wanted.append((spec.model, spec.draft_model, spec.heads))
             return iter(())
 
-    async def make() -> model_panel.ModelPanel:
-        with gr.Blocks():
-            return model_panel.ModelPanel(Backend(), ModelSpec("small"))
-
-    panel = asyncio.run(make())
+    panel = model_fields(Backend())
     quoted = r'"C:\My models\m.gguf"'
     tab: Any = SimpleNamespace(session_hash="1")
     list(panel._run(quoted, " ", [quoted], 0, tab))

@@ -28,6 +28,10 @@ class Vocabulary:
         return [PIECES[token].decode() for token in tokens]
 
 
+def released(reply: ReplyText, n: int, n_drafted: int = 0) -> list[str]:
+    return [token.text for token in reply.release(n, n_drafted)]
+
+
 def text(stop: Sequence[str] = (), max_tokens: int | None = None) -> ReplyText:
     return ReplyText(Vocabulary(), stop, max_tokens)  # type: ignore[arg-type]
 
@@ -47,28 +51,27 @@ def test_tokens_of_a_step_are_released_with_drafts_marked() -> None:
 def test_a_character_that_spans_tokens_arrives_with_its_last_token() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
-    assert [token.text for token in reply.release(2, 1)] == ["Hel", " w"]
+    assert released(reply, 2, 1) == ["Hel", " w"]
     assert reply.take([4, 6]) == (2, None)
-    assert [token.text for token in reply.release(2, 1)] == ["örld", "!"]
+    assert released(reply, 2, 1) == ["örld", "!"]
     assert reply.shown == "Hel wörld!"
 
 
-def test_an_incomplete_character_is_replaced_when_the_next_token_arrives() -> None:
+def test_an_incomplete_character_is_replaced_when_the_next_token_or_the_end_arrives() -> None:
     reply = text()
     assert reply.take([1, 3]) == (2, None)
     assert reply.take([6, 1]) == (2, None)
-    assert [token.text for token in reply.release(4, 0)] == [
-        "Hel",
-        " w",
-        "\N{REPLACEMENT CHARACTER}!",
-        "Hel",
-    ]
+    assert released(reply, 4) == ["Hel", " w", "\N{REPLACEMENT CHARACTER}!", "Hel"]
+    assert reply.take([7]) == (1, None)
+    assert released(reply, 1) == [""]
+    assert list(reply.rest()) == [Token(7, "\N{REPLACEMENT CHARACTER}", False)]
+    assert reply.shown == "Hel w\N{REPLACEMENT CHARACTER}!Hel\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_text_can_end_in_the_middle_of_a_step() -> None:
     reply = text()
     assert reply.take([1, END, 2]) == (2, "stop")
-    assert [token.text for token in reply.release(2, 2)] == ["Hel", ""]
+    assert released(reply, 2, 2) == ["Hel", ""]
     assert reply.shown == "Hel"
     assert text(max_tokens=2).take([1, 2, 6]) == (2, "length")
     assert text(max_tokens=3).take([1, 2, 6]) == (3, "length")
@@ -78,9 +81,9 @@ def test_a_text_can_end_in_the_middle_of_a_step() -> None:
 def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     reply = text(stop=("lo w",))
     assert reply.take([1, 2]) == (2, None)
-    assert [token.text for token in reply.release(2, 1)] == ["Hel"]
+    assert released(reply, 2, 1) == ["Hel"]
     assert reply.take([3, 6]) == (1, "stop")
-    assert [token.text for token in reply.release(1, 1)] == ["", ""]
+    assert released(reply, 1, 1) == ["", ""]
     assert reply.shown == "Hel"
     assert reply.stopped_by
 
@@ -88,16 +91,8 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
 def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
     reply = text(stop=("lo?",))
     assert reply.take([1, 2]) == (2, None)
-    assert [token.text for token in reply.release(2, 0)] == ["Hel"]
+    assert released(reply, 2) == ["Hel"]
     assert list(reply.rest()) == [Token(2, "lo", False)]
-
-
-def test_an_incomplete_last_character_becomes_a_replacement_character() -> None:
-    reply = text()
-    assert reply.take([1, 7]) == (2, None)
-    assert [token.text for token in reply.release(2, 0)] == ["Hel", ""]
-    assert list(reply.rest()) == [Token(7, "\N{REPLACEMENT CHARACTER}", False)]
-    assert reply.shown == "Hel\N{REPLACEMENT CHARACTER}"
 
 
 def test_an_empty_stop_string_is_refused() -> None:

@@ -84,9 +84,8 @@ def test_calls_are_read_in_every_format(format_: ToolFormat, text: str) -> None:
     assert parsed(None, text) == [Content(text)]
 
 
-@pytest.mark.parametrize(
-    ("format_", "text"),
-    [
+def test_what_is_no_call_is_content() -> None:
+    for format_, text in (
         (HERMES, "1 < 2, and <tool_box> is a tag\n\n"),
         (HERMES, '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>'),
         (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
@@ -98,10 +97,8 @@ def test_calls_are_read_in_every_format(format_: ToolFormat, text: str) -> None:
         (MISTRAL, "[TOOL_CALLS]add {}"),
         (GEMMA, "<|tool_call>call:add{a:}<tool_call|>"),
         (GEMMA, '<|tool_call>call:add{a:<|"|>x'),
-    ],
-)
-def test_what_is_no_call_is_content(format_: ToolFormat, text: str) -> None:
-    assert parsed(format_, text) == [Content(text)]
+    ):
+        assert parsed(format_, text) == [Content(text)]
 
 
 def test_only_text_that_may_become_a_mark_is_held_back() -> None:
@@ -118,36 +115,25 @@ def test_only_text_that_may_become_a_mark_is_held_back() -> None:
     assert parser.feed('"}}\n</tool_') == [CallArguments(0, '"}')]
     assert parser.feed("call>\nDone") == [Content("\nDone")]
     assert parser.finish() == []
+    llama = ReplyParser(LLAMA)  # whose calls are JSON, as an answer may be
+    assert llama.feed('{"na') == []
+    assert llama.feed('mes": [') == [Content('{"names": [')]
 
 
-def test_an_answer_in_json_is_not_held_back_by_llamas_format() -> None:
-    parser = ReplyParser(LLAMA)
-    assert parser.feed('{"na') == []
-    assert parser.feed('mes": [') == [Content('{"names": [')]
-
-
-@pytest.mark.parametrize(
-    ("text", "opening", "expected"),
-    [
-        ("[THINK]a[/THINK]b", "", [Reasoning("a"), Content("b")]),
-        ("<|channel>thought\na<channel|>b", "", [Reasoning("a"), Content("b")]),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
-            "",
-            [Reasoning("a"), Content("b")],
-        ),
+def test_reasoning_is_split_off() -> None:
+    both = [Reasoning("a"), Content("b")]
+    channels = (
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    )
+    for text, opening, expected in (
+        ("[THINK]a[/THINK]b", "", both),
+        ("<|channel>thought\na<channel|>b", "", both),
+        (channels, "", both),
         ("<|channel|>final<|message|>b", "", [Content("b")]),
-        ("\na</seed:think>b", "<seed:think>", [Reasoning("a"), Content("b")]),
+        ("\na</seed:think>b", "<seed:think>", both),
         ("<think>a</thin", "", [Reasoning("a</thin")]),
         (" <thinker>", "", [Content(" <thinker>")]),
         ("\n<thin", "", [Content("\n<thin")]),
         ("", "<think>", []),
-    ],
-)
-def test_reasoning_is_split_off(text: str, opening: str, expected: list[Delta]) -> None:
-    assert parsed(None, text, opening) == expected
-
-
-def test_a_reply_that_ends_inside_a_call_keeps_the_part_of_its_arguments() -> None:
-    text = '<tool_call>{"name": "add", "arguments": {"a": "x'
-    assert parsed(HERMES, text) == call(0, "add", '{"a": "x')
+    ):
+        assert parsed(None, text, opening) == expected

@@ -117,22 +117,13 @@ def test_reasoning_is_separated_from_the_answer(
     assert answer_of(text, opening) == answer
 
 
-@pytest.mark.parametrize("text", ["yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"])
-def test_a_reply_without_reasoning_is_all_answer(text: str) -> None:
-    assert find_reasoning(text) is None
-    assert answer_of(text) == text
-
-
-def test_unfinished_reasoning_extends_to_the_end() -> None:
+def test_a_reply_without_or_with_unfinished_reasoning_is_all_answer() -> None:
+    for text in ("yes", "", "I say <think>hm</think>", "<b>yes</b>", "<thinker>"):
+        assert find_reasoning(text) is None
+        assert answer_of(text) == text
     assert find_reasoning("<think>\nhm") == (8, 10, 10)
     assert find_reasoning("hm", "<think>") == (0, 2, 2)
     assert answer_of("<think>hm") == "<think>hm"
-
-
-def test_the_prompt_shows_whether_the_reply_starts_with_reasoning() -> None:
-    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
-    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
-    assert opening_of("a<|assistant|>") == ""
 
 
 def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) -> None:
@@ -142,14 +133,11 @@ def test_reasoning_of_earlier_replies_is_left_out(engines: dict[str, Engine]) ->
     assert "<|assistant|>b<|end|>" in prompt_text(engines["opens"], opened)
 
 
-def test_a_continued_reply_keeps_its_reasoning(engines: dict[str, Engine]) -> None:
-    text = prompt_text(engines["opens"], [MESSAGES[0], {"role": "assistant", "content": "hm"}])
-    assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
-
-
-def test_the_start_of_a_reply_shows_whether_it_continues_in_reasoning(
+def test_a_continued_reply_keeps_its_reasoning_and_shows_whether_it_is_inside(
     engines: dict[str, Engine],
 ) -> None:
+    text = prompt_text(engines["opens"], [MESSAGES[0], {"role": "assistant", "content": "hm"}])
+    assert text.endswith("<|user|>a<|end|><|assistant|><think>\nhm")
     for name, start, opening in (
         ("opens", "hm", "<think>\n"),
         ("opens", "hm</think>yes", ""),
@@ -160,17 +148,14 @@ def test_the_start_of_a_reply_shows_whether_it_continues_in_reasoning(
         assert chat_prompt(engines[name].model, messages).opening == opening
 
 
-def test_thinking_can_be_turned_on_and_off(engines: dict[str, Engine]) -> None:
+def test_thinking_can_be_turned_on_and_off_only_if_the_template_has_a_switch(
+    engines: dict[str, Engine],
+) -> None:
     engine = engines["thinks"]
     assert engine.has_thinking_switch
-    assert prompt_text(engine, MESSAGES[:1]).endswith("<|assistant|>")
-    assert prompt_text(engine, MESSAGES[:1], thinking=True).endswith("<|assistant|>")
-    assert prompt_text(engine, MESSAGES[:1], thinking=False).endswith(
-        "<|assistant|><think></think>"
-    )
-
-
-def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str, Engine]) -> None:
+    for thinking, end in ((None, ""), (True, ""), (False, "<think></think>")):
+        text = prompt_text(engine, MESSAGES[:1], thinking=thinking)
+        assert text.endswith(f"<|assistant|>{end}")
     engine = engines["opens"]
     assert not engine.has_thinking_switch
     with pytest.raises(InvalidParameter, match="reasoning cannot be turned on or off"):
@@ -180,6 +165,9 @@ def test_a_model_without_a_thinking_switch_refuses_the_setting(engines: dict[str
 def test_reasoning_opened_by_the_prompt_is_recorded_with_the_reply(
     engines: dict[str, Engine],
 ) -> None:
+    assert opening_of("a<|assistant|><think>\n") == "<think>\n"
+    assert opening_of("a<|assistant|><think>\n\n</think>\n\n") == ""
+    assert opening_of("a<|assistant|>") == ""
     reply = engines["opens"].chat("a", max_tokens=3).run()
     assert reply.opening == "<think>\n"
     assert reply.answer == reply.text  # the reasoning is not finished
@@ -193,27 +181,22 @@ def test_tools_calls_and_results_are_shown_to_the_model(engines: dict[str, Engin
         '<|system|>s<|end|><|user|>a<|end|><|assistant|>add{"x": "<"}<|end|><|tool|>3<|end|>'
         "<|assistant|>"
     )
+    text = chat_text(model, CALL_MESSAGES, tools=[TOOL])
     tokens = chat_prompt(model, CALL_MESSAGES, tools=[TOOL]).tokens
-    assert tokens == model.tokenize(
-        chat_text(model, CALL_MESSAGES, tools=[TOOL]), parse_special=True
-    )
+    assert tokens == model.tokenize(text, parse_special=True)
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
+def test_calls_are_rendered_in_the_form_that_the_template_expects() -> None:
+    for template, text in (
         ("{{ call.function.arguments }}", '{"x": "<"}'),
         ("{{ 'f' + call.function.arguments + ';' }}", 'f{"x": "<"};'),
         ("{{ call.function.arguments.x }}", "<"),
         ("{{ call.id }}", "1"),
         ("{% if call.id | length != 9 %}{{ raise_exception('') }}{% endif %}", ""),
-    ],
-)
-def test_calls_are_rendered_in_the_form_that_the_template_expects(template: str, text: str) -> None:
-    loop = (
-        "{% for m in messages %}{% for call in m.tool_calls %}{{ tools }}T{% endfor %}{% endfor %}"
-    )
-    assert render_messages(loop.replace("T", template), CALL_MESSAGES) == text
+    ):
+        calls = f"{{% for call in m.tool_calls %}}{{{{ tools }}}}{template}{{% endfor %}}"
+        loop = f"{{% for m in messages %}}{calls}{{% endfor %}}"
+        assert render_messages(loop, CALL_MESSAGES) == text
 
 
 def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
@@ -235,24 +218,22 @@ def test_control_tokens_in_calls_results_and_tools_stay_plain_text(
     assert r'{"x":"<|end|>\"\n","<|end|>\"\n":1}' in text
 
 
-def test_a_template_without_tools_refuses_them(engines: dict[str, Engine]) -> None:
+def test_tools_without_a_template_and_arguments_that_are_no_object_are_refused(
+    engines: dict[str, Engine],
+) -> None:
     model = engines["thinks"].model
     for messages, tools in ((MESSAGES, [TOOL]), (CALL_MESSAGES, []), (CALL_MESSAGES[2:3], [])):
         with pytest.raises(InvalidParameter, match="chat template has no tools; leave out tools"):
             chat_prompt(model, messages, tools=tools)
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "{", 3, None])
-def test_arguments_that_are_no_object_are_refused(
-    engines: dict[str, Engine], arguments: object
-) -> None:
-    call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
-    messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
-    if arguments is None:  # as for an empty text
-        assert "add{}" in chat_text(engines["calls"].model, messages)
-        return
-    with pytest.raises(InvalidParameter, match="invalid tool call .*; each needs a function with"):
-        chat_prompt(engines["calls"].model, messages)
+    model, refused = engines["calls"].model, "invalid tool call .*; each needs a function with"
+    for arguments in ("[1]", "{", 3, None):
+        call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+        messages = [CALL_MESSAGES[1], {"role": "assistant", "tool_calls": [call]}]
+        if arguments is None:  # as for an empty text
+            assert "add{}" in chat_text(model, messages)
+            continue
+        with pytest.raises(InvalidParameter, match=refused):
+            chat_prompt(model, messages)
 
 
 def test_a_gguf_may_have_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
@@ -285,34 +266,24 @@ def test_a_template_gets_further_variables_but_keeps_its_own(engines: dict[str, 
         chat_text(engines["calls"].model, MESSAGES, template_kwargs={"tools": []})
 
 
-def test_a_template_may_mark_the_trained_tokens() -> None:
+def test_a_template_may_mark_the_trained_tokens_and_gets_todays_date() -> None:
     template = "{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b"
     assert render_messages(template, MESSAGES) == "ab"
-
-
-def test_a_template_that_shows_the_date_shows_todays() -> None:
     template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
     assert render_messages(template, MESSAGES) == datetime.now().strftime("%d %b %Y")
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
+def test_a_template_error_is_quoted() -> None:
+    for template, reason in (
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ messages | nonsense }}", "No filter named 'nonsense'"),
-    ],
-)
-def test_a_template_error_is_quoted(template: str, reason: str) -> None:
-    with pytest.raises(InvalidParameter, match=f"chat template rejects .*: {reason}"):
-        render_messages(template, MESSAGES)
+    ):
+        with pytest.raises(InvalidParameter, match=f"chat template rejects .*: {reason}"):
+            render_messages(template, MESSAGES)
 
 
-def test_a_broken_template_has_no_thinking_switch() -> None:
-    assert not asks_for_thinking("{% if enable_thinking %}")
-    assert not asks_for_thinking(None)
-
-
+COMPILES = "{{ 10 ** (10 ** 9) }}"  # evaluated during compilation
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLES = (
     "{% set made = namespace(text='ab') %}"
@@ -324,12 +295,7 @@ DOUBLES = (
     ("template", "limit", "value", "reason"),
     [
         (LOOPS, "SECONDS", 0.2, "took longer than 0.2 s"),
-        (
-            "{{ 10 ** (10 ** 9) }}",
-            "SECONDS",
-            0.2,
-            "took longer than 0.2 s",
-        ),  # evaluated during compilation
+        (COMPILES, "SECONDS", 0.2, "took longer than 0.2 s"),
         (DOUBLES, "MEMORY", 1 << 28, "needed more than 256 MiB of memory"),
         ("{% for i in range(999) %}ab{% endfor %}", "CHARACTERS", 999, "made more than 1,009 char"),
     ],
@@ -356,11 +322,12 @@ def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_messa
         chat_prompt(engine.model, [{"role": "system", "content": "s"}, *MESSAGES])
 
 
-def test_a_template_that_cannot_be_compiled_in_time_has_no_thinking_switch(
+def test_a_template_that_cannot_be_compiled_has_no_thinking_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(render_process, "SECONDS", 0.2)
-    assert not asks_for_thinking("{{ thinking }}{{ 10 ** (10 ** 9) }}")
+    for template in (None, "{% if enable_thinking %}", "{{ thinking }}" + COMPILES):
+        assert not asks_for_thinking(template)
 
 
 def test_concurrent_renders_get_their_own_results() -> None:

@@ -68,9 +68,8 @@ def accepts(model: Model, grammar: ToolGrammar | None, text: str) -> bool:
     return all(grammar_allows(sampler, end) for end in model.ends)
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
+def test_a_format_is_recognised_by_the_template() -> None:
+    for template, expected in (
         ('<tool_call>{"name": x, "arguments": y}</tool_call>', HERMES),
         ('Environment: ipython {"name": x, "parameters": y}', LLAMA),
         ("[TOOL_CALLS][{{ calls }}]", MISTRAL_LIST),
@@ -80,12 +79,8 @@ def accepts(model: Model, grammar: ToolGrammar | None, text: str) -> bool:
         ("<tool_call><function={{ name }}>{{ arguments }}</function></tool_call>", None),
         ("{{ messages }}", None),
         (None, None),
-    ],
-)
-def test_a_format_is_recognised_by_the_template(
-    template: str | None, expected: ToolFormat | None
-) -> None:
-    assert tool_format(template) is expected
+    ):
+        assert tool_format(template) is expected
 
 
 @pytest.mark.parametrize(

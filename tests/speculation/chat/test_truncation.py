@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from speculation.chat.template import Message
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 
@@ -34,8 +32,8 @@ class Counter:
         return self.counts[-1]
 
 
-def left_out(messages: list[Message], before: int = 0, n_ctx: int = 100, room: int = 20) -> int:
-    return turns_to_leave_out(messages, Counter(), n_ctx, room, before)
+def left_out(messages: list[Message], before: int = 0, room: int = 20) -> int:
+    return turns_to_leave_out(messages, Counter(), 100, room, before)
 
 
 def test_a_conversation_that_fits_with_room_for_the_reply_is_kept_whole() -> None:
@@ -57,22 +55,16 @@ def test_turns_left_out_stay_out_while_the_conversation_grows() -> None:
     assert left_out(conversation(*[10] * 12, 1), before=4) == 8
 
 
-def test_turns_return_when_there_is_room_again() -> None:
+def test_turns_return_when_there_is_enough_room_again() -> None:
     assert left_out(conversation(*[10] * 7, 1), before=4) == 0
     assert left_out(conversation(*[10] * 9, 1), before=8) == 5
     assert left_out(conversation(1), before=4) == 0
-
-
-def test_a_little_room_brings_no_turns_back() -> None:
     assert left_out(conversation(*[10] * 9, 1), before=4, room=5) == 4
 
 
-def test_a_long_last_turn_keeps_as_much_before_it_as_fits() -> None:
+def test_a_long_last_turn_keeps_as_much_before_it_as_fits_and_is_kept_itself() -> None:
     assert left_out(conversation(30, 10, 10, 60)) == 1
     assert left_out(conversation(30, 10, 10, 80)) == 3
-
-
-def test_the_last_turn_is_kept_even_if_it_does_not_fit() -> None:
     assert left_out(conversation(30, 30, 90)) == 2
     assert left_out(conversation(30, 30, 900), before=1) == 2
     assert left_out(conversation(900)) == 0
@@ -103,18 +95,12 @@ def test_turns_are_left_out_whole_and_the_system_prompt_stays() -> None:
     assert without_turns(messages, 0) == messages
     assert without_turns(messages, 1) == [messages[0], *messages[3:]]
     assert without_turns(messages, 2) == [messages[0], messages[5]]
-
-
-def test_a_greeting_by_the_assistant_is_left_out_first() -> None:
+    # A greeting by the assistant is left out first.
     messages = [{"role": "assistant", "content": "Hello!"}, *conversation(2, 1)]
     assert without_turns(messages, 1) == messages[1:]
     assert without_turns(messages, 2) == messages[3:]
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "max_tokens", "room"), [(8192, 1024, 1024), (2048, 1024, 512), (2048, None, 512)]
-)
-def test_a_reply_gets_room_for_max_tokens_or_a_quarter_of_the_context(
-    n_ctx: int, max_tokens: int | None, room: int
-) -> None:
-    assert room_for_reply(n_ctx, max_tokens) == room
+def test_a_reply_gets_room_for_max_tokens_or_a_quarter_of_the_context() -> None:
+    rooms = [room_for_reply(*limits) for limits in ((8192, 1024), (2048, 1024), (2048, None))]
+    assert rooms == [1024, 512, 512]
