@@ -272,7 +272,7 @@ def _add_measurement(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="DIR",
         help="instead, compare ar, prompt-lookup, lookahead and draft with llama.cpp's own "
-        "programs in DIR, alternating, on first turns only (docs/compare.md)",
+        "programs in DIR, alternating, on first turns only (docs/measure.md)",
     )
     group.add_argument(
         "--temperature",
