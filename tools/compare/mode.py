@@ -145,7 +145,7 @@ def choose(
     if not comparisons:
         reasons = "; ".join(left_out) or "no method is given"
         raise InvalidParameter(
-            f"nothing can be compared with llama.cpp: {reasons}; see docs/compare.md for what can "
+            f"nothing can be compared with llama.cpp: {reasons}; see docs/measure.md for what can "
             f"be compared, and how to build its programs"
         )
     return comparisons, left_out

@@ -6,5 +6,5 @@ model's likeliest successors and the draft model's chain at every position, and 
 the real decode loop, drafters and ``auto`` against a target that only reads the recording. Time is
 simulated: a batch costs what a cost curve says, drafting costs what it took when it was measured.
 
-``docs/replay.md`` describes the commands.
+``docs/measure.md`` describes the commands.
 """

@@ -1,4 +1,4 @@
-"""``python -m tools.replay record`` and ``play``; see docs/replay.md."""
+"""``python -m tools.replay record`` and ``play``; see docs/measure.md."""
 
 from __future__ import annotations
 

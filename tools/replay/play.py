@@ -38,7 +38,7 @@ from speculation.verify import Match
 from tools.replay.recording import Draft, Header, Recorded
 from tools.replay.target import Clock, PlaybackTarget
 
-# Seconds of Python beside a small model on two cores of an EPYC, by profile (docs/replay.md).
+# Seconds of Python beside a small model on two cores of an EPYC, by profile (docs/measure.md).
 PLAIN_STEP = 12e-6  # a step of a plain run, besides its decode
 TREE_STEP = 60e-6  # a step with a tree, besides drafting and decoding
 AUTO_ASK, AUTO_SELECT, AUTO_OBSERVE = 25e-6, 40e-6, 25e-6
