@@ -21,9 +21,9 @@ from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
-from speculation.engine import DEFAULT_METHOD
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED, default_model
+from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
 from speculation.system.console import replace_unencodable
 

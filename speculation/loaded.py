@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from batching.errors import (
     ContextError,
@@ -29,7 +28,7 @@ from speculation.auto import learnt
 from speculation.auto.cost import Cost
 from speculation.drafter import Requirements
 from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.heads.base import HeadInContext
+from speculation.heads.base import Head
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import METHODS, SAVED
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
@@ -86,7 +85,7 @@ class Loaded:
         model: Model,
         context: Context,
         draft: Context | None = None,
-        heads: Mapping[str, Any] | None = None,
+        heads: Mapping[str, Head] | None = None,
         memory: Path | None = None,
     ) -> None:
         """``draft`` is the context of a draft model with the same vocabulary.
@@ -121,7 +120,7 @@ class Loaded:
             memory=_load_memory(memory, model),
             saved=learnt.states(self._learnt, self._states_key),
         )
-        for head in self._heads_in_context():
+        for head in self.resources.heads.values():
             head.start(_head_params(context), context)
 
     @classmethod
@@ -134,7 +133,7 @@ class Loaded:
         placement = draft_placement = Placement.of(source.n_gpu_layers, source.device, source.rpc)
         if source.draft_device is not None:
             draft_placement = Placement.of(None, source.draft_device, ())
-        opened: list[Model | Context | HeadInContext] = []
+        opened: list[Model | Context | Head] = []
         try:
             params = source.context_params
             cache = CacheSize(params.n_ctx, params.kv_type)
@@ -148,7 +147,7 @@ class Loaded:
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
             files = [resolve(file) for file in heads_for(name, given)]
             heads = load_heads(files, model, METHODS.heads_kinds())
-            opened += [head for head in heads.values() if isinstance(head, HeadInContext)]
+            opened += heads.values()
             if source.draft_model is None:
                 return cls(model, context, heads=heads, memory=source.memory)
             is_paired = source.draft_model == PAIRED
@@ -189,7 +188,7 @@ class Loaded:
             n_seq_max=max(1 + needed.branches, context.n_seq_max),
             flash_attn="on" if flash_attn else "off",
         )
-        attached = [head for head in self._heads_in_context() if head.attends_to_target]
+        attached = [head for head in self.resources.heads.values() if head.attends_to_target]
         for head in attached:
             head.stop()
         context.close()
@@ -237,10 +236,6 @@ class Loaded:
         sampler = make_sampler(sampling, self.model, self.context.n_ctx)
         return DraftDistribution(sampler, sampling.seed)
 
-    def _heads_in_context(self) -> list[HeadInContext]:
-        heads = self.resources.heads.values()
-        return [head for head in heads if isinstance(head, HeadInContext)]
-
     def close(self) -> None:
         """Save what was learnt, and free everything."""
         if self.model.is_closed:
@@ -248,7 +243,7 @@ class Loaded:
         if self.resources.known_cost is not None:
             self._save_learnt(self.resources.known_cost)
         self._save_memory()
-        for head in self._heads_in_context():
+        for head in self.resources.heads.values():
             head.close()
         self.context.close()
         self.model.close()

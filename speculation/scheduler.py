@@ -227,9 +227,11 @@ class Scheduler:
         place.slot.n_batch = self._loaded.context.n_batch
         with failing(text):
             self.places.extend(place, _RUN_ROOM)
-            while not (text.has_ended or is_wanted() or perf_counter() > end):
+            while True:  # one step at least: what waits may have to wait for this text's end
                 self.places.extend(place, text.room + 1)
                 step([text], self._batch, watch=self._watch, is_wanted=is_wanted)
+                if text.has_ended or is_wanted() or perf_counter() > end:
+                    break
         self.places.shrink(place, text.room + 1)  # others may need the rest
 
     def _decode(self, texts: Sequence[Text]) -> None:

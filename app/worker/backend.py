@@ -13,6 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from speculation.generation import GenerationRequest
+from speculation.parallel import ParallelEngine
+from speculation.submitted import Submitted
+
 from app.worker.events import Events
 from app.worker.jobs import Job, JobQueue, Needs
 from app.worker.loading import ModelSlot
@@ -54,13 +58,10 @@ from speculation.chat.tool_grammar import tool_grammar
 from speculation.chat.tools import tool_format
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.engine import check_grammar
-from speculation.generation import GenerationRequest
 from speculation.logprobs import TokenLogprobs
 from speculation.methods import METHODS, parameter_docs, parse_method
-from speculation.parallel import ParallelEngine
 from speculation.registry import RegistryError, read_registry
 from speculation.sampling import SamplingParams
-from speculation.submitted import Submitted
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from speculation.parallel import ParallelEngine
+
 from app.worker.jobs import Job, failure
 from app.worker.messages import Loaded, LoadedModel, Loading, ModelFacts, ModelSpec, Status
 from batching.errors import InvalidParameter
@@ -18,7 +20,6 @@ from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
-from speculation.parallel import ParallelEngine
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most

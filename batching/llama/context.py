@@ -402,7 +402,7 @@ class Context:
 
     @property
     def is_closed(self) -> bool:
-        return self._handle is None
+        return self._native is None
 
     def close(self) -> None:
         """Free the context and close the trace, after a running decode. Idempotent.

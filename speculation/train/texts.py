@@ -24,7 +24,7 @@ from pathlib import Path
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
 from speculation.chat.template import ROLES, Message, chat_prompt
-from speculation.parallel import ParallelEngine
+from speculation.engine import Engine
 from speculation.system.files import not_utf8, read_text
 from speculation.train import TrainError
 
@@ -80,21 +80,21 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
                 yield record.cut(start, start + length)
 
 
-def replying(path: Path, context: ContextParams, n_gpu_layers: int | None) -> ParallelEngine:
+def replying(path: Path, context: ContextParams, n_gpu_layers: int | None) -> Engine:
     """The target, loaded to write ``REPLIES_AT_ONCE`` replies at once."""
-    return ParallelEngine.load(
+    return Engine.load(
         path, context, parallel=REPLIES_AT_ONCE, mtp=False, n_gpu_layers=n_gpu_layers
     )
 
 
-def _reply(engine: ParallelEngine, prompt: list[int], n_tokens: int) -> tuple[list[int], str]:
+def _reply(engine: Engine, prompt: list[int], n_tokens: int) -> tuple[list[int], str]:
     """The target's greedy continuation: its tokens and its text."""
     text = engine.submit(prompt, max_tokens=n_tokens, method=_METHOD).run()
     return list(text.token_ids), text.text
 
 
 def generate_replies(
-    engine: ParallelEngine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
+    engine: Engine, files: Sequence[Path], length: int, n_tokens: int, skip: int = 0
 ) -> Iterator[Sample]:
     """Prompts with the target's own greedy continuations of at most ``n_tokens`` tokens.
 
@@ -146,7 +146,7 @@ def _in_order(
 
 
 def _reply_to_chat(
-    engine: ParallelEngine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
+    engine: Engine, chat: Sequence[Message], length: int, n_tokens: int, too_long: list[int]
 ) -> Sample:
     """A chat's user turns with the target's replies, as many as fit into ``length``.
 
@@ -176,7 +176,7 @@ def _reply_to_chat(
 
 
 def _continue_text(
-    engine: ParallelEngine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
+    engine: Engine, prompt: list[int], length: int, n_tokens: int, too_long: list[int]
 ) -> Sample:
     max_tokens = min(n_tokens, length - len(prompt))
     if max_tokens < 1:

@@ -370,7 +370,7 @@ def test_settings_may_be_written_in_several_ways(engine: Engine) -> None:
         {"sampling": seeded, "method": parse_method("suffix")},
         {"sampling": seeded, "method": f"{ROOT / 'examples' / 'bigrams.py'}:spec"},
     ):
-        found = engine.chat("the cat", max_tokens=20, **settings).run()  # type: ignore[arg-type]
+        found = engine.chat("the cat", max_tokens=20, **settings).run()
         assert found.token_ids == expected, settings
 
 

@@ -54,10 +54,10 @@ def test_what_is_learnt_of_heads_is_saved_by_the_method_or_the_source() -> None:
 
 def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
     with Engine.load(tiny_model, EXACT) as engine:
-        engine.resources._cost = cheap_rows()
+        engine.resources._kept["cost"] = cheap_rows()
         for text in STRINGS:
             engine.generate("the cat saw a dog", method=text, max_tokens=3).run()
-        path = engine._learnt_file
+        path = engine._loaded._learnt_file
     states = json.loads(path.read_text(encoding="utf-8"))["states"][""]
     assert {name.split(" ")[0] for name in states} <= SAVED
     assert len(states) < 10

@@ -18,8 +18,8 @@ from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
 from app.worker.backend import Backend, LocalBackend
 from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Text
-from speculation.engine import DEFAULT_METHOD
 from speculation.registry import PAIRED
+from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
 

@@ -24,6 +24,7 @@ from speculation.drafter import DraftBudget, Drafter
 from speculation.drafters.draft_model import DraftModel, DraftModelParams
 from speculation.engine import Engine
 from speculation.methods import Method
+from speculation.resources import Resources
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
@@ -206,14 +207,14 @@ def test_a_text_with_sampled_drafts_frees_all_its_samplers(
         counted(name)
     sampling = SamplingParams(temperature=1.0, repeat_penalty=1.2)
     kept: list[Drafter] = []  # so nothing is freed for want of an owner
-    make = engine.method_drafters
+    make = Method.drafters
 
-    def drafters(method: Method) -> list[Drafter]:
-        made = make(method)
+    def drafters(method: Method, resources: Resources) -> list[Drafter]:
+        made = make(method, resources)
         kept.extend(made)
         return made
 
-    monkeypatch.setattr(engine, "method_drafters", drafters)
+    monkeypatch.setattr(Method, "drafters", drafters)
     for _ in range(3):
         method = "draft:verify=rejection,p_min=0"
         engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=20).run()

@@ -12,11 +12,10 @@ from batching.gguf.reader import fingerprint
 from batching.llama import private_api
 from batching.llama.model import Model
 from speculation.engine import Engine
-from speculation.load_heads import load_heads
 from tests.speculation.drafters import test_eagle, test_medusa, test_redrafter
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
-from tests.support.head_checks import started
+from tests.support.head_checks import load_heads, started
 from tests.support.tiny_dflash import write_tiny_dflash
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import write_tiny_gguf

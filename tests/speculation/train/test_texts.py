@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from speculation.parallel import ParallelEngine
 
 from batching.errors import InvalidParameter
 from speculation.engine import Engine
@@ -25,8 +24,8 @@ def engine(tiny_model: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def writer(tiny_model: Path) -> Iterator[ParallelEngine]:
-    with ParallelEngine.load(tiny_model, replace(EXACT, n_ctx=256), parallel=2) as engine:
+def writer(tiny_model: Path) -> Iterator[Engine]:
+    with Engine.load(tiny_model, replace(EXACT, n_ctx=256), parallel=2) as engine:
         yield engine
 
 
@@ -75,9 +74,7 @@ def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path:
         ),
     ],
 )
-def test_an_invalid_line_is_named(
-    writer: ParallelEngine, tmp_path: Path, line: str, reason: str
-) -> None:
+def test_an_invalid_line_is_named(writer: Engine, tmp_path: Path, line: str, reason: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
     for samples in (
@@ -111,7 +108,7 @@ def test_the_error_for_prompts_without_replies_suggests_generate(
 
 
 def test_own_replies_equal_plain_decoding_and_are_marked_by_spans(
-    engine: Engine, writer: ParallelEngine, tmp_path: Path
+    engine: Engine, writer: Engine, tmp_path: Path
 ) -> None:
     file = lines(
         tmp_path / "p.jsonl", {"prompt": "the cat"}, {"text": "a dog and"}, {"turns": ["a", "b"]}
@@ -134,7 +131,7 @@ def test_a_reply_that_the_next_turn_renders_differently_is_not_learnt_from(tmp_p
     )
     path = write_tiny_gguf(tmp_path / "m.gguf", chat_template=template)
     file = lines(tmp_path / "p.jsonl", {"turns": ["the cat", "a dog"]}, {"prompt": "the cat"})
-    with ParallelEngine.load(path, replace(EXACT, n_ctx=256), parallel=2) as engine:
+    with Engine.load(path, replace(EXACT, n_ctx=256), parallel=2) as engine:
         two, one = generate_replies(engine, [file], 128, 6)
     assert len(one.spans or []) == 1
     assert two.spans == [(len(two.ids) - 6, len(two.ids))]
@@ -157,9 +154,7 @@ def test_a_file_that_is_not_text_is_named(engine: Engine, tmp_path: Path, name: 
         list(read_texts(engine.model, [file], 64))
 
 
-def test_prompts_without_room_for_a_reply_are_counted(
-    writer: ParallelEngine, tmp_path: Path
-) -> None:
+def test_prompts_without_room_for_a_reply_are_counted(writer: Engine, tmp_path: Path) -> None:
     prompts = [{"prompt": "the cat saw a dog"}, {"prompt": "the cat"}]
     file = lines(tmp_path / "p.jsonl", *prompts)
     with pytest.raises(TrainError) as caught:
