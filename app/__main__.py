@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from app.api.service import SAMPLING, Limits, Service
+from app.guard import is_loopback
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.worker.backend import AsyncBackend
 from app.worker.messages import Failed, ModelSpec
@@ -210,7 +211,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    backend = RemoteBackend(trace_batches=flags.trace_batches, memory=flags.memory)
+    backend = RemoteBackend(
+        trace_batches=flags.trace_batches,
+        memory=flags.memory,
+        common_memory="" if is_loopback(flags.host) and not flags.api_key else None,
+    )
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()

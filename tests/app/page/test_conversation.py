@@ -14,7 +14,7 @@ from app.page.conversation import (
     markdown,
     stats_line,
 )
-from app.worker.messages import Done, Event, Failed, Opening, Prefill, Text, Waiting
+from app.worker.messages import Done, Event, Failed, Opening, Prefill, Tokens, Waiting
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
 
@@ -57,13 +57,13 @@ def test_a_reply_that_was_cut_short_can_be_continued() -> None:
     conversation = Conversation()
     conversation.ask("count")
     cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Text((("one ", False), ("two ", True))), cut]))
+    run(conversation, FakeBackend([Tokens((("one ", False), ("two ", True))), cut]))
     assert conversation.turns[0].reply is not None
     assert conversation.turns[0].reply.is_cut_short
     conversation.continue_reply()
     assert "one two " in markdown(conversation)
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    backend = FakeBackend([Text((("three", True),)), DONE], [Text((("three", False),)), plain])
+    backend = FakeBackend([Tokens((("three", True),)), DONE], [Tokens((("three", False),)), plain])
     reply = run(conversation, backend, compare=True)
     assert backend.requests[0].messages == (
         {"role": "user", "content": "count"},
@@ -79,7 +79,7 @@ def test_half_a_character_is_dropped_before_continuing() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Text((("ab\ufffd", False),)), cut]))
+    run(conversation, FakeBackend([Tokens((("ab\ufffd", False),)), cut]))
     conversation.continue_reply()
     assert conversation.messages()[-1] == {"role": "assistant", "content": "ab"}
 
@@ -88,7 +88,7 @@ def test_a_reply_shows_waiting_then_the_prompts_progress_then_text() -> None:
     conversation, seen = Conversation(), []
     conversation.ask("hi")
     events: list[Event] = [Waiting(1), Waiting(2), Waiting(1, loading=True), Prefill(512, 900)]
-    backend = FakeBackend([*events, Text((("yes", True),)), DONE])
+    backend = FakeBackend([*events, Tokens((("yes", True),)), DONE])
     for _ in conversation.answer(backend, Settings(), "tab"):
         reply = conversation.turns[-1].reply
         assert reply is not None
@@ -108,10 +108,10 @@ def test_display_updates_are_rate_limited() -> None:
     text: list[str] = []
 
     def apply(event: Event) -> None:
-        assert isinstance(event, Text)
+        assert isinstance(event, Tokens)
         text.extend(piece for piece, _ in event.pieces)
 
-    events = (Text(((letter, False),)) for letter in "abcdefghijklmn")
+    events = (Tokens(((letter, False),)) for letter in "abcdefghijklmn")
     seen = ["".join(text) for _ in follow(events, apply, lambda: next(now) / 100)]
     assert seen == ["a", "abcdefghijkl", "abcdefghijklmn"]
 
@@ -120,7 +120,7 @@ def test_comparing_repeats_the_request_with_plain_decoding() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
+    backend = FakeBackend([Tokens((("yes", True),)), DONE], [Tokens((("yes", False),)), plain])
     reply = run(conversation, backend, sampling={"seed": 7}, compare=True)
     assert [request.method for request in backend.requests] == ["auto", "ar"]
     assert backend.requests[1].sampling == {"seed": 7}
@@ -133,9 +133,9 @@ def test_a_retry_is_compared_with_an_earlier_plain_reply() -> None:
     conversation = Conversation()
     conversation.ask("hi")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    run(conversation, FakeBackend([Text((("yes", False),)), plain]), method="ar")
+    run(conversation, FakeBackend([Tokens((("yes", False),)), plain]), method="ar")
     conversation.retry(0)
-    reply = run(conversation, FakeBackend([Text((("yes!", False),)), DONE]))
+    reply = run(conversation, FakeBackend([Tokens((("yes!", False),)), DONE]))
     assert "2.0× plain, different text" in stats_line(reply)
 
 
@@ -144,7 +144,7 @@ def test_comparing_again_measures_again() -> None:
     for seconds, ratio in ((2.0, "2.0"), (3.0, "3.0")):
         conversation.ask("hi")
         plain = dataclasses.replace(DONE, method="ar", decode_seconds=seconds)
-        backend = FakeBackend([Text((("yes", True),)), DONE], [Text((("yes", False),)), plain])
+        backend = FakeBackend([Tokens((("yes", True),)), DONE], [Tokens((("yes", False),)), plain])
         assert f"{ratio}× plain" in stats_line(run(conversation, backend, compare=True))
         conversation.undo()
 
@@ -242,10 +242,10 @@ def test_reasoning_opened_by_the_prompt_is_recognized_in_a_reply_and_its_continu
     conversation = Conversation()
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
-    reply = run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]))
+    reply = run(conversation, FakeBackend([Opening("<think>"), Tokens((("hm", False),)), cut]))
     assert reply.reasoning == (0, 2, 2)
     conversation.continue_reply()
-    rest = run(conversation, FakeBackend([Text((("</think>yes", False),)), DONE]))
+    rest = run(conversation, FakeBackend([Tokens((("</think>yes", False),)), DONE]))
     assert rest.answer == "yes"
 
 
@@ -260,9 +260,13 @@ def test_a_continued_reply_keeps_its_reasoning_setting() -> None:
     conversation = Conversation()
     conversation.ask("one")
     cut = dataclasses.replace(DONE, finish_reason="length")
-    run(conversation, FakeBackend([Opening("<think>"), Text((("hm", False),)), cut]), thinking=True)
+    run(
+        conversation,
+        FakeBackend([Opening("<think>"), Tokens((("hm", False),)), cut]),
+        thinking=True,
+    )
     conversation.continue_reply()
-    backend = FakeBackend([Opening("<think>\n"), Text((("</think>yes", False),)), DONE])
+    backend = FakeBackend([Opening("<think>\n"), Tokens((("</think>yes", False),)), DONE])
     rest = run(conversation, backend, thinking=False)
     assert backend.requests[0].thinking is True
     assert (rest.opening, rest.answer) == ("<think>", "yes")

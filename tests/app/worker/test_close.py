@@ -6,13 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
 import pytest
 
-from app.worker.jobs import Job, JobQueue
-from app.worker.messages import Failed
 from tests.support.paths import ROOT
 
 WEDGED = """
@@ -30,23 +27,6 @@ started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
 remote.CLOSE_SECONDS = {seconds}
 __main__.main(["--no-browser"])
 """
-
-
-def test_a_queue_closes_in_bounded_time_whatever_its_job_does() -> None:
-    go = threading.Event()
-    queue = JobQueue(lambda: 1)
-
-    def wait(_: Job) -> None:
-        go.wait()
-
-    job = Job("", wait, Failed("stopped"))
-    events = queue.run(job)
-    threading.Thread(target=lambda: list(events), daemon=True).start()
-    while not queue._running:
-        pass
-    assert queue.close(0.1) is False
-    go.set()
-    assert queue.close() is True
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends signals another way")

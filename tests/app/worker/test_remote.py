@@ -22,8 +22,8 @@ from app.worker.messages import (
     Failed,
     Loaded,
     ModelSpec,
-    Text,
     Tokenize,
+    Tokens,
 )
 from app.worker.remote import RemoteBackend
 from tests.support.paths import ROOT
@@ -89,7 +89,9 @@ def kill(backend: RemoteBackend) -> None:
 
 
 def text_of(events: list[Event]) -> str:
-    return "".join(text for event in events if isinstance(event, Text) for text, _ in event.pieces)
+    return "".join(
+        text for event in events if isinstance(event, Tokens) for text, _ in event.pieces
+    )
 
 
 def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
@@ -97,7 +99,7 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
 ) -> None:
     before = list(backend.reply(request(max_tokens=12)))
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Text):
+    while not isinstance(next(running), Tokens):
         pass
     kill(backend)
     failed = list(running)[-1]
@@ -113,14 +115,17 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
     assert backend.status().error is None
     (answer,) = backend.ask(Tokenize("a cat"))
     assert isinstance(answer, Answer)
-    assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.value)))) == [
+    assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.tokens)))) == [
         Answer("a cat")
     ]
 
 
 def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
     for sampling, reason in (
-        ({"grammar": lambda: None}, "the request cannot be sent to the engine: Can't pickle"),
+        (
+            {"grammar": lambda: None},
+            "the request cannot be sent to the engine: function has no written form",
+        ),
         ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
     ):
         (failed,) = backend.reply(request(sampling=sampling))
@@ -135,7 +140,7 @@ def test_an_engine_that_does_not_answer_is_ended(
     backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Text):
+    while not isinstance(next(running), Tokens):
         pass
     monkeypatch.setattr(remote, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)

@@ -1,0 +1,388 @@
+"""The engine and the requests to it. The engine's queue is the only one in which a reply waits.
+
+A few threads prepare requests and answer questions; one loads models; the engine has its own.
+A load waits until no reply runs, and only then do new replies wait for it, until it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from app.worker.loading import ModelSlot, Stopped
+from app.worker.messages import (
+    Chance,
+    ChatRequest,
+    Done,
+    Event,
+    Failed,
+    LoadedModel,
+    ModelSpec,
+    Prefill,
+    Question,
+    Report,
+    Status,
+    Tokens,
+    Waiting,
+)
+from app.worker.preparation import answer_to, prepared, shown_prompt
+from app.worker.tasks import QueueFull, Task
+from batching.errors import ModelError, SpeculationError
+from batching.llama.model import Model
+from speculation.chat.detokenizer import Token
+from speculation.logprobs import TokenLogprobs
+from speculation.parallel import ParallelEngine
+from speculation.submitted import Submitted
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
+MOST_WAITING = 256  # requests without a slot; more are refused
+PREPARING = 2  # threads
+
+PassOn = Callable[[Event], object]
+
+
+class Reply(Task):
+    """A reply from its request to its last token.
+
+    text     in the engine; None before
+    n_ahead  how many others must end before it starts, as last told
+    prompt   as the model reads it, if the request asks for it
+    """
+
+    def __init__(self, request: ChatRequest, pass_on: PassOn) -> None:
+        super().__init__(pass_on, Done("cancelled", request.method))
+        self.request = request
+        self.text: Submitted | None = None
+        self.n_ahead = 0
+        self.prompt = ""
+
+    def waits(self, n_ahead: int, *, loading: bool = False) -> None:
+        """Tell how many are ahead, if that has changed."""
+        if n_ahead and n_ahead != self.n_ahead:
+            self.emit(Waiting(n_ahead, loading))
+        self.n_ahead = n_ahead
+
+    def cancel(self) -> None:
+        super().cancel()
+        if self.text is not None:
+            self.text.close()
+
+
+class Serving:
+    """An engine, its model, and the requests to it. Any thread may call any method."""
+
+    def __init__(
+        self,
+        *,
+        trace_batches: str | Path | None = None,
+        memory: str | Path | None = None,
+        on_status: Callable[[Status], object] = lambda _: None,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that
+        keeps what the first model reads and writes. ``on_status`` is told of every new status,
+        ``on_change`` that the report changed."""
+        self._slot = ModelSlot(trace_batches, memory, on_status, self._alone)
+        self._on_change = on_change
+        self._changed = threading.Condition()  # holds for all below
+        self._replies: list[Reply] = []  # on their way to the engine or there
+        self._parked: list[Reply] = []  # until a load has ended
+        self._loads: list[Task] = []
+        self._questions: list[Task] = []
+        self._is_replacing = False  # whether a load waits for replies or has the engine
+        self._is_alone = False  # whether a load has the engine
+        self._is_closed = False
+        self._totals = Report()
+        self._preparing = ThreadPoolExecutor(PREPARING, "prepare")
+        self._loading = ThreadPoolExecutor(1, "load")
+
+    @property
+    def status(self) -> Status:
+        return self._slot.status
+
+    def report(self) -> Report:
+        with self._changed:
+            waiting = [one for one in self._waiting() if not one.has_ended]
+            running = [one.request.id for one in self._replies if one.has_begun]
+            return replace(self._totals, running=tuple(running), n_waiting=len(waiting))
+
+    def load(self, spec: ModelSpec, pass_on: PassOn) -> Task:
+        """Replace the model. Emits Waiting, Loading, then Loaded or Failed."""
+        task = Task(pass_on, Failed(f"loading {spec.model} was stopped"))
+        with self._changed:
+            if self._is_refused(task):
+                return task
+            if self._loads:
+                task.emit(Waiting(len(self._loads), loading=True))
+            self._loads.append(task)
+            self._loading.submit(self._load, task, spec)
+        return task
+
+    def reply(self, request: ChatRequest, pass_on: PassOn) -> Reply:
+        """Reply to a conversation. Emits Waiting, LeftOut, Opening, Prefill, Tokens, then Done or
+        Failed."""
+        reply = Reply(request, pass_on)
+        with self._changed:
+            if self._is_refused(reply):
+                return reply
+            if self._is_replacing or (self._slot.engine is None and self._loads):
+                self._parked.append(reply)
+                reply.waits(len(self._parked), loading=True)
+            else:
+                self._replies.append(reply)
+                self._preparing.submit(self._prepare, reply)
+        self._on_change()
+        return reply
+
+    def ask(self, question: Question, pass_on: PassOn) -> Task:
+        """Answer a question. Emits Answer or Failed."""
+        task = Task(pass_on, Failed("the question was withdrawn"))
+        with self._changed:
+            if not self._is_refused(task):
+                self._questions.append(task)
+                self._preparing.submit(self._answer, task, question)
+        return task
+
+    def cancel(self, task: Task) -> None:
+        """Stop a request. Its last event comes at once if the engine does not work on it."""
+        with self._changed:
+            task.cancel()
+            if task in self._parked:
+                self._parked.remove(task)
+            self._changed.notify_all()
+        self._on_change()
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Stop everything and free the model, unless a request that does not end still uses it.
+
+        Returns whether all has ended within ``seconds``. Idempotent.
+        """
+        with self._changed:
+            self._is_closed = True
+        for task in (*self._parked, *self._loads, *self._replies, *self._questions):
+            self.cancel(task)
+        deadline = time.monotonic() + seconds
+        while (busy := self._is_busy()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not busy:
+            self._slot.close()
+            self._preparing.shutdown()
+            self._loading.shutdown()
+        return not busy
+
+    def _is_busy(self) -> bool:
+        return bool(self._loads or self._replies or self._questions)
+
+    def _waiting(self) -> list[Reply]:
+        """Replies without a slot."""
+        return [one for one in (*self._parked, *self._replies) if not one.has_begun]
+
+    def _is_refused(self, task: Task) -> bool:
+        n_waiting = len(self._waiting()) + len(self._questions) + len(self._loads)
+        if self._is_closed:
+            task.fail(QueueFull("the engine is closed"))
+        elif n_waiting >= MOST_WAITING:
+            task.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
+        return task.has_ended
+
+    # Loads
+
+    def _load(self, task: Task, spec: ModelSpec) -> None:
+        task.has_begun = True
+        last = task.stopped if task.has_ended else self._slot.load(task, spec)
+        with self._changed:
+            self._loads.remove(task)
+            if self._slot.engine is not None or not self._loads:
+                for reply in self._parked:
+                    reply.n_ahead = 0
+                    self._preparing.submit(self._prepare, reply)
+                self._replies += self._parked
+                self._parked.clear()
+        task.emit(last)
+
+    @contextmanager
+    def _alone(self, task: Task) -> Iterator[None]:
+        """Wait until no reply runs; nobody else uses the engine inside. Raises Stopped."""
+        with self._changed:
+            self._is_replacing = True
+            try:
+                n_told = 0
+                while self._replies and not task.is_cancelled:
+                    if n_told != len(self._replies):
+                        n_told = len(self._replies)
+                        task.emit(Waiting(n_told))
+                    self._changed.wait()
+                if task.is_cancelled:
+                    raise Stopped
+                self._is_alone = True
+                self._changed.wait_for(lambda: not self._questions)
+            except BaseException:
+                self._is_replacing = False
+                raise
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_replacing = self._is_alone = False
+
+    # Replies and questions
+
+    def _engine(self) -> ParallelEngine:
+        """The engine, for a reply or question that has begun. Raises ModelError."""
+        with self._changed:
+            engine, status = self._slot.engine, self._slot.status
+            if engine is not None and not self._is_alone:
+                if not self._loads:
+                    self._slot.forget_error()
+                return engine
+            if self._loads:
+                raise ModelError("the model is being loaded; try again soon")
+        raise ModelError(
+            f"no model is loaded; choose one and load it. {status.error or ''}".strip()
+        )
+
+    def _answer(self, task: Task, question: Question) -> None:
+        try:
+            if not task.has_ended:
+                task.emit(answer_to(self._engine(), question))
+        except Exception as error:
+            task.fail(error)
+        finally:
+            with self._changed:
+                self._questions.remove(task)
+                self._changed.notify_all()
+
+    def _prepare(self, reply: Reply) -> None:
+        try:
+            if not reply.has_ended:
+                self._start(reply)
+        except Exception as error:
+            if not isinstance(error, SpeculationError):
+                log.exception("a request failed")
+            reply.fail(error)
+        if reply.text is None:
+            self._forget(reply)
+
+    def _start(self, reply: Reply) -> None:
+        """Prepare a reply and give it to the engine."""
+        engine, request = self._engine(), reply.request
+
+        def progress(done: int, total: int) -> None:
+            self._begin(reply)
+            reply.emit(Prefill(done, total))
+
+        asked = prepared(engine, request, reply.emit, progress)
+        if request.show_prompt:
+            reply.prompt = shown_prompt(engine, request, asked.prompt)
+        with self._changed:
+            if reply.has_ended:  # its client has left meanwhile
+                return
+            reply.text = text = engine.start(asked)
+            self._tell_waiting(engine)
+        released = iter(text.logprobs)
+
+        def take(item: list[Token] | Exception | None) -> None:
+            if isinstance(item, list):
+                if item:
+                    if not reply.has_begun:
+                        self._begin(reply)
+                    reply.emit(_tokens(engine.model, item, islice(released, len(item))))
+                return
+            if isinstance(item, Exception):
+                reply.fail(item)
+            else:
+                if reply.has_begun:
+                    self._totals = _added(self._totals, text)
+                reply.emit(_done(text, self.status.model, reply.prompt))
+            self._forget(reply)
+            with self._changed:
+                self._tell_waiting(engine)
+
+        text.channel.forward(take)
+
+    def _begin(self, reply: Reply) -> None:
+        """A reply has a slot."""
+        with self._changed:
+            reply.has_begun = True
+        self._on_change()
+
+    def _tell_waiting(self, engine: ParallelEngine) -> None:
+        """Tell replies in the engine's queue how many others must end before they start."""
+        n_free = engine.parallel - sum(one.has_begun for one in self._replies)
+        queued = [one for one in self._replies if one.text is not None and not one.has_begun]
+        for place, reply in enumerate(queued):
+            reply.waits(max(0, place + 1 - n_free))
+
+    def _forget(self, reply: Reply) -> None:
+        """A reply has ended."""
+        with self._changed:
+            self._replies.remove(reply)
+            self._changed.notify_all()
+        self._on_change()
+
+
+def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
+    def chance(token: int, logprob: float) -> Chance:
+        return Chance(token, model.piece(token), logprob)
+
+    return Tokens(
+        tuple((token.text, token.drafted) for token in tokens),
+        tuple(token.id for token in tokens),
+        tuple(
+            (chance(token.id, one.logprob), tuple(chance(*other) for other in one.top))
+            for token, one in zip(tokens, found, strict=False)
+        ),
+    )
+
+
+def _added(totals: Report, text: Submitted) -> Report:
+    """The totals with those of a text that has ended."""
+    stats = text.stats
+    n_positions = max((n - 1 for n in stats.tokens_histogram), default=0)
+    counts = [*totals.accepted, *[0] * (n_positions - len(totals.accepted))]
+    for n_tokens, n_steps in stats.tokens_histogram.items():
+        for position in range(n_tokens - 1):
+            counts[position] += n_steps
+    return Report(
+        n_requests=totals.n_requests + 1,
+        n_read=totals.n_read + stats.n_prompt - stats.n_reused,
+        n_reused=totals.n_reused + stats.n_reused,
+        n_tokens=totals.n_tokens + stats.n_tokens,
+        n_steps=totals.n_steps + stats.n_steps,
+        n_drafts=totals.n_drafts + stats.n_steps - stats.rows_histogram.get(1, 0),
+        n_drafted=totals.n_drafted + stats.n_drafted,
+        n_accepted=totals.n_accepted + stats.n_accepted,
+        prefill_seconds=totals.prefill_seconds + stats.prefill_seconds,
+        decode_seconds=totals.decode_seconds + stats.decode_seconds,
+        n_longest=max(totals.n_longest, stats.n_prompt + stats.n_tokens),
+        accepted=tuple(counts),
+    )
+
+
+def _done(text: Submitted, model: LoadedModel | None, prompt: str) -> Done:
+    stats = text.stats
+    return Done(
+        finish_reason=text.finish_reason or "stop",
+        method=str(text.method),
+        model=model,
+        n_prompt=stats.n_prompt,
+        n_reused=stats.n_reused,
+        n_tokens=stats.n_tokens,
+        n_first=stats.n_first,
+        n_steps=stats.n_steps,
+        n_drafted=stats.n_drafted,
+        n_accepted=stats.n_accepted,
+        prefill_seconds=stats.prefill_seconds,
+        decode_seconds=stats.decode_seconds,
+        stop_string=text.stop_string,
+        prompt=prompt,
+    )
