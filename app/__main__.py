@@ -187,6 +187,11 @@ def _sampling(text: str) -> dict[str, float]:
     return found
 
 
+def common_memory(flags: argparse.Namespace) -> str | None:
+    """The memory of requests without a key: none if there may be several people behind them."""
+    return "" if is_loopback(flags.host) and not flags.api_key else None
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> None:
     replace_unencodable()
     flags = parse_flags(arguments, prog)
@@ -214,7 +219,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
     backend = RemoteBackend(
         trace_batches=flags.trace_batches,
         memory=flags.memory,
-        common_memory="" if is_loopback(flags.host) and not flags.api_key else None,
+        common_memory=common_memory(flags),
     )
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)

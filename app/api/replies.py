@@ -178,12 +178,17 @@ class Replies:
 
 async def answer(backend: AsyncBackend, question: Question) -> Answer:
     """The answer to a question. Raises ApiError."""
-    async for event in backend.ask(question):
-        if isinstance(event, Failed):
-            raise ApiError.of(event)
-        if isinstance(event, Answer):
-            return event
-    raise ApiError("the engine has ended", 503)
+    found: asyncio.Queue[Event] = asyncio.Queue()
+    events = backend.ask(question)
+    try:
+        events.hand_over(found.put_nowait)
+        event = await found.get()
+    finally:
+        events.close()
+    if isinstance(event, Answer):
+        return event
+    assert isinstance(event, Failed)
+    raise ApiError.of(event)
 
 
 async def while_connected(http: Request, work: Awaitable[T]) -> T:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, Any
 
+from app.worker.loading import Task
 from app.worker.messages import (
     BEAT_SECONDS,
     Beat,
@@ -25,8 +26,8 @@ from app.worker.messages import (
     ModelSpec,
 )
 from app.worker.serving import Serving
-from app.worker.tasks import Task, failure
 from app.worker.wire import head, read, written
+from app.worker.wording import failure
 from batching.watched import overdue
 
 REPORT_SECONDS = 0.1  # between two reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -42,7 +42,7 @@ _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDict
 
 
 class Events:
-    """The events of a request, for one consumer: ``for``, ``async for`` or ``hand_over``.
+    """The events of a request, for one consumer: ``for`` or ``hand_over``.
 
     The last one is one of ``LAST``. Leaving a loop early stops the request, as ``close`` does.
     """
@@ -82,17 +82,6 @@ class Events:
         if self._taken is None:
             self._taken = iter(self)
         return next(self._taken)
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        items: asyncio.Queue[Event] = asyncio.Queue()
-        self.hand_over(items.put_nowait)
-        try:
-            event: Event | None = None
-            while not isinstance(event, LAST):
-                event = await items.get()
-                yield event
-        finally:
-            self.close()
 
 
 def failed(message: str, kind: str) -> Events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.worker.messages import (
+    LAST,
     Event,
     Failed,
     Loaded,
@@ -18,7 +20,7 @@ from app.worker.messages import (
     ModelSpec,
     Status,
 )
-from app.worker.tasks import Task, failure
+from app.worker.wording import failure
 from batching.errors import InvalidParameter
 from batching.gguf.splits import part_names
 from batching.llama.context import ContextParams
@@ -31,6 +33,36 @@ from speculation.parallel import ParallelEngine
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
+
+
+class Task:
+    """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
+
+    stopped       its last event if it is stopped before it has begun
+    is_cancelled  whether it shall stop
+    has_begun     whether the engine works on it
+    """
+
+    def __init__(self, pass_on: Callable[[Event], object], stopped: Event) -> None:
+        self.stopped = stopped
+        self.is_cancelled = self.has_begun = self.has_ended = False
+        self._pass_on = pass_on
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            if not self.has_ended:
+                self.has_ended = isinstance(event, LAST)
+                self._pass_on(event)
+
+    def fail(self, error: Exception) -> None:
+        self.emit(failure(error))
+
+    def cancel(self) -> None:
+        """Stop soon; at once if it has not begun."""
+        self.is_cancelled = True
+        if not self.has_begun:
+            self.emit(self.stopped)
 
 
 class ModelSlot:

@@ -374,5 +374,5 @@ class Beat:
 
 
 Question = Tokenize | Detokenize | Render
-LAST = (Loaded, Done, Failed, Answer)  # one of these ends a request
+LAST = (Loaded, Done, Answer, Failed)  # one of these ends a request
 Event = Waiting | Loading | LeftOut | Prefill | Opening | Tokens | Loaded | Done | Failed | Answer

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from app.worker.backend import known_methods, known_models
@@ -41,7 +42,6 @@ from app.worker.messages import (
     Report,
     Status,
 )
-from app.worker.outbox import Outbox
 from app.worker.wire import head, read, written
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,9 @@ class Process:
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
-        self._outbox = Outbox(stdin)
+        # Whoever asks, such as an event loop, must not wait until all of a request is read.
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        threading.Thread(target=self._send, args=(stdin,), daemon=True).start()
         self._pipes: tuple[IO[bytes], ...] = (stdin, stdout, stderr)
         self._reading = threading.Thread(target=self._read, args=(stdout,), daemon=True)
         self._hearing = threading.Thread(target=self._hear, args=(stderr,), daemon=True)
@@ -147,6 +149,12 @@ class Process:
         self._process.kill()
         self._process.wait()
 
+    def _send(self, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed at either end
+            for line in iter(self._outbox.get, None):
+                pipe.write(line)
+                pipe.flush()
+
     def _read(self, pipe: IO[bytes]) -> None:
         for line in pipe:
             if not line.endswith(b"\n"):  # it died meanwhile
@@ -185,7 +193,7 @@ class Process:
             left = list(self._requests.values())
             self._requests.clear()
             self.report = Report()
-        self._outbox.close()
+        self._outbox.put(None)
         for _, events in left:
             events.put(Failed(message, message, "error"))
         for pipe in self._pipes:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from app.worker.loading import ModelSlot, Stopped
+from app.worker.loading import ModelSlot, Stopped, Task
 from app.worker.messages import (
     Chance,
     ChatRequest,
@@ -33,7 +33,7 @@ from app.worker.messages import (
     Waiting,
 )
 from app.worker.preparation import answer_to, prepared, shown_prompt
-from app.worker.tasks import QueueFull, Task
+from app.worker.wording import QueueFull
 from batching.errors import ModelError, SpeculationError
 from batching.llama.model import Model
 from speculation.chat.detokenizer import Token

@@ -4,77 +4,62 @@ A message is a line: its kind, the number of its request (0 = it belongs to none
 its dataclass as a JSON object. JSON's escapes keep a line ASCII. A tuple is an array, bytes are
 base64, infinities are ``Infinity`` and ``-Infinity``, as Python writes them.
 
-    reply 12 {"id":"tab","messages":[{"role":"user","content":"Hi"}],"method":"auto",…}
+    chat_request 12 {"id":"tab","messages":[{"role":"user","content":"Hi"}],"method":"auto",…}
     tokens 12 {"pieces":[["Hel",false],["lo",true]],"ids":[312,88],"chances":[]}
 
 To the engine's process:
 
-    kind        dataclass    asks for
-    ----------  -----------  --------------------------------------------------------------------
-    load        ModelSpec    a model in place of the loaded one: waiting, loading … loaded, failed
-    reply       ChatRequest  a reply: waiting, left_out, opening, prefill, tokens … done, failed
-    tokenize    Tokenize     answer or failed, as the next two
-    detokenize  Detokenize
-    render      Render
-    cancel      Cancel       the end of the request with this number
-    close       Close        the end of the process, after closed
+    kind          asks for
+    ------------  --------------------------------------------------------------------
+    model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
+    chat_request  a reply: waiting, left_out, opening, prefill, tokens … done, failed
+    tokenize      answer or failed, as the next two
+    detokenize
+    render
+    cancel        the end of the request with this number
+    close         the end of the process, after closed
 
 From it:
 
-    kind        dataclass    says
-    ----------  -----------  --------------------------------------------------------------------
-    waiting     Waiting      how many others come first
-    loading     Loading      a load's progress
-    left_out    LeftOut      which turns the prompt leaves out
-    opening     Opening      the reply starts with reasoning
-    prefill     Prefill      the prompt's progress
-    tokens      Tokens       more of the reply
-    loaded      Loaded       the end of a load …
-    done        Done         … of a reply …
-    answer      Answer       … of a question …
-    failed      Failed       … or of any of them; nothing follows these four
-    status      Status       what is loaded, sent whenever it changes
-    report      Report       slots, queue and totals, sent after changes, at most 10 times a second
-    beat        Beat         the process is alive, once a second
-    closed      Closed       the answer to close
+    kind          says
+    ------------  --------------------------------------------------------------------
+    waiting       how many others come first
+    loading       a load's progress
+    left_out      which turns the prompt leaves out
+    opening       the reply starts with reasoning
+    prefill       the prompt's progress
+    tokens        more of the reply
+    loaded        the end of a load …
+    done          … of a reply …
+    answer        … of a question …
+    failed        … or of any of them; nothing follows these four
+    status        what is loaded, sent whenever it changes
+    report        slots, queue and totals, sent after changes, at most 10 times a second
+    beat          the process is alive, once a second
+    closed        the answer to close
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from app.worker import messages
+from app.worker import messages as m
 
-KINDS: dict[str, Any] = {
-    "load": messages.ModelSpec,
-    "reply": messages.ChatRequest,
-    "tokenize": messages.Tokenize,
-    "detokenize": messages.Detokenize,
-    "render": messages.Render,
-    "cancel": messages.Cancel,
-    "close": messages.Close,
-    "waiting": messages.Waiting,
-    "loading": messages.Loading,
-    "left_out": messages.LeftOut,
-    "opening": messages.Opening,
-    "prefill": messages.Prefill,
-    "tokens": messages.Tokens,
-    "loaded": messages.Loaded,
-    "done": messages.Done,
-    "answer": messages.Answer,
-    "failed": messages.Failed,
-    "status": messages.Status,
-    "report": messages.Report,
-    "beat": messages.Beat,
-    "closed": messages.Closed,
+_TO_ENGINE = (m.ModelSpec, m.ChatRequest, m.Tokenize, m.Detokenize, m.Render, m.Cancel, m.Close)
+_EVENTS = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.Prefill, m.Tokens, *m.LAST)
+_PUBLISHED = (m.Status, m.Report, m.Beat, m.Closed)
+_KINDS: dict[Any, str] = {
+    each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()
+    for each in (*_TO_ENGINE, *_EVENTS, *_PUBLISHED)
 }
-_KIND_OF = {dataclass: kind for kind, dataclass in KINDS.items()}
+DATACLASSES = {kind: dataclass for dataclass, kind in _KINDS.items()}
 
 
 def written(number: int, message: Any) -> bytes:
@@ -82,21 +67,21 @@ def written(number: int, message: Any) -> bytes:
 
     Raises TypeError for a field that has no written form, RecursionError if one is nested too deep.
     """
-    kind = _KIND_OF.get(type(message))
+    kind = _KINDS.get(type(message))
     if kind is None:
-        raise TypeError(f"{type(message).__name__} is not a kind of message")
+        raise TypeError(f"{type(message).__name__} is no message")
     return f"{kind} {number} {_encode(message)}\n".encode("ascii")
 
 
-def head(line: bytes) -> tuple[str, int, bytes]:
+def head(line: bytes) -> tuple[str, int, str]:
     """A line's kind, number, and fields."""
-    kind, number, text = line.split(b" ", 2)
-    return kind.decode("ascii"), int(number), text
+    kind, number, text = line.decode("ascii").split(" ", 2)
+    return kind, int(number), text
 
 
-def read(kind: str, text: bytes) -> Any:
-    """The message of this kind with these fields."""
-    return _made(KINDS[kind], json.loads(text))
+def read(kind: str, text: str) -> Any:
+    """The message of this kind with these fields. Raises RecursionError."""
+    return _made(DATACLASSES[kind], _decode(text))
 
 
 def _plain(value: Any) -> Any:
@@ -109,6 +94,7 @@ def _plain(value: Any) -> Any:
 
 # Without the check, what contains itself is nested too deep.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_plain).encode
+_decode = json.JSONDecoder().decode  # quicker than ``loads``
 
 
 def _made(dataclass: Any, found: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from threading import Lock
 
 from app.worker.backend import known_methods, known_models
 from app.worker.events import Events
+from app.worker.loading import Task
 from app.worker.messages import (
     ChatRequest,
     MethodInfo,
@@ -19,7 +20,6 @@ from app.worker.messages import (
     Status,
 )
 from app.worker.serving import PassOn, Serving
-from app.worker.tasks import Task
 
 
 class LocalBackend:
