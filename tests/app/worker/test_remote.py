@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from app.api.service import Service
+from app.server import address, bind, endpoint, guard, serve
 from app.worker import remote
 from app.worker.messages import (
     Answer,
@@ -46,8 +49,18 @@ hang = lambda *_, **__: time.sleep(60)
 {}
 __main__.main()
 """
+# An engine that never gets the files of the model “slow”.
+SLOW = """
+import time
+from app.worker import __main__, loading
+resolve = loading.resolve
+loading.resolve = lambda name, **bar: time.sleep(600) if name == "slow" else resolve(name, **bar)
+__main__.main()
+"""
 APP = """
 import sys, time
+from app.api.service import Service
+from app.server import address, bind, endpoint, guard, serve
 from app.worker import remote
 starting = remote.COMMAND
 stopped = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
@@ -118,6 +131,42 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
     assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.tokens)))) == [
         Answer("a cat")
     ]
+
+
+def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    for first, status in (([], 503), ([spec(model)], 200)):
+        backend = RemoteBackend()
+        for each in first:
+            assert isinstance(list(backend.load(each))[-1], Loaded)
+        next(backend.load(ModelSpec("slow")))
+        listening = bind("127.0.0.1", 0)
+        serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
+        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
+            found = [http.get(path).status_code for path in ("health", "slots", "props", "metrics")]
+            assert found == [status] * 3 + [200]
+            for path in ("tokenize", "completion"):
+                body = {"content": "a", "prompt": "a", "n_predict": 2}
+                assert http.post(path, json=body).status_code == status
+        assert not backend.close()
+
+
+def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteBackend) -> None:
+    text = "a cat " * 80_000
+    (answer,) = backend.ask(Tokenize(text))
+    assert isinstance(answer, Answer)
+    assert b"".join(piece for _, piece in answer.tokens).decode() == text
+    failed = list(backend.reply(request(text)))[-1]
+    assert isinstance(failed, Failed) and failed.kind == "too long"
+    deep: dict[str, object] = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    (failed,) = backend.reply(request(sampling={"json_schema": deep}))
+    why = "the request cannot be sent to the engine: it is nested too deep"
+    assert failed == Failed(why, why, "invalid")
 
 
 def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
