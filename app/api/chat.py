@@ -137,8 +137,8 @@ class ChatReply(_Reply):
             delta = {"role": "assistant", "content": None}
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
         async for number, event in self.replies.events():
-            progress = self.replies.choices[number].progress(event)
-            if self._chat.return_progress and progress is not None:
+            gathered = self.replies.choices[number]
+            if self._chat.return_progress and (progress := gathered.progress(event)):
                 choice = {"index": number, "delta": {}, "finish_reason": None}
                 yield self._chunk([choice], prompt_progress=progress)
             for choice in streams[number].take(event, self._chat.n_probs is not None):

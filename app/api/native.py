@@ -142,8 +142,7 @@ async def _chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     async for number, event in replies.events():
         gathered = replies.choices[number]
-        progress = gathered.progress(event)
-        if asked.return_progress and progress is not None:
+        if asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
             yield {**head, "prompt_progress": progress}
         if isinstance(event, Tokens):

@@ -178,11 +178,11 @@ class Replies:
 
 async def answer(backend: AsyncBackend, question: Question) -> Answer:
     """The answer to a question. Raises ApiError."""
-    found: asyncio.Queue[Event] = asyncio.Queue()
+    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     events = backend.ask(question)
     try:
-        events.hand_over(found.put_nowait)
-        event = await found.get()
+        events.hand_over(lambda event: None if found.done() else found.set_result(event))
+        event = await found
     finally:
         events.close()
     if isinstance(event, Answer):

@@ -185,8 +185,8 @@ class Stream(StreamingResponse):
 
     def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(_sent(chunks), headers=headers, media_type="text/event-stream")
-        self._replies = replies
+        super().__init__(chunks, headers=headers, media_type="text/event-stream")
+        self._replies, self._chunks = replies, chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -194,17 +194,20 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
+    async def stream_response(self, send: Send) -> None:
+        async def send_event(chunk: Any) -> None:
+            data = chunk if isinstance(chunk, str) else dumps(chunk)
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
-async def _sent(chunks: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in chunks:
-            yield _event(chunk if isinstance(chunk, str) else dumps(chunk))
-    except ApiError as error:
-        yield _event(dumps(error.body))
-    except Exception as error:
-        yield _event(dumps(error_body(str(error), 500)))
-        raise
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for chunk in self._chunks:
+                await send_event(chunk)
+        except ApiError as error:
+            await send_event(error.body)
+        except Exception as error:
+            await send_event(error_body(str(error), 500))
+            raise
+        await send({"type": "http.response.body", "body": b""})

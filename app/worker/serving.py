@@ -6,15 +6,14 @@ A load waits until no reply runs, and only then do new replies wait for it, unti
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from app.worker.loading import ModelSlot, Stopped, Task
 from app.worker.messages import (
@@ -34,20 +33,35 @@ from app.worker.messages import (
 )
 from app.worker.preparation import answer_to, prepared, shown_prompt
 from app.worker.wording import QueueFull
-from batching.errors import ModelError, SpeculationError
+from batching.errors import ModelError
 from batching.llama.model import Model
 from speculation.chat.detokenizer import Token
 from speculation.logprobs import TokenLogprobs
 from speculation.parallel import ParallelEngine
 from speculation.submitted import Submitted
 
-log = logging.getLogger(__name__)
-
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
 PREPARING = 2  # threads
 
 PassOn = Callable[[Event], object]
+T = TypeVar("T", bound=Task)
+
+
+class Load(Task):
+    """A load of a model."""
+
+    def __init__(self, spec: ModelSpec, pass_on: PassOn) -> None:
+        super().__init__(pass_on, Failed(f"loading {spec.model} was stopped"))
+        self.spec = spec
+
+
+class Query(Task):
+    """A question that needs the model."""
+
+    def __init__(self, question: Question, pass_on: PassOn) -> None:
+        super().__init__(pass_on, Failed("the question was withdrawn"))
+        self.question = question
 
 
 class Reply(Task):
@@ -94,16 +108,14 @@ class Serving:
         self._slot = ModelSlot(trace_batches, memory, on_status, self._alone)
         self._on_change = on_change
         self._changed = threading.Condition()  # holds for all below
-        self._replies: list[Reply] = []  # on their way to the engine or there
-        self._parked: list[Reply] = []  # until a load has ended
-        self._loads: list[Task] = []
-        self._questions: list[Task] = []
+        self._arrived: list[Task] = []  # that no thread has taken yet
+        self._taken: list[Task] = []  # by a thread, or by the engine
         self._is_replacing = False  # whether a load waits for replies or has the engine
         self._is_alone = False  # whether a load has the engine
         self._is_closed = False
         self._totals = Report()
-        self._preparing = ThreadPoolExecutor(PREPARING, "prepare")
-        self._loading = ThreadPoolExecutor(1, "load")
+        for name, loads in (("load", True), *[("prepare", False)] * PREPARING):
+            threading.Thread(target=self._work, args=(loads,), name=name, daemon=True).start()
 
     @property
     def status(self) -> Status:
@@ -111,53 +123,29 @@ class Serving:
 
     def report(self) -> Report:
         with self._changed:
-            waiting = [one for one in self._waiting() if not one.has_ended]
-            running = [one.request.id for one in self._replies if one.has_begun]
-            return replace(self._totals, running=tuple(running), n_waiting=len(waiting))
+            replies = [one for one in self._all(Reply) if not one.has_ended]
+            running = tuple(one.request.id for one in replies if one.has_begun)
+            return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
     def load(self, spec: ModelSpec, pass_on: PassOn) -> Task:
         """Replace the model. Emits Waiting, Loading, then Loaded or Failed."""
-        task = Task(pass_on, Failed(f"loading {spec.model} was stopped"))
-        with self._changed:
-            if self._is_refused(task):
-                return task
-            if self._loads:
-                task.emit(Waiting(len(self._loads), loading=True))
-            self._loads.append(task)
-            self._loading.submit(self._load, task, spec)
-        return task
+        return self._take_in(Load(spec, pass_on))
 
-    def reply(self, request: ChatRequest, pass_on: PassOn) -> Reply:
+    def reply(self, request: ChatRequest, pass_on: PassOn) -> Task:
         """Reply to a conversation. Emits Waiting, LeftOut, Opening, Prefill, Tokens, then Done or
         Failed."""
-        reply = Reply(request, pass_on)
-        with self._changed:
-            if self._is_refused(reply):
-                return reply
-            if self._is_replacing or (self._slot.engine is None and self._loads):
-                self._parked.append(reply)
-                reply.waits(len(self._parked), loading=True)
-            else:
-                self._replies.append(reply)
-                self._preparing.submit(self._prepare, reply)
-        self._on_change()
-        return reply
+        return self._take_in(Reply(request, pass_on))
 
     def ask(self, question: Question, pass_on: PassOn) -> Task:
         """Answer a question. Emits Answer or Failed."""
-        task = Task(pass_on, Failed("the question was withdrawn"))
-        with self._changed:
-            if not self._is_refused(task):
-                self._questions.append(task)
-                self._preparing.submit(self._answer, task, question)
-        return task
+        return self._take_in(Query(question, pass_on))
 
     def cancel(self, task: Task) -> None:
         """Stop a request. Its last event comes at once if the engine does not work on it."""
         with self._changed:
             task.cancel()
-            if task in self._parked:
-                self._parked.remove(task)
+            if task in self._arrived:
+                self._arrived.remove(task)
             self._changed.notify_all()
         self._on_change()
 
@@ -168,46 +156,88 @@ class Serving:
         """
         with self._changed:
             self._is_closed = True
-        for task in (*self._parked, *self._loads, *self._replies, *self._questions):
-            self.cancel(task)
+            for task in (*self._arrived, *self._taken):
+                self.cancel(task)
         deadline = time.monotonic() + seconds
-        while (busy := self._is_busy()) and time.monotonic() < deadline:
+        while self._taken and time.monotonic() < deadline:
             time.sleep(0.01)
-        if not busy:
+        if not self._taken:
             self._slot.close()
-            self._preparing.shutdown()
-            self._loading.shutdown()
-        return not busy
+        return not self._taken
 
-    def _is_busy(self) -> bool:
-        return bool(self._loads or self._replies or self._questions)
-
-    def _waiting(self) -> list[Reply]:
-        """Replies without a slot."""
-        return [one for one in (*self._parked, *self._replies) if not one.has_begun]
-
-    def _is_refused(self, task: Task) -> bool:
-        n_waiting = len(self._waiting()) + len(self._questions) + len(self._loads)
-        if self._is_closed:
-            task.fail(QueueFull("the engine is closed"))
-        elif n_waiting >= MOST_WAITING:
-            task.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
-        return task.has_ended
-
-    # Loads
-
-    def _load(self, task: Task, spec: ModelSpec) -> None:
-        task.has_begun = True
-        last = task.stopped if task.has_ended else self._slot.load(task, spec)
+    def _take_in(self, task: Task) -> Task:
         with self._changed:
-            self._loads.remove(task)
-            if self._slot.engine is not None or not self._loads:
-                for reply in self._parked:
-                    reply.n_ahead = 0
-                    self._preparing.submit(self._prepare, reply)
-                self._replies += self._parked
-                self._parked.clear()
-        task.emit(last)
+            if self._is_closed:
+                task.fail(QueueFull("the engine is closed"))
+            elif len(self._arrived) + self._n_queued() >= MOST_WAITING:
+                task.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
+            else:
+                if isinstance(task, Load) and (n_ahead := len(self._all(Load))):
+                    task.emit(Waiting(n_ahead, loading=True))
+                self._arrived.append(task)
+                self._tell_held()
+                self._changed.notify_all()
+        self._on_change()
+        return task
+
+    def _all(self, kind: type[T]) -> list[T]:
+        return [one for one in (*self._taken, *self._arrived) if isinstance(one, kind)]
+
+    def _n_queued(self) -> int:
+        return sum(isinstance(one, Reply) and not one.has_begun for one in self._taken)
+
+    def _must_wait(self) -> bool:
+        """Whether replies wait for a load."""
+        return self._is_replacing or (self._slot.engine is None and bool(self._all(Load)))
+
+    def _tell_held(self) -> None:
+        if self._must_wait():
+            replies = [one for one in self._arrived if isinstance(one, Reply)]
+            for place, reply in enumerate(replies, 1):
+                reply.waits(place, loading=True)
+
+    def _next(self, loads: bool) -> Task | None:
+        """What a thread can take, one for loads or one for all else."""
+        for task in self._arrived:
+            is_held = isinstance(task, Reply) and self._must_wait()
+            if isinstance(task, Load) == loads and not is_held:
+                return task
+        return None
+
+    def _work(self, loads: bool) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._next(loads) is not None)
+                task = self._next(loads)
+                if self._is_closed or task is None:
+                    return
+                self._arrived.remove(task)
+                self._taken.append(task)
+            try:
+                self._do(task)
+            except Exception as error:
+                task.fail(error)
+            if not isinstance(task, Reply) or task.text is None:
+                self._forget(task)
+
+    def _do(self, task: Task) -> None:
+        if isinstance(task, Query):
+            task.emit(answer_to(self._engine(), task.question))
+        elif isinstance(task, Reply):
+            self._start(task)
+        elif isinstance(task, Load):
+            task.has_begun = True
+            last = self._slot.load(task, task.spec)
+            self._forget(task)
+            task.emit(last)
+
+    def _forget(self, task: Task) -> None:
+        """A request has ended."""
+        with self._changed:
+            if task in self._taken:
+                self._taken.remove(task)
+            self._changed.notify_all()
+        self._on_change()
 
     @contextmanager
     def _alone(self, task: Task) -> Iterator[None]:
@@ -215,16 +245,20 @@ class Serving:
         with self._changed:
             self._is_replacing = True
             try:
+                self._tell_held()
                 n_told = 0
-                while self._replies and not task.is_cancelled:
-                    if n_told != len(self._replies):
-                        n_told = len(self._replies)
+                while not task.is_cancelled:
+                    n_running = sum(isinstance(one, Reply) for one in self._taken)
+                    if not n_running:
+                        break
+                    if n_told != n_running:
+                        n_told = n_running
                         task.emit(Waiting(n_told))
                     self._changed.wait()
                 if task.is_cancelled:
                     raise Stopped
                 self._is_alone = True
-                self._changed.wait_for(lambda: not self._questions)
+                self._changed.wait_for(lambda: self._taken == [task])  # no question, either
             except BaseException:
                 self._is_replacing = False
                 raise
@@ -234,47 +268,22 @@ class Serving:
             with self._changed:
                 self._is_replacing = self._is_alone = False
 
-    # Replies and questions
-
     def _engine(self) -> ParallelEngine:
-        """The engine, for a reply or question that has begun. Raises ModelError."""
+        """The engine, for a reply or question that was taken. Raises ModelError."""
         with self._changed:
-            engine, status = self._slot.engine, self._slot.status
+            engine, is_loading = self._slot.engine, bool(self._all(Load))
             if engine is not None and not self._is_alone:
-                if not self._loads:
+                if not is_loading:
                     self._slot.forget_error()
                 return engine
-            if self._loads:
-                raise ModelError("the model is being loaded; try again soon")
-        raise ModelError(
-            f"no model is loaded; choose one and load it. {status.error or ''}".strip()
-        )
-
-    def _answer(self, task: Task, question: Question) -> None:
-        try:
-            if not task.has_ended:
-                task.emit(answer_to(self._engine(), question))
-        except Exception as error:
-            task.fail(error)
-        finally:
-            with self._changed:
-                self._questions.remove(task)
-                self._changed.notify_all()
-
-    def _prepare(self, reply: Reply) -> None:
-        try:
-            if not reply.has_ended:
-                self._start(reply)
-        except Exception as error:
-            if not isinstance(error, SpeculationError):
-                log.exception("a request failed")
-            reply.fail(error)
-        if reply.text is None:
-            self._forget(reply)
+        if is_loading:
+            raise ModelError("the model is being loaded; try again soon")
+        why = self._slot.status.error or ""
+        raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
 
     def _start(self, reply: Reply) -> None:
         """Prepare a reply and give it to the engine."""
-        engine, request = self._engine(), reply.request
+        engine, request, reply.n_ahead = self._engine(), reply.request, 0
 
         def progress(done: int, total: int) -> None:
             self._begin(reply)
@@ -317,17 +326,10 @@ class Serving:
 
     def _tell_waiting(self, engine: ParallelEngine) -> None:
         """Tell replies in the engine's queue how many others must end before they start."""
-        n_free = engine.parallel - sum(one.has_begun for one in self._replies)
-        queued = [one for one in self._replies if one.text is not None and not one.has_begun]
-        for place, reply in enumerate(queued):
+        replies = [one for one in self._taken if isinstance(one, Reply) and one.text is not None]
+        n_free = engine.parallel - sum(one.has_begun for one in replies)
+        for place, reply in enumerate(one for one in replies if not one.has_begun):
             reply.waits(max(0, place + 1 - n_free))
-
-    def _forget(self, reply: Reply) -> None:
-        """A reply has ended."""
-        with self._changed:
-            self._replies.remove(reply)
-            self._changed.notify_all()
-        self._on_change()
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
