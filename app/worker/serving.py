@@ -142,8 +142,8 @@ class Serving:
 
     def cancel(self, task: Task) -> None:
         """Stop a request. Its last event comes at once if the engine does not work on it."""
+        task.cancel()  # without the lock, which the engine's thread may wait for
         with self._changed:
-            task.cancel()
             if task in self._arrived:
                 self._arrived.remove(task)
             self._changed.notify_all()
@@ -156,8 +156,9 @@ class Serving:
         """
         with self._changed:
             self._is_closed = True
-            for task in (*self._arrived, *self._taken):
-                self.cancel(task)
+            left = [*self._arrived, *self._taken]
+        for task in left:
+            self.cancel(task)
         deadline = time.monotonic() + seconds
         while self._taken and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -292,11 +293,12 @@ class Serving:
         asked = prepared(engine, request, reply.emit, progress)
         if request.show_prompt:
             reply.prompt = shown_prompt(engine, request, asked.prompt)
-        with self._changed:
-            if reply.has_ended:  # its client has left meanwhile
-                return
-            reply.text = text = engine.start(asked)
-            self._tell_waiting(engine)
+        if reply.has_ended:  # its client has left meanwhile
+            return
+        reply.text = text = engine.start(asked)
+        if reply.is_cancelled:
+            text.close()
+        self._tell_waiting(engine)
         released = iter(text.logprobs)
 
         def take(item: list[Token] | Exception | None) -> None:
@@ -313,8 +315,7 @@ class Serving:
                     self._totals = _added(self._totals, text)
                 reply.emit(_done(text, self.status.model, reply.prompt))
             self._forget(reply)
-            with self._changed:
-                self._tell_waiting(engine)
+            self._tell_waiting(engine)
 
         text.channel.forward(take)
 
@@ -326,10 +327,11 @@ class Serving:
 
     def _tell_waiting(self, engine: ParallelEngine) -> None:
         """Tell replies in the engine's queue how many others must end before they start."""
-        replies = [one for one in self._taken if isinstance(one, Reply) and one.text is not None]
-        n_free = engine.parallel - sum(one.has_begun for one in replies)
-        for place, reply in enumerate(one for one in replies if not one.has_begun):
-            reply.waits(max(0, place + 1 - n_free))
+        with self._changed:
+            replies = [r for r in self._taken if isinstance(r, Reply) and r.text is not None]
+            n_free = engine.parallel - sum(reply.has_begun for reply in replies)
+            for place, reply in enumerate(reply for reply in replies if not reply.has_begun):
+                reply.waits(max(0, place + 1 - n_free))
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
