@@ -111,7 +111,6 @@ class Serving:
         self._arrived: list[Task] = []  # that no thread has taken yet
         self._taken: list[Task] = []  # by a thread, or by the engine
         self._is_replacing = False  # whether a load waits for replies or has the engine
-        self._is_alone = False  # whether a load has the engine
         self._is_closed = False
         self._totals = Report()
         for name, loads in (("load", True), *[("prepare", False)] * PREPARING):
@@ -170,7 +169,7 @@ class Serving:
         with self._changed:
             if self._is_closed:
                 task.fail(QueueFull("the engine is closed"))
-            elif len(self._arrived) + self._n_queued() >= MOST_WAITING:
+            elif len([one for one in self._all(Task) if not one.has_begun]) >= MOST_WAITING:
                 task.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
             else:
                 if isinstance(task, Load) and (n_ahead := len(self._all(Load))):
@@ -184,8 +183,9 @@ class Serving:
     def _all(self, kind: type[T]) -> list[T]:
         return [one for one in (*self._taken, *self._arrived) if isinstance(one, kind)]
 
-    def _n_queued(self) -> int:
-        return sum(isinstance(one, Reply) and not one.has_begun for one in self._taken)
+    def _n_replies(self) -> int:
+        """How many replies use the engine, or are prepared for it."""
+        return sum(isinstance(one, Reply) for one in self._taken)
 
     def _must_wait(self) -> bool:
         """Whether replies wait for a load."""
@@ -247,18 +247,11 @@ class Serving:
             self._is_replacing = True
             try:
                 self._tell_held()
-                n_told = 0
-                while not task.is_cancelled:
-                    n_running = sum(isinstance(one, Reply) for one in self._taken)
-                    if not n_running:
-                        break
-                    if n_told != n_running:
-                        n_told = n_running
-                        task.emit(Waiting(n_told))
+                while (n_running := self._n_replies()) and not task.is_cancelled:
+                    task.emit(Waiting(n_running))
                     self._changed.wait()
                 if task.is_cancelled:
                     raise Stopped
-                self._is_alone = True
                 self._changed.wait_for(lambda: self._taken == [task])  # no question, either
             except BaseException:
                 self._is_replacing = False
@@ -267,13 +260,13 @@ class Serving:
             yield
         finally:
             with self._changed:
-                self._is_replacing = self._is_alone = False
+                self._is_replacing = False
 
     def _engine(self) -> ParallelEngine:
         """The engine, for a reply or question that was taken. Raises ModelError."""
         with self._changed:
             engine, is_loading = self._slot.engine, bool(self._all(Load))
-            if engine is not None and not self._is_alone:
+            if engine is not None and not (self._is_replacing and not self._n_replies()):
                 if not is_loading:
                     self._slot.forget_error()
                 return engine
