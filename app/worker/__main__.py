@@ -84,7 +84,10 @@ def _started(serving: Serving, message: Any, pass_on: Callable[[Any], None]) -> 
 
 
 def _sender(pipe: IO[bytes]) -> Send:
-    """A function that writes a message to ``pipe``, from any thread."""
+    """A function that writes a message to ``pipe``, from any thread.
+
+    The engine's thread writes, too: to hand each token to another thread takes longer.
+    """
     lock = threading.Lock()
 
     def send(number: int, message: Any) -> None:

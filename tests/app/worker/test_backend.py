@@ -103,23 +103,19 @@ def test_characters_that_span_tokens_arrive_whole(backend: LocalBackend) -> None
         assert all("\ufffd" not in text_of([event]) for event in events)
 
 
-def test_stop_ends_a_reply_and_leaves_the_model_ready(backend: LocalBackend) -> None:
-    seen: list[Event] = []
-    for event in backend.reply(request("hi", sampling=ENDLESS)):
-        seen.append(event)
-        if isinstance(event, Tokens):
-            backend.stop("tab")
-    done = seen[-1]
-    assert isinstance(done, Done)
-    assert done.finish_reason == "cancelled"
-    assert text_of(backend.reply(request("hi", max_tokens=5)))
-
-
-def test_an_abandoned_reply_ends(backend: LocalBackend) -> None:
-    events = backend.reply(request("hi", sampling=ENDLESS))
-    next(events)
-    events.close()
-    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+def test_a_reply_that_is_stopped_or_abandoned_leaves_the_model_ready(
+    backend: LocalBackend,
+) -> None:
+    for end in (lambda events: backend.stop("tab"), lambda events: events.close()):
+        events = backend.reply(request("hi", sampling=ENDLESS))
+        seen = [next(events)]
+        while not isinstance(seen[-1], Tokens):
+            seen.append(next(events))
+        end(events)
+        seen += events
+        assert isinstance(seen[-1], Done)
+        assert seen[-1].finish_reason == "cancelled"
+        assert text_of(backend.reply(request("hi", max_tokens=5)))
 
 
 def test_a_second_reply_waits_its_turn_and_says_so(backend: LocalBackend) -> None:
@@ -251,21 +247,22 @@ def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> Non
         ({"method": "lookahead:window=0"}, "window is 0; give 1 to 128"),
         ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
         ({"sampling": {"grammar": "nonsense"}}, "the grammar does not parse"),
+        ({"leave_out": False}, "shorten it, or raise “Context” under Model to at least 40005"),
     ):
-        (failed,) = (e for e in backend.reply(request("x", **options)) if isinstance(e, Failed))
+        asked = request("a" * (40_000 if "leave_out" in options else 1), **options)
+        failed = list(backend.reply(asked))[-1]
+        assert isinstance(failed, Failed)
         assert reason in failed.message
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_pages_terms(
-    backend: LocalBackend,
+def test_a_load_that_fails_says_why_and_leaves_the_old_model_usable(
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
-    assert isinstance(failed, Failed)
-    assert "shorten it, or raise “Context” under Model to at least 40005" in failed.message
-
-
-def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_path: Path) -> None:
     backend = LocalBackend()
+    list(backend.load(spec(tmp_path / "none.gguf")))
+    (failed,) = backend.reply(request("hi"))
+    assert isinstance(failed, Failed) and "no model is loaded" in failed.message
+    assert "none.gguf" in failed.message and "none.gguf" in status_html(backend.status())
     list(backend.load(spec(tiny_model)))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_model.read_bytes()[:20_000])
@@ -378,17 +375,6 @@ def test_texts_are_kept_on_disk_if_wanted(
         list(backend.reply(request("a cat " * 20, max_tokens=3)))
         backend.close()
         assert len([*tmp_path.glob("*.text")]) == n_files
-
-
-def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
-    backend = LocalBackend()
-    list(backend.load(spec(tmp_path / "none.gguf")))
-    (failed,) = backend.reply(request("hi"))
-    assert isinstance(failed, Failed)
-    assert "no model is loaded" in failed.message
-    assert "none.gguf" in failed.message
-    assert "none.gguf" in status_html(backend.status())
-    backend.close()
 
 
 def test_a_download_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
