@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from app.api.service import SAMPLING, Limits, Service
+from app.guard import is_loopback
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.worker.backend import AsyncBackend
 from app.worker.messages import Failed, ModelSpec
@@ -186,6 +187,13 @@ def _sampling(text: str) -> dict[str, float]:
     return found
 
 
+def common_memory(flags: argparse.Namespace) -> str | None:
+    """The memory of requests without one of several keys: none if there may be several people
+    behind them."""
+    is_one = len(flags.api_key) == 1 if flags.api_key else is_loopback(flags.host)
+    return "" if is_one else None
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") -> None:
     replace_unencodable()
     flags = parse_flags(arguments, prog)
@@ -210,7 +218,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    backend = RemoteBackend(trace_batches=flags.trace_batches, memory=flags.memory)
+    backend = RemoteBackend(
+        trace_batches=flags.trace_batches,
+        memory=flags.memory,
+        common_memory=common_memory(flags),
+    )
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
     loading.start()

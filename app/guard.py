@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,7 +55,7 @@ class Names:
             name = socket.gethostname().lower()
             own |= {name, name.partition(".")[0], f"{name.partition('.')[0]}.local"}
         self._names = self.allowed | own - set(WILDCARDS)
-        self._any_address = not _is_loopback(host)
+        self._any_address = not is_loopback(host)
 
     def include(self, host: str) -> bool:
         """Whether a ``Host`` header, with or without a port, is one of these names."""
@@ -82,7 +83,7 @@ def _name_of(url: str) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens there."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -95,7 +96,8 @@ class Guard:
     """ASGI middleware: passes what page and endpoint need, and adds ``POLICY`` to every response.
 
     With ``keys``, a request needs one of them: as a bearer token, as ``X-Api-Key``, or as the
-    password of a browser that asks for it.
+    password of a browser that asks for it. If there are several, the app finds it in the scope's
+    ``api_key``.
     """
 
     def __init__(
@@ -129,7 +131,10 @@ class Guard:
         if refused is None and scope["method"] == "OPTIONS" and "origin" in headers:
             refused = Response(headers={"Allow": "GET, POST, OPTIONS"})
         if refused is None:
-            body = await self._read(scope, receive)
+            try:
+                body = await self._read(scope, receive)
+            except ClientDisconnect:
+                return  # what came of the body may look like a whole one
             if body is not None:
                 await self._app(scope, _replayed(body, receive), send)
                 return
@@ -186,8 +191,10 @@ class Guard:
             return self._answer(
                 scope, 403, "This address is closed because the chat does not use it."
             )
+        key = self._key(headers)
+        scope["api_key"] = key if len(self._keys) > 1 else None
         is_free = method == "OPTIONS" or scope["path"] in PUBLIC
-        if is_free or not self._keys or self._has_key(headers):
+        if is_free or not self._keys or key is not None:
             return None
         refused = self._answer(
             scope, 401, "This server needs its API key: send it as “Authorization: Bearer KEY”."
@@ -200,16 +207,17 @@ class Guard:
         path: str = scope["path"]
         return path in self._endpoint or path.startswith("/v1/")
 
-    def _has_key(self, headers: Headers) -> bool:
+    def _key(self, headers: Headers) -> str | None:
+        """The one of the keys that a request has."""
         kind, _, value = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key", value if kind.lower() == "bearer" else "")
         if kind.lower() == "basic":
             try:
                 given = base64.b64decode(value).decode().partition(":")[2]
             except (binascii.Error, UnicodeDecodeError):
-                return False
-        found = [hmac.compare_digest(given.encode(), key.encode()) for key in self._keys]
-        return any(found)
+                return None
+        found = [key for key in self._keys if hmac.compare_digest(given.encode(), key.encode())]
+        return found[0] if found else None
 
     def _answer(self, scope: Scope, status: int, why: str) -> Response:
         """A refusal with its reason. tab.js shows JSON in the page; Gradio's client does not."""
@@ -220,13 +228,18 @@ class Guard:
         return PlainTextResponse(f"{why}\n", status)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body of a request, chunked or not; None if it is too large."""
+        """The body of a request, chunked or not; None if it is too large.
+
+        Raises ClientDisconnect if the client leaves before it has sent all of it.
+        """
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._largest:
             return None
         parts, n_bytes = [], 0
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
             parts.append(message.get("body", b""))
             n_bytes += len(parts[-1])
             if n_bytes > self._largest:

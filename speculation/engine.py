@@ -68,6 +68,7 @@ class Engine:
         chat_template: str | None = None,
         trace_batches: str | Path | None = None,
         progress: Callable[[float], None] | None = None,
+        measuring: Callable[[], None] | None = None,
     ) -> Engine:
         """Load a GGUF by path or by its name in models.txt; None = ``default_model()``.
 
@@ -95,9 +96,8 @@ class Engine:
         trace_batches  a file that gets one JSON line per decode
         progress       called with the share of the model loaded so far, then that of the draft
                        model, in the engine's thread; an exception it raises ends loading
-
-        Several texts share measured costs: with ``parallel`` above 1 they are measured now, if
-        they are not known yet.
+        measuring      called while the cost of a decode is measured. If it is given, or if several
+                       texts share the cost, that is done now, else in the first reply that needs it
         """
         if isinstance(heads, bool) or heads is None:
             raise InvalidParameter(
@@ -133,8 +133,10 @@ class Engine:
             own = _with_usual_flash_attn(source) if keeps else source
             loaded = Loaded.open(own, _until_closed(driver, progress))
             try:
-                if parallel > 1:
-                    loaded.measure()
+                if measuring is not None:
+                    measuring()
+                if measuring is not None or parallel > 1:
+                    loaded.measure(measuring)
                 files = _text_files(loaded, keep_texts) if keeps else None
                 return cls(driver, loaded, Scheduler(loaded, parallel, files), parallel)
             except BaseException:

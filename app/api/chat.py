@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse, Response
 
 from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
 from app.api.json_text import finite
-from app.api.replies import Run, answer, while_connected
+from app.api.replies import answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
-from app.api.service import DONE, FINGERPRINT, Service, streamed
-from app.worker.messages import ChatRequest, Done, Event, Opening, Render, Text
+from app.api.service import DONE, FINGERPRINT, Service, Stream
+from app.worker.messages import ChatRequest, Done, Event, Opening, Render, Tokens
 from speculation.chat.reply_parser import (
     CallArguments,
     CallStart,
@@ -35,30 +35,31 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")
     async def chat(asked: ChatCompletion, http: Request) -> Response:
-        requests = await service.chat_requests(asked)
-        reply = ChatReply(service, asked, requests)
-        if asked.stream:
-            return streamed(reply.chunks(await reply.run.started()))
-        await while_connected(http, reply.run.finish())
-        return JSONResponse(finite(await reply.whole()))
+        requests = await service.chat_requests(asked, http)
+        return await answered(ChatReply(service, asked, requests), http)
 
     @router.post("/v1/chat/completions/input_tokens")
     @router.post("/chat/completions/input_tokens")
-    async def count(asked: ChatCompletion) -> dict[str, Any]:
-        request = (await service.chat_requests(asked))[0]
-        _, n_tokens = await answer(service.backend, Render(request))
-        return {"object": "response.input_tokens", "input_tokens": n_tokens}
+    async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
+        request = (await service.chat_requests(asked, http))[0]
+        found = await answer(service.backend, Render(request))
+        return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.post("/v1/completions")
     async def complete(asked: Completion, http: Request) -> Response:
-        requests, _ = await service.completion_requests(asked)
-        reply = TextReply(service, asked, requests)
-        if asked.stream:
-            return streamed(reply.chunks(await reply.run.started()))
-        await while_connected(http, reply.run.finish())
-        return JSONResponse(finite(reply.whole()))
+        requests, _ = await service.completion_requests(asked, http)
+        return await answered(TextReply(service, asked, requests), http)
 
     return router
+
+
+async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
+    """The answer to a call, as a stream if it asks for one."""
+    if reply.asked.stream:
+        await while_connected(http, reply.replies.start())
+        return Stream(reply.replies, reply.chunks())
+    await while_connected(http, reply.replies.finish())
+    return JSONResponse(finite(reply.whole()))
 
 
 class _Reply:
@@ -70,10 +71,9 @@ class _Reply:
     def __init__(
         self, service: Service, asked: ChatCompletion | Completion, requests: Sequence[ChatRequest]
     ) -> None:
-        self.run: Run = service.run(requests)
-        self._asked = asked
+        self.replies = service.replies(requests)
+        self.asked = asked
         self._requests = requests
-        self._service = service
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{uuid4().hex}",
             "object": self.kind,
@@ -87,13 +87,13 @@ class _Reply:
 
     def _end(self) -> list[dict[str, Any]]:
         """The chunks after the last choice has ended."""
-        options = self._asked.stream_options
+        options = self.asked.stream_options
         if options is None or not options.include_usage:
             return []
-        return [self._chunk([], usage=usage(self.run.choices), **self._timings())]
+        return [self._chunk([], usage=usage(self.replies.choices), **self._timings())]
 
     def _timings(self) -> dict[str, Any]:
-        done = [choice.done for choice in self.run.choices]
+        done = [choice.done for choice in self.replies.choices]
         return {"timings": timings(done[0])} if len(done) == 1 and done[0] is not None else {}
 
 
@@ -110,9 +110,9 @@ class ChatReply(_Reply):
         template = service.facts.tool_template
         self._format: ToolFormat | None = tool_format(template) if uses_tools else None
 
-    async def whole(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         choices = []
-        for number, gathered in enumerate(self.run.choices):
+        for number, gathered in enumerate(self.replies.choices):
             parser = ReplyParser(self._format, gathered.opening)
             deltas = joined([*parser.feed(gathered.text), *parser.finish()])
             message, reason = message_of(deltas)
@@ -124,23 +124,21 @@ class ChatReply(_Reply):
             if self._chat.n_probs is not None:
                 choice["logprobs"] = {"content": token_logprobs(gathered.chances)}
             choices.append(choice)
-        more: dict[str, Any] = {"usage": usage(self.run.choices), **self._timings()}
+        more: dict[str, Any] = {"usage": usage(self.replies.choices), **self._timings()}
         if self._chat.verbose:
-            prompt, _ = await answer(self._service.backend, Render(self._requests[0]))
-            content = self.run.choices[0].text
-            more["__verbose"] = {"prompt": prompt, "content": content}
+            first = self.replies.choices[0]
+            prompt = first.done.prompt if first.done is not None else ""
+            more["__verbose"] = {"prompt": prompt, "content": first.text}
         return {**self._head, "choices": choices, **more}
 
-    async def chunks(
-        self, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[dict[str, Any] | str, None]:
-        streams = [ChatStream(self._format) for _ in self.run.choices]
+    async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
+        streams = [ChatStream(self._format) for _ in self.replies.choices]
         for number in range(len(streams)):
             delta = {"role": "assistant", "content": None}
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
-        async for number, event in events:
-            progress = self.run.choices[number].progress(event)
-            if self._chat.return_progress and progress is not None:
+        async for number, event in self.replies.events():
+            gathered = self.replies.choices[number]
+            if self._chat.return_progress and (progress := gathered.progress(event)):
                 choice = {"index": number, "delta": {}, "finish_reason": None}
                 yield self._chunk([choice], prompt_progress=progress)
             for choice in streams[number].take(event, self._chat.n_probs is not None):
@@ -163,7 +161,7 @@ class ChatStream:
         deltas: list[Delta] = []
         if isinstance(event, Opening):
             self._parser = ReplyParser(self._format, event.mark)
-        elif isinstance(event, Text):
+        elif isinstance(event, Tokens):
             self._chances += event.chances
             deltas = self._parser.feed("".join(text for text, _ in event.pieces))
         elif isinstance(event, Done):
@@ -246,19 +244,17 @@ class TextReply(_Reply):
             self._choice(
                 number, self._echo(number) + gathered.text, gathered.chances, _reason(gathered.done)
             )
-            for number, gathered in enumerate(self.run.choices)
+            for number, gathered in enumerate(self.replies.choices)
         ]
-        figures: Mapping[str, Any] = {"usage": usage(self.run.choices), **self._timings()}
+        figures: Mapping[str, Any] = {"usage": usage(self.replies.choices), **self._timings()}
         return {**self._head, "choices": choices, **figures}
 
-    async def chunks(
-        self, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[dict[str, Any] | str, None]:
-        for number in range(len(self.run.choices)):
+    async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
+        for number in range(len(self.replies.choices)):
             if self._echo(number):
                 yield self._chunk([self._choice(number, self._echo(number), [], None)])
-        async for number, event in events:
-            if isinstance(event, Text):
+        async for number, event in self.replies.events():
+            if isinstance(event, Tokens):
                 text = "".join(text for text, _ in event.pieces)
                 yield self._chunk([self._choice(number, text, list(event.chances), None)])
             elif isinstance(event, Done):

@@ -6,9 +6,14 @@ import json
 import math
 from typing import Any
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 def dumps(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return _encode(value)
+    except ValueError:  # an infinity, which is rare
+        return _encode(finite(value))
 
 
 def finite(value: Any) -> Any:

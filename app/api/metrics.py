@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.api.replies import answer
 from app.api.service import Service
-from app.worker.messages import EngineReport, Report
+from app.worker.messages import Report
 
 LLAMA, VLLM = "llamacpp:", "vllm:"
 _STARTED = time.time()
@@ -25,9 +24,8 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        report = await answer(service.backend, Report())
         registry = CollectorRegistry()
-        registry.register(_Found(report))
+        registry.register(_Found(service.backend.report()))
         response = Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
         # Spelled as llama-server does, for clients that compare letter by letter.
         response.raw_headers.append((b"Process-Start-Time-Unix", str(int(_STARTED)).encode()))
@@ -39,7 +37,7 @@ def routes(service: Service) -> APIRouter:
 class _Found(Collector):
     """Turns a report into metrics. A counter's name ends in ``_total``."""
 
-    def __init__(self, report: EngineReport) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
 
     def collect(self) -> Iterator[Metric]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,20 +13,17 @@ from fastapi.responses import JSONResponse, Response
 from app.api.errors import ApiError, error_body
 from app.api.facts import native_probs, timings
 from app.api.json_text import finite
-from app.api.replies import Gathered, Run, answer, while_connected
+from app.api.replies import Replies, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
-from app.api.service import FINGERPRINT, Service, streamed
+from app.api.service import FINGERPRINT, Service, Stream
 from app.worker.messages import (
     ChatRequest,
     Detokenize,
     Done,
-    EngineReport,
-    Event,
     LoadedModel,
     Render,
-    Report,
-    Text,
     Tokenize,
+    Tokens,
 )
 from speculation.sampling import SamplingParams
 
@@ -89,13 +87,13 @@ def routes(service: Service) -> APIRouter:
     @router.get("/slots")
     async def slots() -> list[dict[str, Any]]:
         loaded = service.model()
-        report: EngineReport = await answer(service.backend, Report())
+        running = service.backend.report().running
         return [
             {
                 "id": number,
                 "n_ctx": loaded.n_ctx,
-                "is_processing": number < len(report.running),
-                **({"id_task": report.running[number]} if number < len(report.running) else {}),
+                "is_processing": number < len(running),
+                **({"id_task": running[number]} if number < len(running) else {}),
             }
             for number in range(service.facts.parallel)
         ]
@@ -103,7 +101,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(asked: Tokenization) -> dict[str, Any]:
         question = Tokenize(asked.content, asked.add_special, asked.parse_special)
-        tokens = await answer(service.backend, question)
+        tokens = (await answer(service.backend, question)).tokens
         if not asked.with_pieces:
             return {"tokens": [token for token, _ in tokens]}
         return {"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in tokens]}
@@ -114,26 +112,24 @@ def routes(service: Service) -> APIRouter:
         unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
         if unknown:
             raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
-        return {"content": await answer(service.backend, Detokenize(tuple(asked.tokens)))}
+        found = await answer(service.backend, Detokenize(tuple(asked.tokens)))
+        return {"content": found.text}
 
     @router.post("/apply-template")
-    async def apply_template(asked: ChatCompletion) -> dict[str, Any]:
-        request = (await service.chat_requests(asked))[0]
-        prompt, _ = await answer(service.backend, Render(request))
-        return {"prompt": prompt}
+    async def apply_template(asked: ChatCompletion, http: Request) -> dict[str, Any]:
+        request = (await service.chat_requests(asked, http))[0]
+        return {"prompt": (await answer(service.backend, Render(request))).text}
 
     @router.post("/completion")
     @router.post("/completions")
     async def complete(asked: Completion, http: Request) -> Response:
-        requests, is_list = await service.completion_requests(asked)
-        run = service.run(requests)
+        requests, is_list = await service.completion_requests(asked, http)
+        replies = service.replies([replace(request, show_prompt=True) for request in requests])
         if asked.stream:
-            return streamed(_chunks(service, asked, run, await run.started()))
-        await while_connected(http, run.finish())
-        found = [
-            await _whole(service, asked, request, number, gathered)
-            for number, (request, gathered) in enumerate(zip(requests, run.choices, strict=True))
-        ]
+            await while_connected(http, replies.start())
+            return Stream(replies, _chunks(service, asked, replies))
+        await while_connected(http, replies.finish())
+        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
         return JSONResponse(finite(found if is_list else found[0]))
 
     return router
@@ -142,16 +138,14 @@ def routes(service: Service) -> APIRouter:
 async def _chunks(
     service: Service,
     asked: Completion,
-    run: Run,
-    events: AsyncGenerator[tuple[int, Event], None],
-) -> AsyncGenerator[dict[str, Any], None]:
-    async for number, event in events:
-        gathered = run.choices[number]
-        progress = gathered.progress(event)
-        if asked.return_progress and progress is not None:
+    replies: Replies,
+) -> AsyncIterator[dict[str, Any]]:
+    async for number, event in replies.events():
+        gathered = replies.choices[number]
+        if asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
             yield {**head, "prompt_progress": progress}
-        if isinstance(event, Text):
+        if isinstance(event, Tokens):
             for part in _parts(event):
                 chunk: dict[str, Any] = {
                     "index": number,
@@ -168,26 +162,24 @@ async def _chunks(
                     )
                 yield chunk
         elif isinstance(event, Done):
-            whole = await _whole(service, asked, run.requests[number], number, gathered)
+            whole = _whole(service, asked, replies, number)
             yield {**whole, "content": "", "tokens": []}
 
 
-def _parts(text: Text) -> list[Text]:
+def _parts(text: Tokens) -> list[Tokens]:
     """A token at a time if it has probabilities, as llama-server's clients expect; else all."""
     if not text.chances:
         return [text]
     each = zip(text.pieces, text.ids, text.chances, strict=True)
-    return [Text((piece,), (token,), (chance,)) for piece, token, chance in each]
+    return [Tokens((piece,), (token,), (chance,)) for piece, token, chance in each]
 
 
-async def _whole(
-    service: Service, asked: Completion, request: ChatRequest, number: int, gathered: Gathered
-) -> dict[str, Any]:
+def _whole(service: Service, asked: Completion, replies: Replies, number: int) -> dict[str, Any]:
     """The answer for one prompt; ``response_fields`` may select parts of it."""
+    request, gathered = replies.requests[number], replies.choices[number]
     done = gathered.done
     assert done is not None
     text = gathered.text
-    prompt, _ = await answer(service.backend, Render(request))
     found: dict[str, Any] = {
         "index": number,
         "content": text,
@@ -198,7 +190,7 @@ async def _whole(
         "tokens_predicted": done.n_tokens,
         "tokens_evaluated": done.n_prompt,
         "generation_settings": settings(request, service),
-        "prompt": prompt,
+        "prompt": done.prompt,
         "has_new_line": "\n" in text,
         "truncated": done.finish_reason == "context",
         "stop_type": _stop_type(done),

@@ -1,14 +1,14 @@
-"""Runs the requests of a call to the endpoint, all its choices at once, and gathers what comes."""
+"""The replies to a call of the endpoint, all its choices at once, and what comes of them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -25,7 +25,7 @@ from app.worker.messages import (
     Opening,
     Prefill,
     Question,
-    Text,
+    Tokens,
     Waiting,
 )
 
@@ -50,7 +50,7 @@ class Gathered:
     done: Done | None = None
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Text):
+        if isinstance(event, Tokens):
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
             self.chances += event.chances
@@ -64,10 +64,10 @@ class Gathered:
 
     def progress(self, event: Event) -> dict[str, int] | None:
         """How much of the prompt is read after ``event``, if that changes it."""
-        if self.prefill is None or not isinstance(event, Prefill | Text):
+        if self.prefill is None or not isinstance(event, Prefill | Tokens):
             return None
         total = self.prefill.total + 1
-        if isinstance(event, Text):
+        if isinstance(event, Tokens):
             if len(self.ids) > len(event.ids):
                 return None
             return {"total": total, "cache": self.n_reused, "processed": total}
@@ -78,8 +78,8 @@ class Gathered:
         return "".join(self.pieces)
 
 
-class Run:
-    """The requests of a call, one for each choice.
+class Replies:
+    """The replies to a call, one for each choice.
 
     choices  what came of each so far
     """
@@ -91,91 +91,104 @@ class Run:
         self.requests = requests
         self.choices = [Gathered() for _ in requests]
         self._backend = backend
-        self._ends = monotonic() + seconds
         self._seconds = seconds
+        self._started: list[Events] = []
+        self._came: deque[tuple[int, Event]] = deque()  # not given out yet
+        self._something_came = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
 
-    async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events of all choices as they come, with the choice's number.
+    async def start(self) -> None:
+        """Send the requests, and wait until one has started: what is wrong with it is raised here.
 
-        Leaving the loop stops the requests. Raises ApiError if one fails.
+        Whoever starts them must ``close`` them.
         """
-        queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
-        started: list[Events] = []
-        too_late = ApiError(
-            f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
-            "tokens, or start the server with a higher --timeout",
-            504,
-        )
         # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
-        left = max(0.0, self._ends - monotonic())
-        timer = asyncio.get_running_loop().call_later(left, queue.put_nowait, (0, too_late))
-        n_left = len(self.requests)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
         try:
             for number, request in enumerate(self.requests):
                 events = self._backend.reply(request)
-                started.append(events)
-                events.hand_over(partial(_numbered, queue, number))
-            while n_left:
-                number, event = await queue.get()
-                if isinstance(event, Exception):
-                    raise event
-                if event is None:  # after its last event
-                    continue
+                self._started.append(events)
+                events.hand_over(partial(self._take, number))
+            n_seen = 0
+            while True:
+                await self._wait(n_seen)
+                n_seen += 1
+                event = self._came[n_seen - 1][1]
                 if isinstance(event, Failed):
                     raise ApiError.of(event)
-                self.choices[number].take(event)
-                n_left -= isinstance(event, Done)
-                yield number, event
-        finally:
-            timer.cancel()
-            for events in started:
-                events.close()
-
-    async def started(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """``events``, once the first request has started: what is wrong with it is raised here."""
-        events = self.events()
-        first: list[tuple[int, Event]] = []
-        try:
-            async for number, event in events:
-                first.append((number, event))
                 if not isinstance(event, Waiting | Opening):
-                    break
+                    return
         except BaseException:
-            await events.aclose()
+            self.close()
             raise
-        return _chained(first, events)
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """The events of all choices as they come, with the choice's number.
+
+        Raises ApiError if one fails, or if they take too long.
+        """
+        n_left = len(self.requests)
+        while n_left:
+            await self._wait(0)
+            number, event = self._came.popleft()
+            if isinstance(event, Failed):
+                raise ApiError.of(event)
+            self.choices[number].take(event)
+            n_left -= isinstance(event, Done)
+            yield number, event
 
     async def finish(self) -> list[Gathered]:
         """Run to the end."""
-        async for _ in self.events():
-            pass
+        try:
+            await self.start()
+            async for _ in self.events():
+                pass
+        finally:
+            self.close()
         return self.choices
 
+    def close(self) -> None:
+        """Stop the requests. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for events in self._started:
+            events.close()
 
-def _numbered(queue: asyncio.Queue[Any], number: int, event: Event | Exception | None) -> None:
-    queue.put_nowait((number, event))
+    def _take(self, number: int, event: Event) -> None:
+        self._came.append((number, event))
+        self._something_came.set()
+
+    def _end(self) -> None:
+        self._is_late = True
+        self._something_came.set()
+
+    async def _wait(self, n_seen: int) -> None:
+        """Wait until more than ``n_seen`` events have come and not been given out."""
+        while len(self._came) <= n_seen and not self._is_late:
+            self._something_came.clear()
+            await self._something_came.wait()
+        if self._is_late:
+            raise ApiError(
+                f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
+                "tokens, or start the server with a higher --timeout",
+                504,
+            )
 
 
-async def _chained(
-    first: Sequence[tuple[int, Event]], rest: AsyncGenerator[tuple[int, Event], None]
-) -> AsyncGenerator[tuple[int, Event], None]:
-    try:
-        for item in first:
-            yield item
-        async for item in rest:
-            yield item
-    finally:
-        await rest.aclose()
-
-
-async def answer(backend: AsyncBackend, question: Question) -> Any:
+async def answer(backend: AsyncBackend, question: Question) -> Answer:
     """The answer to a question. Raises ApiError."""
-    async for event in backend.ask(question):
-        if isinstance(event, Failed):
-            raise ApiError.of(event)
-        if isinstance(event, Answer):
-            return event.value
-    raise ApiError("the engine has ended", 503)
+    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+    events = backend.ask(question)
+    try:
+        events.hand_over(lambda event: None if found.done() else found.set_result(event))
+        event = await found
+    finally:
+        events.close()
+    if isinstance(event, Answer):
+        return event
+    assert isinstance(event, Failed)
+    raise ApiError.of(event)
 
 
 async def while_connected(http: Request, work: Awaitable[T]) -> T:

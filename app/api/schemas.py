@@ -23,7 +23,7 @@ def _listed(value: Any) -> Any:
 Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 
-class Model(BaseModel):
+class Posted(BaseModel):
     """A request, or a part of one. A null is as good as nothing."""
 
     @model_validator(mode="before")
@@ -34,7 +34,7 @@ class Model(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class Speculation(Model, extra="allow"):
+class Speculation(Posted, extra="allow"):
     """How drafts are made: a method and its parameters, as on the command line."""
 
     method: str = "auto"
@@ -58,7 +58,7 @@ def _value(value: Any) -> str:
     raise ApiError(f"a parameter of speculation is {value!r:.60}; give a number, text or boolean")
 
 
-class Sampling(Model):
+class Sampling(Posted):
     """What OpenAI's and llama-server's requests have in common. None = the server's default."""
 
     stream: bool = False
@@ -145,11 +145,11 @@ class Sampling(Model):
         return found
 
 
-class JsonSchema(Model):
+class JsonSchema(Posted):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(Model):
+class ResponseFormat(Posted):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -166,7 +166,7 @@ class ResponseFormat(Model):
         return self.schema_ if self.schema_ is not None else {"type": "object"}
 
 
-class ContentPart(Model):
+class ContentPart(Posted):
     type: str
     text: str | None = None
 
@@ -182,18 +182,18 @@ def _content(value: Any) -> Any:
     return value
 
 
-class FunctionCall(Model):
+class FunctionCall(Posted):
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(Model):
+class ToolCall(Posted):
     id: str = ""
     type: str = "function"
     function: FunctionCall
 
 
-class Message(Model):
+class Message(Posted):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_content)] = None
     tool_calls: list[ToolCall] | None = None
@@ -212,32 +212,32 @@ class Message(Model):
         return {"content": "", **found} if self.content is None else found
 
 
-class Function(Model):
+class Function(Posted):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
 
 
-class Tool(Model):
+class Tool(Posted):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Model):
+class NamedFunction(Posted):
     name: str
 
 
-class NamedTool(Model):
+class NamedTool(Posted):
     type: Literal["function"]
     function: NamedFunction
 
 
-class Prediction(Model):
+class Prediction(Posted):
     type: Literal["content"] = "content"
     content: Annotated[str, BeforeValidator(_content)]
 
 
-class StreamOptions(Model):
+class StreamOptions(Posted):
     include_usage: bool = False
 
 
@@ -282,7 +282,7 @@ class ChatCompletion(Sampling):
         return limited(self.max_completion_tokens if self.max_tokens is None else self.max_tokens)
 
 
-class JsonPrompt(Model):
+class JsonPrompt(Posted):
     prompt_string: str
     multimodal_data: list[str] | str | None = None
 
@@ -351,12 +351,12 @@ class Completion(Sampling):
         return limited(self.max_tokens if self.n_predict is None else self.n_predict)
 
 
-class Tokenization(Model):
+class Tokenization(Posted):
     content: str = Field(max_length=MOST_TOKENS)
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
-class Detokenization(Model):
+class Detokenization(Posted):
     tokens: list[int] = Field(max_length=MOST_TOKENS)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from fastapi import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
-from app.api.replies import Run, answer
+from app.api.replies import Replies, answer
 from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
 from app.worker.backend import AsyncBackend
 from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
@@ -69,7 +72,7 @@ class Service:
         """The model's name in answers."""
         return self.alias or Path(self.model().spec.model).name
 
-    async def chat_requests(self, asked: ChatCompletion) -> list[ChatRequest]:
+    async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
         sampling = await self._sampling(asked)
         if asked.response_format is not None:
@@ -93,10 +96,14 @@ class Service:
             template_kwargs=asked.chat_template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
             prediction=asked.prediction.content if asked.prediction is not None else "",
+            memory=memory_of(http),
+            show_prompt=asked.verbose,
         )
         return _repeated(request, asked.n)
 
-    async def completion_requests(self, asked: Completion) -> tuple[list[ChatRequest], bool]:
+    async def completion_requests(
+        self, asked: Completion, http: Request
+    ) -> tuple[list[ChatRequest], bool]:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
@@ -113,6 +120,7 @@ class Service:
                 stop=tuple(asked.stop),
                 logprobs=n_probs if asked.logprobs is None else asked.logprobs,
                 post_sampling=asked.post_sampling_probs,
+                memory=memory_of(http),
             )
             for prompt in prompts
         ]
@@ -121,8 +129,8 @@ class Service:
         n = asked.n_cmpl or asked.n
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
-    def run(self, requests: Sequence[ChatRequest]) -> Run:
-        return Run(self.backend, requests, self.limits.seconds)
+    def replies(self, requests: Sequence[ChatRequest]) -> Replies:
+        return Replies(self.backend, requests, self.limits.seconds)
 
     def _method(self, asked: Sampling) -> str:
         given = asked.speculation
@@ -142,8 +150,8 @@ class Service:
             if isinstance(token, int):
                 bias[token] = value
             else:
-                tokens = await answer(self.backend, Tokenize(token, parse_special=False))
-                bias.update((id_, value) for id_, _ in tokens)
+                split = await answer(self.backend, Tokenize(token, parse_special=False))
+                bias.update((id_, value) for id_, _ in split.tokens)
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
         return {**found, "logit_bias": bias} if bias else found
@@ -162,21 +170,44 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
     ]
 
 
-def streamed(chunks: AsyncGenerator[Any, None]) -> EventSourceResponse:
+def memory_of(http: Request) -> str:
+    """The memory of the client with this call's API key, if there are several keys; else "".
+
+    Drafts would tell one client what another wrote if they had one memory.
+    """
+    key: str | None = http.scope.get("api_key")
+    return "" if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+class Stream(StreamingResponse):
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
     the work."""
 
-    async def sent() -> AsyncIterator[ServerSentEvent]:
-        try:
-            async for chunk in chunks:
-                data = chunk if isinstance(chunk, str) else dumps(chunk)
-                yield ServerSentEvent(data, sep="\n")
-        except ApiError as error:
-            yield ServerSentEvent(dumps(error.body), sep="\n")
-        except Exception as error:
-            yield ServerSentEvent(dumps(error_body(str(error), 500)), sep="\n")
-            raise
-        finally:
-            await chunks.aclose()
+    def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(chunks, headers=headers, media_type="text/event-stream")
+        self._replies, self._chunks = replies, chunks
 
-    return EventSourceResponse(sent(), sep="\n", ping=3600)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._replies.close()
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_event(chunk: Any) -> None:
+            data = chunk if isinstance(chunk, str) else dumps(chunk)
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for chunk in self._chunks:
+                await send_event(chunk)
+        except ApiError as error:
+            await send_event(error.body)
+        except Exception as error:
+            await send_event(error_body(str(error), 500))
+            raise
+        await send({"type": "http.response.body", "body": b""})

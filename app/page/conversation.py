@@ -23,7 +23,7 @@ from app.worker.messages import (
     LeftOut,
     Opening,
     Prefill,
-    Text,
+    Tokens,
     Waiting,
 )
 from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
@@ -122,7 +122,7 @@ class Reply:
 
     def apply(self, event: Event) -> None:
         """Update the reply from an event of the backend."""
-        if isinstance(event, Text):
+        if isinstance(event, Tokens):
             self.notice = ""
             self.pieces.extend(event.pieces)
         elif isinstance(event, Waiting):
@@ -317,7 +317,7 @@ def follow(
     for event in events:
         apply(event)
         now = clock()
-        if not isinstance(event, Text) or now >= due:
+        if not isinstance(event, Tokens) or now >= due:
             yield
             shown = clock()
             due = shown + max(INTERVAL, 4 * (shown - now))

@@ -1,7 +1,7 @@
-"""The engine's process: runs a ``LocalBackend`` for the process that started it.
+"""The engine's process: runs a ``Serving`` for the process that started it.
 
-Reads calls from stdin and writes events to what was stdout. Ends with the process that started it,
-whatever the engine does then.
+Reads messages from stdin and writes messages to what was stdout, as ``wire`` has them. Ends with
+the process that started it, whatever the engine does then.
 """
 
 from __future__ import annotations
@@ -11,67 +11,109 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
-from app.worker.backend import LocalBackend
-from app.worker.events import Events
-from app.worker.frames import Outbox, received
-from app.worker.jobs import failure
-from app.worker.remote import BEAT_SECONDS, Beat, Call, Closed, StatusChanged, Stop
+from app.worker.loading import Task
+from app.worker.messages import (
+    BEAT_SECONDS,
+    Beat,
+    Cancel,
+    ChatRequest,
+    Close,
+    Closed,
+    ModelSpec,
+)
+from app.worker.serving import Serving
+from app.worker.wire import head, read, written
+from app.worker.wording import failure
 from batching.watched import overdue
+
+REPORT_SECONDS = 0.1  # between two reports
+
+Send = Callable[[int, Any], None]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and tells this one
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and tells this one
+        signal.signal(each, signal.SIG_IGN)
     # What prints to stdout, llama.cpp included, must not come between the messages.
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    outbox = Outbox(pipe, lambda: os._exit(0))
+    send = _sender(pipe)
     trace, memory = (argument or None for argument in sys.argv[1:3])
-    backend = LocalBackend(
+    has_changed = threading.Event()
+    serving = Serving(
         trace_batches=trace,
         memory=memory,
-        on_status=lambda status: outbox.put(StatusChanged(status)),
+        on_status=partial(send, 0),
+        on_change=has_changed.set,
     )
-    threading.Thread(target=_beat, args=(outbox,), daemon=True).start()
-    open_events: dict[int, Events] = {}
-
-    def pass_on(number: int, event: Any) -> None:
-        outbox.put((number, event))
-        if event is None:
-            open_events.pop(number, None)
-
-    for item in received(sys.stdin.buffer):
-        if isinstance(item, Call):
-            try:
-                events: Events = getattr(backend, item.name)(*item.arguments)
-            except Exception as error:  # arguments of other types
-                pass_on(item.number, failure(error))
-                pass_on(item.number, None)
-                continue
-            open_events[item.number] = events
-            events.forward(partial(pass_on, item.number))
-        elif isinstance(item, Stop):
-            if item.number is not None:
-                found = open_events.get(item.number)
-                if found is not None:
-                    found.close()
-            else:
-                backend.stop(item.request_id)
-        elif isinstance(item, Closed):
-            has_ended = backend.close()
-            outbox.put(Closed(has_ended))
-            outbox.close(1.0)
+    threading.Thread(target=_beat, args=(send,), daemon=True).start()
+    threading.Thread(target=_report, args=(send, serving, has_changed), daemon=True).start()
+    tasks: dict[int, Task] = {}
+    for line in sys.stdin.buffer:
+        if not line.endswith(b"\n"):
+            break
+        kind, number, text = head(line)
+        try:
+            message = read(kind, text)
+        except RecursionError as error:
+            send(number, failure(error))
+            continue
+        if isinstance(message, Cancel):
+            if number in tasks:
+                serving.cancel(tasks[number])
+        elif isinstance(message, Close):
+            has_ended = serving.close()
+            send(0, Closed(has_ended))
             os._exit(0 if has_ended else 1)
+        else:
+            tasks = {key: task for key, task in tasks.items() if not task.has_ended}
+            tasks[number] = _started(serving, message, partial(send, number))
     os._exit(0)  # the parent has gone
 
 
-def _beat(outbox: Outbox) -> None:
+def _started(serving: Serving, message: Any, pass_on: Callable[[Any], None]) -> Task:
+    if isinstance(message, ModelSpec):
+        return serving.load(message, pass_on)
+    if isinstance(message, ChatRequest):
+        return serving.reply(message, pass_on)
+    return serving.ask(message, pass_on)
+
+
+def _sender(pipe: IO[bytes]) -> Send:
+    """A function that writes a message to ``pipe``, from any thread.
+
+    The engine's thread writes, too: to hand each token to another thread takes longer.
+    """
+    lock = threading.Lock()
+
+    def send(number: int, message: Any) -> None:
+        line = written(number, message)
+        try:
+            with lock:
+                pipe.write(line)
+                pipe.flush()
+        except OSError:  # the parent has gone
+            os._exit(0)
+
+    return send
+
+
+def _beat(send: Send) -> None:
     while True:
         time.sleep(BEAT_SECONDS)
-        outbox.put(Beat(overdue(BEAT_SECONDS)))
+        send(0, Beat(overdue(BEAT_SECONDS)))
+
+
+def _report(send: Send, serving: Serving, has_changed: threading.Event) -> None:
+    while True:
+        has_changed.wait()
+        has_changed.clear()
+        send(0, serving.report())
+        time.sleep(REPORT_SECONDS)
 
 
 if __name__ == "__main__":

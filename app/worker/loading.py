@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speculation.parallel import ParallelEngine
-
-from app.worker.jobs import Job, failure
-from app.worker.messages import Loaded, LoadedModel, Loading, ModelFacts, ModelSpec, Status
+from app.worker.messages import (
+    LAST,
+    Event,
+    Failed,
+    Loaded,
+    LoadedModel,
+    Loading,
+    ModelFacts,
+    ModelSpec,
+    Status,
+)
+from app.worker.wording import failure
 from batching.errors import InvalidParameter
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
@@ -18,33 +28,67 @@ from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
+from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 
+DEFAULT_PARALLEL = 4  # texts written at a time
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
+
+
+class Task:
+    """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
+
+    stopped       its last event if it is stopped before it has begun
+    is_cancelled  whether it shall stop
+    has_begun     whether the engine works on it
+    """
+
+    def __init__(self, pass_on: Callable[[Event], object], stopped: Event) -> None:
+        self.stopped = stopped
+        self.is_cancelled = self.has_begun = self.has_ended = False
+        self._pass_on = pass_on
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            if not self.has_ended:
+                self.has_ended = isinstance(event, LAST)
+                self._pass_on(event)
+
+    def fail(self, error: Exception) -> None:
+        self.emit(failure(error))
+
+    def cancel(self) -> None:
+        """Stop soon; at once if it has not begun."""
+        self.is_cancelled = True
+        if not self.has_begun:
+            self.emit(self.stopped)
 
 
 class ModelSlot:
     """The engine, of which there is at most one, and its status.
 
     engine  None if no model is loaded
-    status  may be read by any thread; all else belongs to the thread that runs jobs
+    status  may be read by any thread; all else belongs to the thread that loads
     """
 
     def __init__(
         self,
-        trace_batches: str | Path | None = None,
-        memory: str | Path | None = None,
-        on_status: Callable[[Status], object] = lambda _: None,
+        trace_batches: str | Path | None,
+        memory: str | Path | None,
+        on_status: Callable[[Status], object],
+        alone: Callable[[Task], AbstractContextManager[None]],
     ) -> None:
         """``memory`` is a file as in ``Engine.load``, for the first model that loads with it;
-        ``on_status`` is told of every new status."""
+        ``on_status`` is told of every new status. Inside ``alone(task)`` nobody uses the engine."""
         self._on_status = on_status
+        self._alone = alone
         self._trace_batches = trace_batches
         self._memory = memory
         self._memory_model: str | None = None  # which the memory is of, once known
-        self.engine: ParallelEngine | None = None
+        self.engine: Engine | None = None
         self._status = Status()
         self._n_loads = 0
         self._params = ContextParams()  # of the engine's context
@@ -60,60 +104,80 @@ class ModelSlot:
         self._status = status
         self._on_status(status)
 
-    def load(self, job: Job, spec: ModelSpec) -> None:
-        """Replace the model: ``job`` emits Loading, then Loaded or Failed.
+    def load(self, task: Task, spec: ModelSpec) -> Event:
+        """Replace the model: ``task`` emits Loading; returns the last event, Loaded or Failed.
 
-        If it fails or is stopped, the old model is restored.
+        The old model can be used until the files of the new one are there and checked. If the load
+        fails or is stopped, the old model is restored.
         """
-        before, params_before = self.status.model, self._params
         try:
-            # First everything that can fail without touching the old model. Two models may not fit
-            # into memory, so the old one is then freed, and loaded again if the new one fails.
-            params = _context_params(spec)
-            self._tell(job, Loading(spec.model, "load", 0, 100))
-            path = self._fetch(job, spec.model)
-            check_file(path)
-            require_no_heads(path, METHODS.heads_kinds())
-            for name in heads_for(spec.model, spec.heads):
-                self._fetch(job, str(name))
-            if spec.draft_model is not None:
-                is_paired = spec.draft_model == PAIRED
-                self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
-            if params.n_threads is None:
-                size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
-                n_threads = threads_beside_browser(size, physical_cores())
-                params = replace(params, n_threads=n_threads)
-            loaded = self._swap(job, spec, params, may_stop=True)
-        except _Stopped:
-            if self.engine is None and before is not None:
-                self._restore(job, before.spec, params_before)
-            else:
-                self.status = Status(self.status.model)
-            job.emit(job.stopped)
+            params = self._checked(task, spec)
+            with self._alone(task):
+                return self._replace(task, spec, params)
+        except Stopped:
+            self.status = Status(self.status.model)
+            return task.stopped
         except Exception as error:
             failed = failure(error)
-            if self.engine is None and before is not None:
-                restored = self._restore(job, before.spec, params_before)
-                failed = replace(failed, message=f"{failed.message}\n{restored}")
             self.status = Status(self.status.model, error=failed.message)
-            job.emit(failed)
+            return failed
+
+    def _checked(self, task: Task, spec: ModelSpec) -> ContextParams:
+        """The parameters of a model whose files are here. All that can fail without touching the
+        old model fails in this method."""
+        params = _context_params(spec)
+        self._tell(task, Loading(spec.model, "load", 0, 100))
+        path = self._fetch(task, spec.model)
+        check_file(path)
+        require_no_heads(path, METHODS.heads_kinds())
+        for name in heads_for(spec.model, spec.heads):
+            self._fetch(task, str(name))
+        if spec.draft_model is not None:
+            is_paired = spec.draft_model == PAIRED
+            self._fetch(task, paired_draft(spec.model) if is_paired else spec.draft_model)
+        if params.n_threads is None:
+            size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
+            n_threads = threads_beside_browser(size, physical_cores())
+            params = replace(params, n_threads=n_threads)
+        return params
+
+    def _replace(self, task: Task, spec: ModelSpec, params: ContextParams) -> Event:
+        """Load the model, or the old one again; the last event."""
+        before, params_before = self.status.model, self._params
+        failed: Failed | None = None
+        try:
+            # Two models may not fit into memory, so the old one is freed first.
+            loaded = self._swap(task, spec, params, may_stop=True)
+        except Stopped:
+            pass
+        except Exception as error:
+            failed = failure(error)
         else:
             self.status = Status(loaded)
-            job.emit(Loaded(loaded))
+            return Loaded(loaded)
+        if before is not None:
+            restored = self._restore(task, before.spec, params_before)
+            if failed is not None:
+                failed = replace(failed, message=f"{failed.message}\n{restored}")
+        if failed is None:
+            self.status = Status(self.status.model, error=self.status.error)
+            return task.stopped
+        self.status = Status(self.status.model, error=failed.message)
+        return failed
 
     def forget_error(self) -> None:
         """Clear the error of a failed load if the old model is still there."""
         if self.status.error is not None and self.status.model is not None:
             self.status = Status(self.status.model)
 
-    def _fetch(self, job: Job, name: str) -> Path:
+    def _fetch(self, task: Task, name: str) -> Path:
         """The file of a name or path, downloaded if necessary."""
-        if job.cancelled.is_set():
-            raise _Stopped
-        return resolve(name, bar=lambda **keywords: _Bar(self._tell, job, name, **keywords))
+        if task.is_cancelled:
+            raise Stopped
+        return resolve(name, bar=lambda **keywords: _Bar(self._tell, task, name, **keywords))
 
     def _swap(
-        self, job: Job, spec: ModelSpec, params: ContextParams, *, may_stop: bool
+        self, task: Task, spec: ModelSpec, params: ContextParams, *, may_stop: bool
     ) -> LoadedModel:
         if self.engine is not None:
             self.engine.close()
@@ -124,21 +188,21 @@ class ModelSlot:
 
         def check() -> None:
             watched.progress()
-            if may_stop and job.cancelled.is_set():
-                raise _Stopped
+            if may_stop and task.is_cancelled:
+                raise Stopped
 
         def progress(share: float) -> None:
             check()
-            self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
+            self._tell(task, Loading(spec.model, "load", int(100 * share), 100))
 
         remembers = self._memory_model in (None, spec.model)
 
         def measuring() -> None:
-            self._tell(job, Loading(spec.model, "measure", 0, 0))
+            self._tell(task, Loading(spec.model, "measure", 0, 0))
             check()
 
         with watched:
-            engine = ParallelEngine.load(
+            engine = Engine.load(
                 spec.model,  # the name, not the path: models.txt pairs drafts by name
                 params,
                 draft_model=spec.draft_model,
@@ -151,7 +215,7 @@ class ModelSlot:
                 memory=self._memory if remembers else None,
                 trace_batches=self._trace_batches,
                 progress=progress,
-                parallel=spec.parallel,
+                parallel=spec.parallel or DEFAULT_PARALLEL,
                 keep_texts=spec.keep_texts,
                 chat_template=_template(spec.chat_template),
                 measuring=measuring,
@@ -172,20 +236,20 @@ class ModelSlot:
             engine.model.placed,
         )
 
-    def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
+    def _restore(self, task: Task, spec: ModelSpec, params: ContextParams) -> str:
         """Load the old model again; return a message for the user."""
         try:
-            self.status = Status(self._swap(job, spec, params, may_stop=False))
+            self.status = Status(self._swap(task, spec, params, may_stop=False))
         except Exception as error:
             message = failure(error).message
             self.status = Status(error=message)
             return f"{spec.model} could not be loaded again: {message}"
         return f"{spec.model} is loaded again."
 
-    def _tell(self, job: Job, loading: Loading) -> None:
+    def _tell(self, task: Task, loading: Loading) -> None:
         if self.status.loading != loading:
             self.status = Status(self.status.model, loading)
-            job.emit(loading)
+            task.emit(loading)
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -195,37 +259,37 @@ class ModelSlot:
         self.status = Status()
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """Raised within a download or load to stop it. A partial download stays, to be resumed."""
 
 
 class _Bar:
-    """A download's progress bar: reports to the job, and stops the download with it."""
+    """A download's progress bar: reports to the task, and stops the download with it."""
 
     def __init__(
         self,
-        tell: Callable[[Job, Loading], None],
-        job: Job,
+        tell: Callable[[Task, Loading], None],
+        task: Task,
         model: str,
         *,
         total: int = 0,
         **_: Any,
     ) -> None:
         self._tell = tell
-        self._job = job
+        self._task = task
         self._model = model
         self._total = int(total)
         self._done = 0.0
         self._shown = -1
 
     def update(self, n: float, /) -> None:
-        if self._job.cancelled.is_set():
-            raise _Stopped
+        if self._task.is_cancelled:
+            raise Stopped
         self._done += n
         permille = int(1000 * self._done / self._total) if self._total else 0
         if permille != self._shown:
             self._shown = permille
-            self._tell(self._job, Loading(self._model, "download", int(self._done), self._total))
+            self._tell(self._task, Loading(self._model, "download", int(self._done), self._total))
 
     def close(self) -> None:
         pass
@@ -263,7 +327,7 @@ def _template(path: str | None) -> str | None:
         raise InvalidParameter(f"cannot read the chat template {path}: {reason}") from None
 
 
-def facts_of(engine: ParallelEngine) -> ModelFacts:
+def facts_of(engine: Engine) -> ModelFacts:
     """What the endpoint says of the engine's model."""
     model = engine.model
     return ModelFacts(
@@ -282,6 +346,6 @@ def facts_of(engine: ParallelEngine) -> ModelFacts:
     )
 
 
-def _special(engine: ParallelEngine, name: str) -> str:
+def _special(engine: Engine, name: str) -> str:
     token = engine.model.special_token(name)
     return "" if token is None else engine.model.piece(token).decode("utf-8", "replace")

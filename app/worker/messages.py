@@ -1,7 +1,6 @@
-"""Messages between the page and the engine: requests, status and events.
+"""Messages between the server and the engine's process: requests, events and what is published.
 
-Frozen dataclasses of strings, numbers, tuples and mappings, so that the engine could run in another
-process.
+Frozen dataclasses of strings, numbers, bytes, tuples and mappings. ``wire`` has their written form.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speculation.engine import DEFAULT_METHOD
 from speculation.registry import default_model
+from speculation.request import DEFAULT_METHOD
 
 Value = bool | int | float | str
 
@@ -148,6 +147,9 @@ class ChatRequest:
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
     prediction  what the reply is expected to be, for the most part
+    memory      the texts to draft from: a client's own by its name, "" for those that all clients
+                share, None for none
+    show_prompt  give the prompt as the model reads it, in ``Done``
     """
 
     id: str
@@ -168,11 +170,13 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool | None = None
     prediction: str = ""
+    memory: str | None = ""
+    show_prompt: bool = False
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """``n_ahead`` other jobs run first; ``loading`` if one of them loads a model."""
+    """``n_ahead`` other requests must end first; ``loading`` if one of them loads a model."""
 
     n_ahead: int
     loading: bool = False
@@ -224,8 +228,8 @@ class Chance:
 
 
 @dataclass(frozen=True)
-class Text:
-    """More text: for each token, the characters it completed and whether it was drafted.
+class Tokens:
+    """More of a reply: for each token, the characters it completed and whether it was drafted.
 
     ids      the tokens
     chances  for each token its own and those of the likeliest tokens, if the request asks for them
@@ -242,6 +246,7 @@ class Done:
 
     finish_reason  ``stop``, ``length``, ``context`` or ``cancelled``
     stop_string    the stop string that ended it; empty if none did
+    prompt         as the model reads it, if the request asks for it
     """
 
     finish_reason: str
@@ -257,11 +262,12 @@ class Done:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     stop_string: str = ""
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The end of a failed job.
+    """The end of a request that failed.
 
     message        for the user of the page
     flags_message  the same with settings named as flags
@@ -279,7 +285,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Tokenize:
-    """A text to turn into tokens; answered with their ids and bytes."""
+    """A text to turn into tokens; answered with ``tokens``."""
 
     text: str
     add_special: bool = False
@@ -288,29 +294,34 @@ class Tokenize:
 
 @dataclass(frozen=True)
 class Detokenize:
-    """Tokens to turn into text; answered with the text."""
+    """Tokens to turn into text; answered with ``text``."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Render:
-    """A request whose prompt is to be shown; answered with the text that the model reads, and the
-    number of its tokens."""
+    """A request whose prompt is to be shown; answered with the ``text`` that the model reads, and
+    the number of its tokens, ``n_tokens``."""
 
     request: ChatRequest
 
 
 @dataclass(frozen=True)
-class Report:
-    """Answered with an ``EngineReport``."""
+class Answer:
+    """The end of a question. ``tokens`` are ids and bytes."""
+
+    text: str = ""
+    n_tokens: int = 0
+    tokens: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
-class EngineReport:
-    """What the engine does, and has done since it started.
+class Report:
+    """What the engine does, and has done since its process started.
 
-    running   the ids of the requests that have a place
+    running   the ids of the requests that have a slot
+    n_waiting  how many others there are
     n_read    prompt tokens that were not in the cache
     n_drafts  steps with drafts
     accepted  at each position of a draft, how many steps accepted it
@@ -333,11 +344,35 @@ class EngineReport:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The end of a question."""
-
-    value: Any
+class Cancel:
+    """Stop the request with this message's number. Its last event still comes."""
 
 
-Question = Tokenize | Detokenize | Render | Report
-Event = Waiting | Loading | Loaded | LeftOut | Prefill | Opening | Text | Done | Failed | Answer
+@dataclass(frozen=True)
+class Close:
+    """Stop everything and end the process."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The answer to ``Close``: whether all has ended."""
+
+    has_ended: bool
+
+
+BEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The process is alive; sent every ``BEAT_SECONDS``.
+
+    overdue  what takes longer there than it should; or empty
+    """
+
+    overdue: str = ""
+
+
+Question = Tokenize | Detokenize | Render
+LAST = (Loaded, Done, Answer, Failed)  # one of these ends a request
+Event = Waiting | Loading | LeftOut | Prefill | Opening | Tokens | Loaded | Done | Failed | Answer

@@ -17,29 +17,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from app.worker.backend import known_methods, known_models
-from app.worker.events import Events
-from app.worker.frames import Outbox, received
-from app.worker.jobs import CLOSE_SECONDS
+from app.worker.events import Events, failed
 from app.worker.messages import (
+    BEAT_SECONDS,
+    LAST,
+    Beat,
+    Cancel,
     ChatRequest,
+    Close,
+    Closed,
     Failed,
     LoadedModel,
     MethodInfo,
     ModelInfo,
     ModelSpec,
     Question,
+    Report,
     Status,
 )
+from app.worker.wire import head, read, written
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 1.0
+CLOSE_SECONDS = 10.0  # that the process has to end by itself
 SILENT_SECONDS = 60.0  # without a beat, the engine holds Python's lock and blocks its process
 _FATAL = re.compile(r"\.(cpp|c|cu|h):\d+: |error", re.IGNORECASE)  # llama.cpp's last words
 _FOLDERS = re.compile(r"^\S*/(?=[\w.-]+:\d+: )")  # of a source file
@@ -50,44 +57,11 @@ _GUARDIAN = 'read -r line || kill -9 "$0"'
 MOST_DEATHS = 2  # a model that has ended the process so often in a row is not loaded by itself
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of the backend's method ``name``, whose events carry the call's number."""
-
-    number: int
-    name: str
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop a call by its number, or the requests with an id."""
-
-    number: int | None = None
-    request_id: str = ""
-
-
-@dataclass(frozen=True)
-class StatusChanged:
-    status: Status
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The process is alive. ``overdue`` is what takes longer there than it should; or empty."""
-
-    overdue: str = ""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A request to close, and the answer: whether all has ended."""
-
-    has_ended: bool = True
-
-
 class Process:
-    """One engine process and the calls it has not ended yet."""
+    """One engine process and the requests it has not ended yet.
+
+    report  as the process published it last
+    """
 
     def __init__(
         self,
@@ -96,10 +70,11 @@ class Process:
         on_death: Callable[[str], None],
     ) -> None:
         """``on_death`` is told why the process ended, unless ``close`` ended it."""
+        self.report = Report()
         self._on_status = on_status
         self._on_death = on_death
-        self._events: dict[int, Events] = {}
-        self._numbers = count()
+        self._requests: dict[int, tuple[str, Events]] = {}  # with the id that ``stop`` takes
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_closing = False
         self._has_ended = False
@@ -121,7 +96,9 @@ class Process:
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
-        self._outbox = Outbox(stdin, lambda: None)
+        # Whoever asks, such as an event loop, must not wait until all of a request is read.
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        threading.Thread(target=self._send, args=(stdin,), daemon=True).start()
         self._pipes: tuple[IO[bytes], ...] = (stdin, stdout, stderr)
         self._reading = threading.Thread(target=self._read, args=(stdout,), daemon=True)
         self._hearing = threading.Thread(target=self._hear, args=(stderr,), daemon=True)
@@ -129,30 +106,37 @@ class Process:
             thread.start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def call(self, name: str, *arguments: Any) -> Events | None:
-        """The events of a call; None if the process has died."""
+    def ask(self, message: Any, request_id: str = "") -> Events | None:
+        """The events of a request; None if the process has died."""
+        number = next(self._numbers)
+        try:
+            line = written(number, message)
+        except (TypeError, RecursionError) as error:
+            why = "it is nested too deep" if isinstance(error, RecursionError) else error
+            return failed(f"the request cannot be sent to the engine: {why}", "invalid")
         with self._lock:
             if self.is_dead:
                 return None
-            number = next(self._numbers)
-            events = Events(lambda: self._outbox.put(Stop(number)))
-            self._events[number] = events
-            try:
-                self._outbox.put(Call(number, name, arguments))
-            except Exception as error:  # from pickle
-                del self._events[number]
-                why = "it is nested too deep" if isinstance(error, RecursionError) else error
-                return _failed(f"the request cannot be sent to the engine: {why}", "invalid")
+            events = Events(lambda: self._cancel(number))
+            self._requests[number] = request_id, events
+            self._outbox.put(line)
         return events
 
     def stop(self, request_id: str) -> None:
-        self._outbox.put(Stop(request_id=request_id))
+        with self._lock:
+            found = [number for number, (id_, _) in self._requests.items() if id_ == request_id]
+        for number in found:
+            self._cancel(number)
+
+    def _cancel(self, number: int) -> None:
+        if number in self._requests:
+            self._outbox.put(written(number, Cancel()))
 
     def close(self) -> bool:
         """Let it end; return whether it did within some seconds. It is killed if not."""
         self._is_closing = True
-        self._outbox.put(Closed())
-        self._reading.join(2 * CLOSE_SECONDS)
+        self._outbox.put(written(0, Close()))
+        self._reading.join(CLOSE_SECONDS)
         # It may also die, for example because an RPC worker has gone.
         has_ended = not self._reading.is_alive() and (
             self._has_ended or self._process.returncode < 0
@@ -165,23 +149,33 @@ class Process:
         self._process.kill()
         self._process.wait()
 
+    def _send(self, pipe: IO[bytes]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed at either end
+            for line in iter(self._outbox.get, None):
+                pipe.write(line)
+                pipe.flush()
+
     def _read(self, pipe: IO[bytes]) -> None:
-        for item in received(pipe):
+        for line in pipe:
+            if not line.endswith(b"\n"):  # it died meanwhile
+                break
             self._n_heard += 1
-            if isinstance(item, StatusChanged):
-                self._on_status(item.status)
-            elif isinstance(item, Beat):
-                if item.overdue:
-                    self.kill(f"it took too long over {item.overdue}")
-            elif isinstance(item, Closed):
-                self._has_ended = item.has_ended
-            else:
-                number, event = item
-                events = self._events.get(number)
-                if event is None:
-                    self._events.pop(number, None)
-                if events is not None:
-                    events.put(event)
+            kind, number, text = head(line)
+            message = read(kind, text)
+            if number:
+                if number in self._requests:
+                    self._requests[number][1].put(message)
+                    if isinstance(message, LAST):
+                        del self._requests[number]
+            elif isinstance(message, Report):
+                self.report = message
+            elif isinstance(message, Status):
+                self._on_status(message)
+            elif isinstance(message, Beat):
+                if message.overdue:
+                    self.kill(f"it took too long over {message.overdue}")
+            elif isinstance(message, Closed):
+                self._has_ended = message.has_ended
         self._died()
 
     def _died(self) -> None:
@@ -196,12 +190,12 @@ class Process:
             self._on_death(message)  # before anyone can find it dead and start another
         with self._lock:
             self.is_dead = True
-            left = list(self._events.values())
-            self._events.clear()
-        self._outbox.close(0.0)
-        for events in left:
+            left = list(self._requests.values())
+            self._requests.clear()
+            self.report = Report()
+        self._outbox.put(None)
+        for _, events in left:
             events.put(Failed(message, message, "error"))
-            events.put(None)
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # unwritten data cannot be flushed
                 pipe.close()
@@ -243,10 +237,16 @@ class RemoteBackend:
     """A backend whose engine runs in a process of its own."""
 
     def __init__(
-        self, *, trace_batches: str | Path | None = None, memory: str | Path | None = None
+        self,
+        *,
+        trace_batches: str | Path | None = None,
+        memory: str | Path | None = None,
+        common_memory: str | None = "",
     ) -> None:
-        """Arguments as for ``LocalBackend``."""
+        """The first two arguments are as for ``Serving``. ``common_memory`` is the memory of
+        requests that name none of their own, as in ``ChatRequest``."""
         self._arguments = [str(trace_batches or ""), str(memory or "")]
+        self._common_memory = common_memory
         self._lock = threading.RLock()
         self._status = Status()
         self._asleep: LoadedModel | None = None  # of a process that died, until it is back
@@ -263,18 +263,23 @@ class RemoteBackend:
     def status(self) -> Status:
         return self._status
 
+    def report(self) -> Report:
+        return self._process.report
+
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         with self._lock:
             self._n_deaths = 0  # asked for by the user
             if self._process.is_dead and not self._is_closed:
                 self._process = self._started()
-            return self._process.call("load", spec, request_id) or self._gone()
+            return self._process.ask(spec, request_id) or self._gone()
 
     def reply(self, request: ChatRequest) -> Events:
-        return self._call("reply", request)
+        if request.memory == "":
+            request = replace(request, memory=self._common_memory)
+        return self._ask(request, request.id)
 
     def ask(self, question: Question) -> Events:
-        return self._call("ask", question)
+        return self._ask(question)
 
     def stop(self, request_id: str) -> None:
         self._process.stop(request_id)
@@ -287,19 +292,19 @@ class RemoteBackend:
             self._is_closed = True
             return True if self._process.is_dead else self._process.close()
 
-    def _call(self, name: str, argument: Any) -> Events:
+    def _ask(self, message: ChatRequest | Question, request_id: str = "") -> Events:
         with self._lock:
             if self._process.is_dead and not self._is_closed:
                 if self._n_deaths >= MOST_DEATHS:
                     return self._gone()
                 self._process = self._started()
                 if self._asleep is not None:
-                    self._process.call("load", self._asleep.spec)
-            return self._process.call(name, argument) or self._gone()
+                    self._process.ask(self._asleep.spec)
+            return self._process.ask(message, request_id) or self._gone()
 
     def _gone(self) -> Events:
-        """The events of a call that no process takes."""
-        return _failed(self._status.error or "the engine is closed", "no model")
+        """The events of a request that no process takes."""
+        return failed(self._status.error or "the engine is closed", "no model")
 
     def _started(self) -> Process:
         return Process(self._arguments, self._take_status, self._take_death)
@@ -320,14 +325,6 @@ class RemoteBackend:
             )
         self._asleep = self._status.model
         self._status = Status(self._asleep, error=message)
-
-
-def _failed(message: str, kind: str) -> Events:
-    """The events of a call that reaches no process."""
-    events = Events(lambda: None)
-    events.put(Failed(message, message, kind))
-    events.put(None)
-    return events
 
 
 def _reason(code: int, last_words: collections.deque[str]) -> str:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from batching.errors import SpeculationError
+import logging
+
+from app.worker.messages import Failed
+from batching.errors import (
+    GrammarError,
+    InvalidParameter,
+    ModelError,
+    PromptTooLong,
+    SpeculationError,
+)
 from speculation.system.console import FLAGS
+
+log = logging.getLogger(__name__)
 
 FIELDS = {
     "model": "“Model”",
@@ -16,6 +27,11 @@ FIELDS = {
     "parallel": "--parallel",
     "keep_texts": "--keep-texts",
 }
+TOO_DEEP = "the request cannot be sent to the engine: it is nested too deep"
+
+
+class QueueFull(SpeculationError):
+    """Too many requests wait already."""
 
 
 def with_labels(error: SpeculationError) -> str:
@@ -26,3 +42,32 @@ def with_labels(error: SpeculationError) -> str:
 def with_flags(error: SpeculationError) -> str:
     """The message of an error, for the endpoint and the terminal."""
     return error.worded(FLAGS)
+
+
+def failure(error: Exception) -> Failed:
+    """An error in words for the user. Errors of our own and of the system are shown as they are."""
+    if isinstance(error, OSError) and error.strerror:  # such as a file that may not be read
+        name = f": {error.filename!s:.200}" if error.filename else ""
+        return Failed(error.strerror + name, error.strerror + name)
+    if isinstance(error, UnicodeEncodeError):
+        half = error.object[error.start]
+        message = f"a text has {half!r}, which is half a character; give valid UTF-8 text"
+        return Failed(message, message, "invalid")
+    if isinstance(error, RecursionError):
+        return Failed(TOO_DEEP, TOO_DEEP, "invalid")
+    if not isinstance(error, SpeculationError):
+        log.error("unexpected", exc_info=error)
+        message = f"unexpected {type(error).__name__}: {error}"
+        return Failed(message, message)
+    kind = "error"
+    if isinstance(error, PromptTooLong):
+        kind = "too long"
+    elif isinstance(error, InvalidParameter | GrammarError):
+        kind = "invalid"
+    elif isinstance(error, ModelError):
+        kind = "no model"
+    elif isinstance(error, QueueFull):
+        kind = "busy"
+    return Failed(
+        with_labels(error), with_flags(error), kind, error.requested or 0, error.available or 0
+    )

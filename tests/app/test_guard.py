@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from app.guard import LARGEST_BODY, POLICY, Guard, Names
+from app.server import bind, serve
 from tests.app.browser.chat import served
 
 EVIL = "evil.example"
@@ -171,6 +172,29 @@ def test_with_keys_every_address_but_health_needs_one() -> None:
         page = client.get("/", headers=headers)
         assert (page.status_code, page.headers["www-authenticate"][:5]) == (401, "Basic")
     assert client.get("/health").status_code == 200
+
+
+def test_a_body_that_is_cut_off_is_not_acted_on() -> None:
+    asked: list[bytes] = []
+
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append((await receive())["body"])
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    listening = bind("127.0.0.1", 0)
+    serve(Guard(answers, Names("127.0.0.1"), endpoint={"/completion"}), listening)
+    for framing, body in (
+        ("Content-Length: 20", b'{"prompt": "a"}'),  # whole JSON, but not the whole body
+        ("Transfer-Encoding: chunked", b'f\r\n{"prompt": "a"}\r\n'),
+        ("Content-Length: 15", b'{"prompt": "b"}'),
+    ):
+        with socket.create_connection(listening.getsockname(), timeout=60) as sent:
+            head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\n{framing}\r\n\r\n"
+            sent.sendall(head.encode() + body)
+            sent.shutdown(socket.SHUT_WR)
+            while sent.recv(1000):  # until the server has noticed, or has answered
+                pass
+    assert asked == [b'{"prompt": "b"}']
 
 
 def test_pages_of_an_allowed_origin_may_read_the_answers() -> None:

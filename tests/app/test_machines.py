@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.worker.messages import ChatRequest, Done, Failed, Loaded, ModelSpec, Text
+from app.worker.messages import ChatRequest, Done, Failed, Loaded, ModelSpec, Tokens
 from app.worker.remote import RemoteBackend
 from batching.errors import WorkerError
 from batching.llama import rpc
@@ -151,7 +151,7 @@ def test_a_worker_that_dies_ends_the_reply_and_its_successor_serves_the_next(
             )
             assert isinstance(list(backend.load(spec))[-1], Loaded)
             running = backend.reply(ChatRequest("one", CAT, sampling=ENDLESS))
-            while not isinstance(next(running), Text):
+            while not isinstance(next(running), Tokens):
                 pass
         failed = list(running)[-1]
         assert isinstance(failed, Failed)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from app import server
 from app.guard import LARGEST_BODY, Guard, Names
 from app.page import ui
-from app.worker.messages import ChatRequest, Event, ModelSpec, Text
+from app.worker.messages import ChatRequest, Event, ModelSpec, Tokens
 from tests.support.fake_backend import DONE, FakeBackend
 
 
@@ -21,7 +21,7 @@ class TwiceAsFast(FakeBackend):
 
     def reply(self, request: ChatRequest) -> Iterator[Event]:
         seconds = 2.0 if request.method == "ar" else 1.0
-        yield Text((("yes ", False), ("indeed", True)))
+        yield Tokens((("yes ", False), ("indeed", True)))
         yield dataclasses.replace(DONE, method=request.method, decode_seconds=seconds)
 
 

@@ -17,7 +17,7 @@ from app.worker.messages import (
     ModelSpec,
     Parameter,
     Status,
-    Text,
+    Tokens,
 )
 
 MODEL = LoadedModel(ModelSpec("m.gguf"), "llama 7M", 2048, True, 1)
@@ -80,5 +80,5 @@ def talk(*texts: str) -> Conversation:
     conversation = Conversation()
     for text in texts:
         conversation.ask(text)
-        run(conversation, FakeBackend([Text(((f"re: {text}", False),)), DONE]))
+        run(conversation, FakeBackend([Tokens(((f"re: {text}", False),)), DONE]))
     return conversation

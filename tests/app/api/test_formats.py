@@ -17,10 +17,9 @@ from openai import InternalServerError, OpenAI
 
 from app.api.service import Service
 from app.server import address, bind, endpoint, guard, serve
-from app.worker import backend as backends
-from app.worker import jobs
-from app.worker.backend import LocalBackend
+from app.worker import preparation, serving
 from app.worker.messages import Loaded, ModelSpec
+from tests.support.local_backend import LocalBackend
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TEMPLATE = (
@@ -105,7 +104,7 @@ def test_calls_of_tools_are_read_in_every_format(
 ) -> None:
     load(FORMATS[name])
     asked = {**ASKED, "tools": TOOLS}
-    monkeypatch.setattr(backends, "_tool_grammar", lambda *_: saying(CALLS[name]))
+    monkeypatch.setattr(preparation, "_tool_grammar", lambda *_: saying(CALLS[name]))
     whole = client.chat.completions.create(**asked).choices[0]
     content = "Well." if name != "Llama 3" else None
     assert (whole.message.content, whole.finish_reason) == (content, "tool_calls")
@@ -139,14 +138,14 @@ def test_a_full_queue_refuses_requests_until_there_is_room(
     client: OpenAI, load: Callable[..., None], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load()
-    monkeypatch.setattr(jobs, "MOST_WAITING", 1)
+    monkeypatch.setattr(serving, "MOST_WAITING", 1)
     running = client.chat.completions.create(
         **ASKED, stream=True, extra_body={"grammar": "root ::= [a-z] root"}
     )
     next(running)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: client.chat.completions.create(**ASKED, max_tokens=2))
-        while service.backend._queue.n_waiting < 1:  # type: ignore[attr-defined]
+        while service.backend.report().n_waiting < 1:
             time.sleep(0.01)
         with pytest.raises(InternalServerError) as refused:
             client.chat.completions.create(**ASKED)

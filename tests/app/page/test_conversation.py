@@ -16,7 +16,7 @@ from app.page.conversation import (
     markdown,
     stats_line,
 )
-from app.worker.messages import Done, Event, Failed, Opening, Prefill, Text, Waiting
+from app.worker.messages import Done, Event, Failed, Opening, Prefill, Tokens, Waiting
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
 CUT = dataclasses.replace(DONE, finish_reason="length")
@@ -32,7 +32,7 @@ def asked(text: str) -> Conversation:
 
 def said(text: str, done: Done = DONE) -> list[Event]:
     """The events of a reply of one token."""
-    return [Text(((text, False),)), done]
+    return [Tokens(((text, False),)), done]
 
 
 def test_messages_hold_the_system_prompt_and_all_turns_but_failed_ones() -> None:
@@ -62,12 +62,12 @@ def test_retry_and_edit_drop_what_follows_and_undo_returns_the_last_message() ->
 def test_a_reply_that_was_cut_short_can_be_continued() -> None:
     conversation = asked("count")
     # Half of the last character is missing, and is dropped.
-    run(conversation, FakeBackend([Text((("one ", False), ("two \ufffd", True))), CUT]))
+    run(conversation, FakeBackend([Tokens((("one ", False), ("two \ufffd", True))), CUT]))
     assert conversation.turns[0].reply is not None
     assert conversation.turns[0].reply.is_cut_short
     conversation.continue_reply()
     assert "one two " in markdown(conversation)
-    backend = FakeBackend([Text((("three", True),)), DONE], said("three", PLAIN))
+    backend = FakeBackend([Tokens((("three", True),)), DONE], said("three", PLAIN))
     reply = run(conversation, backend, compare=True)
     assert backend.requests[0].messages == (
         {"role": "user", "content": "count"},
@@ -101,10 +101,10 @@ def test_display_updates_are_rate_limited() -> None:
     text: list[str] = []
 
     def apply(event: Event) -> None:
-        assert isinstance(event, Text)
+        assert isinstance(event, Tokens)
         text.extend(piece for piece, _ in event.pieces)
 
-    events = (Text(((letter, False),)) for letter in "abcdefghijklmn")
+    events = (Tokens(((letter, False),)) for letter in "abcdefghijklmn")
     seen = ["".join(text) for _ in follow(events, apply, lambda: next(now) / 100)]
     assert seen == ["a", "abcdefghijkl", "abcdefghijklmn"]
 

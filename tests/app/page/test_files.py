@@ -10,7 +10,7 @@ from app.page.conversation import Conversation, markdown
 from app.page.files import File, files_to_text, read_files, size_of, with_files
 from app.page.render import turn_html
 from app.page.saved import from_text, to_text
-from app.worker.messages import Event, Text
+from app.worker.messages import Event, Tokens
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
 
 FOX = File("fox.txt", "The fox.\nThe hen.")
@@ -30,7 +30,7 @@ def test_the_model_reads_files_as_code_blocks_before_or_after_the_text() -> None
 def test_files_go_with_their_message_through_retry_edit_undo_and_export() -> None:
     conversation = talk("one")
     conversation.ask("Well?", (FOX,))
-    script: list[Event] = [Text((("yes", False),)), DONE]
+    script: list[Event] = [Tokens((("yes", False),)), DONE]
     backend = FakeBackend(*[script] * 3)
     run(conversation, backend)
     conversation.retry(1)

@@ -16,12 +16,13 @@ import pytest
 from app.page.conversation import Reply, Settings, Turn
 from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
-from app.worker.backend import Backend, LocalBackend
-from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Text
+from app.worker.backend import Backend
+from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Tokens
 from speculation.registry import PAIRED
 from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
+from tests.support.local_backend import LocalBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -192,11 +193,11 @@ def test_a_tab_renders_finished_turns_once_and_again_after_a_change() -> None:
         (False, False),
         (False, True),
     ]
-    run(tab.conversation, FakeBackend([Text((("new", False),)), DONE]))
+    run(tab.conversation, FakeBackend([Tokens((("new", False),)), DONE]))
     tab.busy = False
     assert "new" in tab.html()[2]
     tab.conversation.retry(2)
-    run(tab.conversation, FakeBackend([Text((("newer", False),)), DONE]))
+    run(tab.conversation, FakeBackend([Tokens((("newer", False),)), DONE]))
     assert "newer" in tab.html()[2]
     tab.conversation.undo()
     assert tab.html() == first

@@ -8,7 +8,7 @@ import json
 from app.page.conversation import Conversation, PlainRun, Settings, stats_line
 from app.page.saved import UNFINISHED, from_text, to_text
 from app.page.session import Session
-from app.worker.messages import Failed, ModelSpec, Text
+from app.worker.messages import Failed, ModelSpec, Tokens
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
 
 
@@ -34,7 +34,7 @@ def test_an_unfinished_reply_says_so() -> None:
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
     assert (reply.method, reply.text, reply.error) == ("", "", UNFINISHED)
-    run(conversation, FakeBackend([Text((("ha", True),))]))
+    run(conversation, FakeBackend([Tokens((("ha", True),))]))
     reply = from_text(to_text(conversation)).turns[1].reply
     assert reply is not None
     assert (reply.text, reply.error) == ("ha", UNFINISHED)
@@ -56,7 +56,7 @@ def test_the_tail_of_a_reply_has_the_tokens_since_the_last_full_save() -> None:
     tab = Session(talk("one"))
     tab.conversation.ask("two")
     assert (tab.saved(), tab.tail()) == (to_text(tab.conversation), "")
-    events = [Text((("a", True),)), Text((("b", False),)), Text((("c", True),))]
+    events = [Tokens((("a", True),)), Tokens((("b", False),)), Tokens((("c", True),))]
     tails = []
     times = iter([0, 1, 1, 2, 2, *range(3, 99)])  # an update for each text
     backend = FakeBackend([*events, DONE])

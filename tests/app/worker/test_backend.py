@@ -6,17 +6,17 @@ import dataclasses
 import json
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
 
-from app.worker.backend import LocalBackend
-from app.worker.jobs import Job
-from app.worker.loading import ModelSlot, threads_beside_browser
+from app.worker.events import Events
+from app.worker.loading import threads_beside_browser
 from app.worker.messages import (
+    Answer,
     ChatRequest,
     Done,
     Event,
@@ -26,7 +26,8 @@ from app.worker.messages import (
     ModelSpec,
     Prefill,
     Status,
-    Text,
+    Tokenize,
+    Tokens,
     Waiting,
 )
 from batching.gguf.reader import fingerprint
@@ -36,6 +37,7 @@ from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.engine import Engine
 from speculation.registry import PAIRED
 from tests.support.hub_server import HubServer
+from tests.support.local_backend import LocalBackend
 from tests.support.tiny_gguf import write_tiny_gguf
 
 with warnings.catch_warnings():
@@ -77,7 +79,9 @@ def request(text: str, id_: str = "tab", **options: Any) -> ChatRequest:
 
 
 def text_of(events: Iterable[Event]) -> str:
-    return "".join(text for event in events if isinstance(event, Text) for text, _ in event.pieces)
+    return "".join(
+        text for event in events if isinstance(event, Tokens) for text, _ in event.pieces
+    )
 
 
 def test_a_reply_is_what_the_engine_says(backend: LocalBackend, long_model: Path) -> None:
@@ -99,23 +103,19 @@ def test_characters_that_span_tokens_arrive_whole(backend: LocalBackend) -> None
         assert all("\ufffd" not in text_of([event]) for event in events)
 
 
-def test_stop_ends_a_reply_and_leaves_the_model_ready(backend: LocalBackend) -> None:
-    seen: list[Event] = []
-    for event in backend.reply(request("hi", sampling=ENDLESS)):
-        seen.append(event)
-        if isinstance(event, Text):
-            backend.stop("tab")
-    done = seen[-1]
-    assert isinstance(done, Done)
-    assert done.finish_reason == "cancelled"
-    assert text_of(backend.reply(request("hi", max_tokens=5)))
-
-
-def test_an_abandoned_reply_ends(backend: LocalBackend) -> None:
-    events = backend.reply(request("hi", sampling=ENDLESS))
-    next(events)
-    events.close()
-    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+def test_a_reply_that_is_stopped_or_abandoned_leaves_the_model_ready(
+    backend: LocalBackend,
+) -> None:
+    for end in (lambda events: backend.stop("tab"), lambda events: events.close()):
+        events = backend.reply(request("hi", sampling=ENDLESS))
+        seen = [next(events)]
+        while not isinstance(seen[-1], Tokens):
+            seen.append(next(events))
+        end(events)
+        seen += events
+        assert isinstance(seen[-1], Done)
+        assert seen[-1].finish_reason == "cancelled"
+        assert text_of(backend.reply(request("hi", max_tokens=5)))
 
 
 def test_a_second_reply_waits_its_turn_and_says_so(backend: LocalBackend) -> None:
@@ -146,18 +146,100 @@ def test_as_many_replies_as_there_are_places_run_at_once(tiny_model: Path) -> No
     assert backend.close()
 
 
-def test_a_reply_that_waits_for_a_load_says_so(long_model: Path) -> None:
-    backend, go = LocalBackend(), threading.Event()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.worker.loading.resolve", lambda model, **_: go.wait() and Path(model))
-        load = backend.load(spec(long_model, 512))
-        next(load)
-        reply = backend.reply(request("hi", max_tokens=2))
-        assert next(reply) == Waiting(1, loading=True)
-        go.set()
-        assert isinstance(list(load)[-1], Loaded)
-        assert isinstance(list(reply)[-1], Done)
+class Held:
+    """A place where a thread waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, result: Any = None, *_: Any, **__: Any) -> Any:
+        self.reached.set()
+        assert self.go.wait(60)
+        return result
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.go.set()
+
+
+def test_without_a_model_replies_wait_for_its_load_and_nothing_else_does(
+    long_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend()
+    monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
+    load = backend.load(spec(long_model, 512))
+    assert held.reached.wait(60)
+    reply, stopped = (backend.reply(request("hi", id_, max_tokens=2)) for id_ in ("one", "two"))
+    assert next(reply) == Waiting(1, loading=True)
+    assert backend.report().n_waiting == 2
+    backend.stop("two")
+    assert list(stopped) == [Waiting(2, loading=True), Done("cancelled", "auto")]
+    (failed,) = backend.ask(Tokenize("a cat"))
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.message[:29]) == ("no model", "the model is being loaded; tr")
+    assert backend.status().loading == Loading(str(long_model), "load", 0, 100)
+    held.go.set()
+    assert isinstance(list(load)[-1], Loaded)
+    assert isinstance(list(reply)[-1], Done)
+    assert backend.report().n_waiting == 0
     backend.close()
+
+
+def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
+    long_model: Path, tiny_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend()
+    list(backend.load(spec(tiny_model)))
+    monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
+    load = backend.load(spec(long_model))
+    assert held.reached.wait(60)
+    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+    running = backend.reply(request("hi", "running", sampling=ENDLESS, method="ar"))
+    assert isinstance(next(running), Prefill)
+    held.go.set()
+    while not isinstance(next(load), Waiting):  # for the running reply
+        pass
+    (answer,) = backend.ask(Tokenize("a cat"))
+    assert isinstance(answer, Answer)
+    after = backend.reply(request("hi", "after", max_tokens=2))
+    assert next(after) == Waiting(1, loading=True)
+    backend.stop("running")
+    assert isinstance(list(running)[-1], Done)
+    assert isinstance(list(load)[-1], Loaded)
+    done = list(after)[-1]
+    assert isinstance(done, Done) and done.model is not None
+    assert done.model.spec == spec(long_model)
+    backend.close()
+
+
+def test_what_is_prepared_ends_at_once_when_its_client_leaves(
+    backend: LocalBackend, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.worker.serving.prepared", held)
+    replies = [backend.reply(request("hi", str(i))) for i in range(3)]  # one more than threads
+    assert held.reached.wait(60)
+    for i, events in enumerate(replies):
+        backend.stop(str(i))
+        assert list(events) == [Done("cancelled", "auto")]
+    held.go.set()
+    monkeypatch.undo()
+    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
+
+
+def test_a_backend_closes_in_bounded_time_whatever_its_threads_do(
+    tiny_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend()
+    monkeypatch.setattr("app.worker.loading.resolve", held)
+    load = backend.load(spec(tiny_model))
+    assert held.reached.wait(60)
+    assert backend.serving.close(0.1) is False
+    held.go.set()
+    assert isinstance(list(load)[-1], Failed)
+    assert backend.close() is True
 
 
 def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> None:
@@ -165,21 +247,22 @@ def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> Non
         ({"method": "lookahead:window=0"}, "window is 0; give 1 to 128"),
         ({"sampling": {"top_p": 3}}, "top_p is 3; give 0.0 to 1.0"),
         ({"sampling": {"grammar": "nonsense"}}, "the grammar does not parse"),
+        ({"leave_out": False}, "shorten it, or raise “Context” under Model to at least 40005"),
     ):
-        (failed,) = (e for e in backend.reply(request("x", **options)) if isinstance(e, Failed))
+        asked = request("a" * (40_000 if "leave_out" in options else 1), **options)
+        failed = list(backend.reply(asked))[-1]
+        assert isinstance(failed, Failed)
         assert reason in failed.message
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_pages_terms(
-    backend: LocalBackend,
+def test_a_load_that_fails_says_why_and_leaves_the_old_model_usable(
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    failed = list(backend.reply(request("a" * 40_000, leave_out=False)))[-1]
-    assert isinstance(failed, Failed)
-    assert "shorten it, or raise “Context” under Model to at least 40005" in failed.message
-
-
-def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_path: Path) -> None:
     backend = LocalBackend()
+    list(backend.load(spec(tmp_path / "none.gguf")))
+    (failed,) = backend.reply(request("hi"))
+    assert isinstance(failed, Failed) and "no model is loaded" in failed.message
+    assert "none.gguf" in failed.message and "none.gguf" in status_html(backend.status())
     list(backend.load(spec(tiny_model)))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_model.read_bytes()[:20_000])
@@ -195,58 +278,44 @@ def test_a_load_that_fails_leaves_the_old_model_usable(tiny_model: Path, tmp_pat
     backend.close()
 
 
-class StoppedWhenLoading(Job):
-    """A job stopped when llama.cpp starts to read the weights."""
+def load_stopped_when(
+    backend: LocalBackend, path: Path, is_time: Callable[[Loading], bool]
+) -> list[Event]:
+    """The events of a load that is stopped, in its own thread, when it says so."""
+    events = Events(lambda: None)
 
-    def emit(self, event: Event) -> None:
-        super().emit(event)
-        if isinstance(event, Loading) and event.done > 0:
-            self.cancelled.set()
+    def take(event: Event) -> None:
+        events.put(event)
+        if isinstance(event, Loading) and event.model == str(path) and is_time(event):
+            backend.serving.cancel(task)
+
+    task = backend.serving.load(spec(path), take)
+    return list(events)
 
 
-def test_stopping_a_load_during_measuring_restores_the_old_model(
-    tiny_model: Path, tmp_path: Path
+def test_a_load_that_is_stopped_restores_the_old_model(
+    tiny_model: Path, long_model: Path, tmp_path: Path
 ) -> None:
-    stopped = Failed("loading was stopped")
+    def reads_weights(event: Loading) -> bool:
+        return event.stage == "load" and event.done > 0
 
-    class StoppedWhenMeasuring(Job):
-        def emit(self, event: Event) -> None:
-            super().emit(event)
-            if isinstance(event, Loading) and event.stage == "measure":
-                self.cancelled.set()
-
-    slot = ModelSlot()
-    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
-    other = write_tiny_gguf(tmp_path / "other.gguf")
-    job = StoppedWhenMeasuring("", lambda job: None, stopped)
-    slot.load(job, spec(other))
-    job.events.put(None)
-    assert [*job.events][-1] == stopped
-    assert slot.status.model is not None
-    assert slot.status.model.spec == spec(tiny_model)
-    slot.close()
-
-
-def test_stopping_a_load_while_weights_are_read_restores_the_old_model(
-    tiny_model: Path, long_model: Path
-) -> None:
-    stopped = Failed("loading was stopped")
-    slot = ModelSlot()
-    job = StoppedWhenLoading("", lambda job: None, stopped)
-    slot.load(job, spec(long_model))
-    assert slot.status == Status()
-    slot.load(Job("", lambda job: None, stopped), spec(tiny_model))
-    job = StoppedWhenLoading("", lambda job: None, stopped)
-    slot.load(job, spec(long_model))
-    assert slot.status.model is not None
-    assert slot.status.model.spec == spec(tiny_model)
-    assert slot.engine is not None
-    assert slot.engine.chat("a cat", method="ar", max_tokens=2).run().stats.n_tokens == 2
-    job.events.put(None)
-    events = [*job.events]
-    assert events[-1] == stopped
-    assert [e.model for e in events if isinstance(e, Loading)][-1] == str(tiny_model)
-    slot.close()
+    backend, other = LocalBackend(), write_tiny_gguf(tmp_path / "other.gguf")
+    assert load_stopped_when(backend, long_model, reads_weights)[-1] == Failed(
+        f"loading {long_model} was stopped"
+    )
+    assert backend.status() == Status()
+    list(backend.load(spec(tiny_model)))
+    for path, is_time in (
+        (long_model, reads_weights),
+        (other, lambda event: event.stage == "measure"),
+    ):
+        events = load_stopped_when(backend, path, is_time)
+        assert events[-1] == Failed(f"loading {path} was stopped")
+        assert [e.model for e in events if isinstance(e, Loading)][-1] == str(tiny_model)
+        model = backend.status().model
+        assert model is not None and model.spec == spec(tiny_model)
+        assert text_of(backend.reply(request("a cat", max_tokens=2)))
+    backend.close()
 
 
 def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_uses_all() -> None:
@@ -260,14 +329,10 @@ def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_uses_all() ->
 def test_the_number_of_threads_is_as_requested_or_suits_the_model(
     tiny_model: Path, asked: int | None, n_threads: int
 ) -> None:
-    slot = ModelSlot()
-    slot.load(
-        Job("load", lambda _job: None, Failed("stopped")),
-        ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off"),
-    )
-    assert slot.engine is not None
-    assert slot.engine.context.n_threads == n_threads
-    slot.close()
+    backend = LocalBackend()
+    list(backend.load(ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off")))
+    assert backend.serving._engine().context.n_threads == n_threads
+    backend.close()
 
 
 def test_the_draft_model_paired_in_models_txt_is_loaded() -> None:
@@ -303,24 +368,13 @@ def test_a_memory_file_is_for_the_first_model(tiny_model: Path, tmp_path: Path) 
 def test_texts_are_kept_on_disk_if_wanted(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speculation.parallel.texts_folder", lambda: tmp_path)
+    monkeypatch.setattr("speculation.engine.texts_folder", lambda: tmp_path)
     for megabytes, n_files in ((0, 0), (10, 1)):
         backend = LocalBackend()
         list(backend.load(dataclasses.replace(spec(tiny_model, parallel=2), keep_texts=megabytes)))
         list(backend.reply(request("a cat " * 20, max_tokens=3)))
         backend.close()
         assert len([*tmp_path.glob("*.text")]) == n_files
-
-
-def test_without_a_model_a_reply_says_why(tmp_path: Path) -> None:
-    backend = LocalBackend()
-    list(backend.load(spec(tmp_path / "none.gguf")))
-    (failed,) = backend.reply(request("hi"))
-    assert isinstance(failed, Failed)
-    assert "no model is loaded" in failed.message
-    assert "none.gguf" in failed.message
-    assert "none.gguf" in status_html(backend.status())
-    backend.close()
 
 
 def test_a_download_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
@@ -369,9 +423,3 @@ def test_a_hub_model_is_downloaded_with_progress_and_loaded(
     assert isinstance(events[-1], Loaded)
     assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
     backend.close()
-
-
-def test_every_event_and_request_is_plain_json(backend: LocalBackend) -> None:
-    events = list(backend.reply(request("hi", max_tokens=3)))
-    for value in (*events, backend.status(), *backend.methods(), request("hi"), Waiting(1)):
-        assert json.loads(json.dumps(dataclasses.asdict(value)))

@@ -8,10 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
+from app.api.service import Service
+from app.server import address, bind, endpoint, guard, serve
 from app.worker import remote
 from app.worker.messages import (
     Answer,
@@ -22,8 +26,8 @@ from app.worker.messages import (
     Failed,
     Loaded,
     ModelSpec,
-    Text,
     Tokenize,
+    Tokens,
 )
 from app.worker.remote import RemoteBackend
 from tests.support.paths import ROOT
@@ -39,15 +43,25 @@ import time
 from batching import watched
 watched.STEP_SECONDS, watched.GRAMMAR_SECONDS = 1.0, 0.5
 from app.worker import __main__
-from speculation.parallel import ParallelEngine
+from speculation.engine import Engine
 from speculation.scheduler import Scheduler
 __main__.BEAT_SECONDS = 0.1
 hang = lambda *_, **__: time.sleep(60)
 {}
 __main__.main()
 """
+# An engine that never gets the files of the model “slow”.
+SLOW = """
+import time
+from app.worker import __main__, loading
+resolve = loading.resolve
+loading.resolve = lambda name, **bar: time.sleep(600) if name == "slow" else resolve(name, **bar)
+__main__.main()
+"""
 APP = """
 import sys, time
+from app.api.service import Service
+from app.server import address, bind, endpoint, guard, serve
 from app.worker import remote
 starting = remote.COMMAND
 stopped = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]
@@ -59,6 +73,21 @@ for remote.COMMAND in (stopped, blocked, starting):
 time.sleep(0.5)
 print(*pids, flush=True)
 time.sleep(60)
+"""
+WEDGED = """
+import os, signal, sys
+from app import __main__
+from app.worker import remote
+
+def stopped(self):
+    process = started(self)
+    os.kill(process._process.pid, signal.SIGSTOP)
+    print(process._process.pid, file=sys.stderr, flush=True)
+    return process
+
+started, remote.RemoteBackend._started = remote.RemoteBackend._started, stopped
+remote.CLOSE_SECONDS = {seconds}
+__main__.main(["--no-browser"])
 """
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 
@@ -89,7 +118,9 @@ def kill(backend: RemoteBackend) -> None:
 
 
 def text_of(events: list[Event]) -> str:
-    return "".join(text for event in events if isinstance(event, Text) for text, _ in event.pieces)
+    return "".join(
+        text for event in events if isinstance(event, Tokens) for text, _ in event.pieces
+    )
 
 
 def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
@@ -97,7 +128,7 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
 ) -> None:
     before = list(backend.reply(request(max_tokens=12)))
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Text):
+    while not isinstance(next(running), Tokens):
         pass
     kill(backend)
     failed = list(running)[-1]
@@ -113,14 +144,53 @@ def test_a_dead_engine_is_reported_and_the_next_request_starts_another(
     assert backend.status().error is None
     (answer,) = backend.ask(Tokenize("a cat"))
     assert isinstance(answer, Answer)
-    assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.value)))) == [
+    assert list(backend.ask(Detokenize(tuple(token for token, _ in answer.tokens)))) == [
         Answer("a cat")
     ]
 
 
+def test_no_route_waits_for_a_load_and_the_loaded_model_goes_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    for first, status in (([], 503), ([spec(model)], 200)):
+        backend = RemoteBackend()
+        for each in first:
+            assert isinstance(list(backend.load(each))[-1], Loaded)
+        next(backend.load(ModelSpec("slow")))
+        listening = bind("127.0.0.1", 0)
+        serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
+        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=20) as http:
+            found = [http.get(path).status_code for path in ("health", "slots", "props", "metrics")]
+            assert found == [status] * 3 + [200]
+            for path in ("tokenize", "completion"):
+                body = {"content": "a", "prompt": "a", "n_predict": 2}
+                assert http.post(path, json=body).status_code == status
+        assert not backend.close()
+
+
+def test_a_large_request_goes_through_and_a_deep_one_is_refused(backend: RemoteBackend) -> None:
+    text = "a cat " * 80_000
+    (answer,) = backend.ask(Tokenize(text))
+    assert isinstance(answer, Answer)
+    assert b"".join(piece for _, piece in answer.tokens).decode() == text
+    failed = list(backend.reply(request(text)))[-1]
+    assert isinstance(failed, Failed) and failed.kind == "too long"
+    deep: dict[str, object] = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    (failed,) = backend.reply(request(sampling={"json_schema": deep}))
+    why = "the request cannot be sent to the engine: it is nested too deep"
+    assert failed == Failed(why, why, "invalid")
+
+
 def test_a_request_that_cannot_be_sent_or_read_stops_no_other(backend: RemoteBackend) -> None:
     for sampling, reason in (
-        ({"grammar": lambda: None}, "the request cannot be sent to the engine: Can't pickle"),
+        (
+            {"grammar": lambda: None},
+            "the request cannot be sent to the engine: function has no written form",
+        ),
         ({"grammar": 'root ::= "\ud800"'}, "a text has '\\ud800', which is half a character"),
     ):
         (failed,) = backend.reply(request(sampling=sampling))
@@ -135,7 +205,7 @@ def test_an_engine_that_does_not_answer_is_ended(
     backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = backend.reply(request(sampling=ENDLESS))
-    while not isinstance(next(running), Text):
+    while not isinstance(next(running), Tokens):
         pass
     monkeypatch.setattr(remote, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
@@ -152,7 +222,7 @@ def test_an_engine_that_does_not_answer_is_ended(
     [
         ("", "a grammar", HANGING),
         ("Scheduler._decode = hang", "a step", {}),
-        ("ParallelEngine.load = hang", "loading", {}),
+        ("Engine.load = hang", "loading", {}),
     ],
 )
 def test_work_that_takes_too_long_ends_the_engine(
@@ -214,3 +284,31 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize(("seconds", "presses"), [(0.2, 1), (3600, 2)])
+def test_ctrl_c_ends_the_app_even_if_the_engine_does_not_respond(
+    seconds: float, presses: int
+) -> None:
+    """Once is enough after a while; a second time ends it at once."""
+    command = [sys.executable, "-W", "ignore", "-c", WEDGED.format(seconds=seconds)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            stopped = int(process.stderr.readline())
+            assert "press Ctrl-C to stop" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            if presses == 1:
+                assert process.wait(60) == 1
+                return
+            while process.poll() is None:  # the first one may not have been noticed yet
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+            assert process.returncode == -signal.SIGINT
+        finally:
+            process.kill()
+            with suppress(ProcessLookupError):  # a stopped process cannot end by itself
+                os.kill(stopped, signal.SIGKILL)

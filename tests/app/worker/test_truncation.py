@@ -11,9 +11,9 @@ import pytest
 from app.page.conversation import Conversation, PlainRun, Reply, Turn, markdown, stats_line
 from app.page.render import turn_html
 from app.page.saved import from_text, to_text
-from app.worker.backend import LocalBackend
-from app.worker.messages import Failed, LeftOut, Loaded, ModelSpec, Prefill, Text
+from app.worker.messages import Failed, LeftOut, Loaded, ModelSpec, Prefill, Tokens
 from tests.support.fake_backend import DONE, FakeBackend, run, talk
+from tests.support.local_backend import LocalBackend
 
 CONTEXT = 256
 BRIEF = {"max_tokens": 20, "sampling": {"grammar": 'root ::= "yes"'}, "method": "ar"}
@@ -142,7 +142,7 @@ def test_a_comparison_uses_the_replys_prompt() -> None:
     conversation = talk("one", "two")
     conversation.ask("three")
     plain = dataclasses.replace(DONE, method="ar", decode_seconds=2.0)
-    backend = FakeBackend([LeftOut(1, 64), Text((("yes", True),)), DONE], [plain])
+    backend = FakeBackend([LeftOut(1, 64), Tokens((("yes", True),)), DONE], [plain])
     reply = run(conversation, backend, compare=True)
     assert backend.requests[1].messages == backend.requests[0].messages[2:]
     assert not backend.requests[1].leave_out
@@ -154,7 +154,7 @@ def test_turns_without_a_reply_do_not_count() -> None:
     conversation.ask("two")
     run(conversation, FakeBackend([Failed("no")]))
     conversation.ask("three")
-    backend = FakeBackend([LeftOut(1, 64), Prefill(1, 2), Text((("yes", True),)), DONE])
+    backend = FakeBackend([LeftOut(1, 64), Prefill(1, 2), Tokens((("yes", True),)), DONE])
     run(conversation, backend)
     assert [turn.n_ctx for turn in conversation.turns] == [0, 0, 64]
     assert conversation.left_out == LeftOut(1, 64)

@@ -1,0 +1,184 @@
+"""Turns requests of clients into requests to the engine: templates, tokens, grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from app.worker.messages import (
+    Answer,
+    ChatRequest,
+    Detokenize,
+    Event,
+    LeftOut,
+    Opening,
+    Question,
+    Tokenize,
+)
+from batching.errors import InvalidParameter
+from batching.llama.model import Model
+from speculation.chat.template import (
+    ChatOptions,
+    ChatPrompt,
+    chat_prompt,
+    chat_text,
+    template_of,
+)
+from speculation.chat.tool_grammar import tool_grammar
+from speculation.chat.tools import tool_format
+from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
+from speculation.engine import Engine, check_grammar
+from speculation.methods import parse_method
+from speculation.request import Request as EngineRequest
+from speculation.sampling import SamplingParams
+
+
+def prepared(
+    engine: Engine,
+    request: ChatRequest,
+    emit: Callable[[Event], object],
+    progress: Callable[[int, int], None],
+    waiting: Callable[[int], None],
+) -> EngineRequest:
+    """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
+    sampling = _sampling(request)
+    if request.messages:
+        prompt = _chat_prompt(engine, request, emit)
+        sampling |= _tool_grammar(engine.model, request, prompt.opening)
+    else:
+        prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
+    if prompt.opening:
+        emit(Opening(prompt.opening))
+    return EngineRequest(
+        tuple(prompt.tokens),
+        method=parse_method(request.method),
+        sampling=SamplingParams(**sampling),
+        max_tokens=request.max_tokens,
+        stop=(*request.stop, *prompt.stop),
+        progress=progress,
+        waiting=waiting,
+        logprobs=request.logprobs,
+        post_sampling=request.post_sampling,
+        prediction=tuple(engine.model.tokenize(request.prediction, add_special=False)),
+        opening=prompt.opening,
+        memory=request.memory,
+    )
+
+
+def answer_to(engine: Engine, question: Question) -> Answer:
+    """The answer to a question."""
+    model = engine.model
+    if isinstance(question, Tokenize):
+        tokens = model.tokenize(
+            question.text,
+            add_special=question.add_special,
+            parse_special=question.parse_special,
+        )
+        return Answer(tokens=tuple((token, model.piece(token)) for token in tokens))
+    if isinstance(question, Detokenize):
+        return Answer(_text(model, question.tokens))
+    request = question.request
+    if not request.messages:
+        tokens = _prompt_tokens(model, request.prompt)
+        return Answer(_text(model, tokens), len(tokens))
+    options = _chat_options(engine, request)
+    n_tokens = len(chat_prompt(model, request.messages, **options).tokens)
+    return Answer(chat_text(model, request.messages, **options), n_tokens)
+
+
+def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) -> str:
+    """The prompt as the model reads it."""
+    if not request.messages:
+        return _text(engine.model, prompt)
+    return chat_text(engine.model, request.messages, **_chat_options(engine, request))
+
+
+def _text(model: Model, tokens: Sequence[int]) -> str:
+    return model.detokenize(tokens).decode("utf-8", "replace")
+
+
+def _sampling(request: ChatRequest) -> dict[str, Any]:
+    """Fields of SamplingParams. In JSON, keys are texts and tuples are lists."""
+    sampling = dict(request.sampling)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {int(k): bias for k, bias in sampling["logit_bias"].items()}
+    if "dry_breakers" in sampling:
+        sampling["dry_breakers"] = tuple(sampling["dry_breakers"])
+    return sampling
+
+
+def _chat_prompt(
+    engine: Engine, request: ChatRequest, emit: Callable[[Event], object]
+) -> ChatPrompt:
+    options = _chat_options(engine, request)
+    left_out = _left_out(engine, request, options["thinking"])
+    if left_out != request.left_out:
+        emit(left_out)
+    messages = without_turns(request.messages, left_out.n_turns)
+    if request.continue_last is not False:
+        check_grammar(messages, SamplingParams(**_sampling(request)))
+    return chat_prompt(engine.model, messages, **options)
+
+
+def _chat_options(engine: Engine, request: ChatRequest) -> ChatOptions:
+    return {
+        "thinking": request.thinking if engine.has_thinking_switch else None,
+        "tools": () if request.tool_choice == "none" else request.tools,
+        "template_kwargs": request.template_kwargs,
+        "continue_last": request.continue_last,
+    }
+
+
+def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> LeftOut:
+    if not request.leave_out:
+        return LeftOut()
+    before, n_ctx = request.left_out, engine.context.n_ctx
+    n_turns = turns_to_leave_out(
+        request.messages,
+        partial(engine.count_tokens, thinking=thinking),
+        n_ctx,
+        room_for_reply(n_ctx, request.max_tokens),
+        before.n_turns if before.n_ctx == n_ctx else 0,
+    )
+    return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
+
+
+def _tool_grammar(model: Model, request: ChatRequest, opening: str) -> dict[str, Any]:
+    """The sampling parameters that hold calls to the request's tools to their schemas."""
+    if not request.tools or request.tool_choice == "none":
+        return {}
+    if SamplingParams(**_sampling(request)).has_grammar:
+        raise InvalidParameter(
+            "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
+            "tools, or set tool_choice to none"
+        )
+    format_ = tool_format(template_of(model, tools=True))
+    if format_ is None:
+        if request.tool_choice == "auto":
+            return {}
+        raise InvalidParameter(
+            "the format in which this model calls tools is not known, so it cannot be made to call "
+            "one; set tool_choice to auto"
+        )
+    found = tool_grammar(
+        format_, request.tools, request.tool_choice, request.parallel_tool_calls, opening
+    )
+    return {} if found is None else {"grammar": found.gbnf, "grammar_triggers": found.triggers}
+
+
+def _prompt_tokens(model: Model, prompt: Sequence[str | int]) -> list[int]:
+    """The tokens of texts and token ids in turn; a text at the start gets the model's BOS.
+
+    Raises InvalidParameter for a token that the model does not have.
+    """
+    tokens: list[int] = []
+    last = model.n_vocab - 1
+    for i, part in enumerate(prompt):
+        if isinstance(part, str):
+            tokens += model.tokenize(part, add_special=i == 0)
+        elif 0 <= part <= last:
+            tokens.append(part)
+        else:
+            raise InvalidParameter(f"the prompt has token {part}; this model has 0 to {last}")
+    return tokens

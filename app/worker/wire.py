@@ -1,0 +1,147 @@
+"""The written form of the messages between the server and the engine's process.
+
+A message is a line: its kind, the number of its request (0 = it belongs to none), and the fields of
+its dataclass as a JSON object. JSON's escapes keep a line ASCII. A tuple is an array, bytes are
+base64, infinities are ``Infinity`` and ``-Infinity``, as Python writes them.
+
+    chat_request 12 {"id":"tab","messages":[{"role":"user","content":"Hi"}],"method":"auto",…}
+    tokens 12 {"pieces":[["Hel",false],["lo",true]],"ids":[312,88],"chances":[]}
+
+To the engine's process:
+
+    kind          asks for
+    ------------  --------------------------------------------------------------------
+    model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
+    chat_request  a reply: waiting, left_out, opening, prefill, tokens … done, failed
+    tokenize      answer or failed, as the next two
+    detokenize
+    render
+    cancel        the end of the request with this number
+    close         the end of the process, after closed
+
+From it:
+
+    kind          says
+    ------------  --------------------------------------------------------------------
+    waiting       how many others come first
+    loading       a load's progress
+    left_out      which turns the prompt leaves out
+    opening       the reply starts with reasoning
+    prefill       the prompt's progress
+    tokens        more of the reply
+    loaded        the end of a load …
+    done          … of a reply …
+    answer        … of a question …
+    failed        … or of any of them; nothing follows these four
+    status        what is loaded, sent whenever it changes
+    report        slots, queue and totals, sent after changes, at most 10 times a second
+    beat          the process is alive, once a second
+    closed        the answer to close
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from app.worker import messages as m
+
+_TO_ENGINE = (m.ModelSpec, m.ChatRequest, m.Tokenize, m.Detokenize, m.Render, m.Cancel, m.Close)
+_EVENTS = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.Prefill, m.Tokens, *m.LAST)
+_PUBLISHED = (m.Status, m.Report, m.Beat, m.Closed)
+_KINDS: dict[Any, str] = {
+    each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()
+    for each in (*_TO_ENGINE, *_EVENTS, *_PUBLISHED)
+}
+DATACLASSES = {kind: dataclass for dataclass, kind in _KINDS.items()}
+
+
+def written(number: int, message: Any) -> bytes:
+    """The line of a message.
+
+    Raises TypeError for a field that has no written form, RecursionError if one is nested too deep.
+    """
+    kind = _KINDS.get(type(message))
+    if kind is None:
+        raise TypeError(f"{type(message).__name__} is no message")
+    return f"{kind} {number} {_encode(message)}\n".encode("ascii")
+
+
+def head(line: bytes) -> tuple[str, int, str]:
+    """A line's kind, number, and fields."""
+    kind, number, text = line.decode("ascii").split(" ", 2)
+    return kind, int(number), text
+
+
+def read(kind: str, text: str) -> Any:
+    """The message of this kind with these fields. Raises RecursionError."""
+    return _made(DATACLASSES[kind], _decode(text))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if is_dataclass(value):
+        return vars(value)
+    raise TypeError(f"{type(value).__name__} has no written form")
+
+
+# Without the check, what contains itself is nested too deep.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_plain).encode
+_decode = json.JSONDecoder().decode  # quicker than ``loads``
+
+
+def _made(dataclass: Any, found: dict[str, Any]) -> Any:
+    for name, make in _makers(dataclass):
+        if name in found:
+            found[name] = make(found[name])
+    return dataclass(**found)
+
+
+@cache
+def _makers(dataclass: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The fields that are not what JSON gives, with what makes them of it."""
+    hints = get_type_hints(dataclass)
+    found = [(item.name, _maker(hints[item.name])) for item in fields(dataclass)]
+    return [(name, make) for name, make in found if make is not None]
+
+
+def _maker(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes a value of a type of what JSON gives; None if that is the value."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is bytes:
+        return base64.b64decode
+    if is_dataclass(hint):
+        return partial(_made, hint)
+    if origin in (Union, UnionType):  # of a dataclass and None, or of what JSON has
+        made = [make for make in map(_maker, arguments) if make is not None]
+        return partial(_optional, made[0]) if made else None
+    if origin is not tuple:
+        return None
+    makers = list(map(_maker, arguments))
+    if not any(makers):
+        return tuple
+    all_made = [make or _same for make in makers]
+    return partial(_each if arguments[-1] is ... else _items, all_made)
+
+
+def _optional(make: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else make(value)
+
+
+def _each(makers: list[Callable[[Any], Any]], values: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(makers[0], values))
+
+
+def _items(makers: list[Callable[[Any], Any]], values: list[Any]) -> tuple[Any, ...]:
+    return tuple(make(value) for make, value in zip(makers, values, strict=True))
+
+
+def _same(value: Any) -> Any:
+    return value
