@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from batching.cache import Reading, SequenceCache
 from batching.clock import now
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, SpeculationError
 from batching.llama.sampler import SamplerChain
 from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
@@ -344,7 +344,8 @@ class Text:
         try:
             work()
         except BaseException as error:
-            log.warning("at the end of a text: %r", error)
+            if not isinstance(error, SpeculationError):
+                log.warning("at the end of a text: %r", error)
             if self.error is None:
                 self.error = error if isinstance(error, Exception) else RuntimeError(repr(error))
 

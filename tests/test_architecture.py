@@ -46,7 +46,7 @@ def test_methods_do_not_import_each_other() -> None:
 
 
 def test_trees_rows_and_the_cache_do_not_need_llama_cpp() -> None:
-    pure = "tree rows logits target cache slots together draft_context errors".split()
+    pure = "tree rows logits target cache slots together draft_context errors clock".split()
     for name in pure:
         for module in imported(ROOT / "batching" / f"{name}.py"):
             if module.startswith(("batching", "llama_cpp")):

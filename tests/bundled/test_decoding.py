@@ -17,6 +17,7 @@ from speculation.bench.prompt_file import read_prompts, select_prompts
 from speculation.bench.results import Run
 from speculation.bench.run import Plan, measure, with_baseline
 from speculation.engine import Engine
+from speculation.loaded import Loaded
 from speculation.methods import Method, parse_method
 from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
@@ -111,7 +112,7 @@ def test_in_f32_no_other_method_changes_a_text(
 ) -> None:
     # Rows this cheap make auto draft on any machine.
     cheap = Cost(CostCurve.linear(5e-3, 4e-5))
-    monkeypatch.setattr(Engine, "_measure_cost", lambda engine: cheap)
+    monkeypatch.setattr(Loaded, "_measure_cost", lambda loaded: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.auto.learnt.save", lambda *kept: None)
     paired = {"draft_model": "bundled-draft", "heads": f32_heads}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.errors import EngineInUse, ModelError, OutOfMemory
+from batching.errors import ContextError, EngineInUse, ModelError, OutOfMemory
 from batching.llama.context import Context
 from batching.tree import TokenTree
 from speculation import loaded
@@ -65,7 +65,7 @@ def test_threads_that_share_an_engine_get_their_texts(engine: Engine) -> None:
     def work(i: int) -> None:
         for n in range(25):
             # The third thread lets the context be replaced, again and again.
-            method = f"prompt-lookup:branches={2 + n}" if i == 2 else "prompt-lookup"
+            method = f"lookahead:window=3,ngram=3,guesses={2 + n}" if i == 2 else "prompt-lookup"
             found.append(engine.generate(PROMPT, method=method, max_tokens=6).run().token_ids)
 
     in_threads(*[lambda i=i: work(i) for i in range(4)])
@@ -204,9 +204,9 @@ def test_an_engine_whose_context_cannot_be_made_again_says_so(
     engine = Engine.load(tiny_model, replace(EXACT, n_seq_max=2))
     monkeypatch.setattr(loaded, "Context", fail)
     with pytest.raises(OutOfMemory):
-        engine.generate(PROMPT, method="prompt-lookup:branches=9", max_tokens=3).run()
+        engine.generate(PROMPT, method="suffix:branches=6", max_tokens=3).run()
     for method in ("ar", "prompt-lookup"):
-        with pytest.raises(ModelError, match="is closed; load it again"):
+        with pytest.raises(ContextError, match="is closed; create it or load the model again"):
             engine.generate(PROMPT, method=method, max_tokens=3).run()
     engine.close()
 

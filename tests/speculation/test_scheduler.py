@@ -17,6 +17,7 @@ from batching.rows import Rows
 from batching.target import Output, Watch
 from speculation.auto.cost import Cost, CostCurve
 from speculation.engine import Engine
+from speculation.loaded import Loaded
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
@@ -40,8 +41,13 @@ SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_pe
 
 @pytest.fixture(scope="module")
 def parallel(tiny_model: Path) -> Iterator[Engine]:
-    with Engine.load(tiny_model, EXACT, parallel=4, draft_model=tiny_model) as engine:
-        yield engine
+    # How a prompt is read must not depend on how fast the machine is.
+    cost = Cost(CostCurve.linear(1e-3, 1e-5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "follow", lambda *step: None)
+        patch.setattr(Loaded, "_measure_cost", lambda loaded: cost)
+        with Engine.load(tiny_model, EXACT, parallel=4, draft_model=tiny_model) as engine:
+            yield engine
 
 
 def requests(rng: random.Random, n: int) -> list[dict[str, object]]:

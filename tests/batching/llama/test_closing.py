@@ -191,30 +191,6 @@ def test_logits_stay_readable_while_they_are_held(tiny_model: Path) -> None:
         np.testing.assert_array_equal(logits, before)
 
 
-def test_an_engine_whose_context_cannot_be_replaced_says_that_it_is_closed(
-    tiny_model: Path,
-) -> None:
-    program = """
-import sys
-from batching.errors import ContextError, OutOfMemory
-from batching.llama.context import ContextParams
-from speculation import engine as module
-engine = module.Engine.load(sys.argv[1], ContextParams(n_seq_max=8, n_threads=1, flash_attn="off"))
-def full(*_, **more):
-    raise OutOfMemory("no memory")
-module.Context = full
-for method in ("prompt-lookup:branches=20", "ar", "prompt-lookup"):
-    try:
-        engine.generate("the cat", method=method, max_tokens=9).run()
-    except (OutOfMemory, ContextError) as error:
-        print(error)
-"""
-    said = output_of(program, tiny_model).splitlines()
-    assert said[0] == "no memory"
-    assert len(said) == 3
-    assert all(line.startswith("the context of ") and "is closed" in line for line in said[1:])
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_fork_is_told_to_load_the_model_again(tiny_model: Path) -> None:
     end = (
