@@ -24,8 +24,8 @@ from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
 from speculation.methods import METHODS, parse_method
 from speculation.registry import PAIRED, default_model
-from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
+from speculation.settings import DEFAULT_METHOD
 from speculation.system.console import replace_unencodable
 
 

@@ -288,3 +288,15 @@ class TokenTree:
             path.append(node)
         path.reverse()
         return path
+
+
+def keep_leaves(tree: TokenTree, nodes: list[int], max_leaves: int) -> None:
+    """Drop the last of ``nodes``, whose parents come first, until they have few enough leaves."""
+    n_leaves, have_children = 0, {0}
+    for i, node in enumerate(nodes):
+        parent = tree.parents[node]
+        n_leaves += parent in have_children  # else it takes the place of its parent
+        if n_leaves > max_leaves:
+            del nodes[i:]
+            return
+        have_children.add(parent)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
-from speculation.resources import Resources
+from speculation.drafting.resources import Resources
 
 PRIORS = [0.0, -1.0]  # log-odds that the latest is accepted, and the one before if that is wrong
 

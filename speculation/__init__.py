@@ -13,8 +13,9 @@ one file per method, ``methods`` the table of methods.
 from batching.errors import SpeculationError
 from batching.llama.context_params import ContextParams
 from speculation.chat.detokenizer import Token
+from speculation.drafter import Method
 from speculation.engine import Engine
-from speculation.methods import METHODS, Method, parse_method
+from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
 from speculation.stats import Stats
 from speculation.text import Text

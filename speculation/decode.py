@@ -11,7 +11,7 @@ from batching.target import Cancelled, Output, Watch
 from batching.together import Running, advance, run
 from batching.tree import NO_LIMIT
 from speculation.auto.choose import choose, follow, give_one_length
-from speculation.auto.cost import Cost
+from speculation.drafting.cost import Cost
 from speculation.fast_path import run_plain
 from speculation.text import Text, failing
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from batching.cache import StateReader
 from batching.target import Output
 from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost import Cost
+from speculation.drafting.cost import Cost
+from speculation.drafting.resources import Resources
 from speculation.heads.kind import HeadsKind
-from speculation.resources import Resources
 from speculation.verify import Match, Verifier
 
 BASELINE = "ar"  # plain decoding, which the other methods are compared with
@@ -238,6 +238,35 @@ class MethodSpec:
         return (self.as_source.name if self.as_source is not None else "") or self.name
 
 
+@dataclass(frozen=True)
+class Method:
+    """A method with its parameters, ready to run."""
+
+    spec: MethodSpec
+    params: Any
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def __str__(self) -> str:
+        """The method as on the command line, without defaults."""
+        changed = [
+            f"{field.name}={_format(getattr(self.params, field.name))}"
+            for field in fields(self.params)
+            if getattr(self.params, field.name) != field.default
+        ]
+        return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def drafters(self, resources: Resources | None = None) -> list[Drafter]:
+        """The method's drafter for one text, or an empty list; ``resources`` are the engine's."""
+        drafter = self.spec.make(self.params, resources or Resources())
+        return [] if drafter is None else [drafter]
+
+    def verifier(self, resources: Resources | None = None) -> Verifier:
+        return self.spec.verifier(self.params, resources or Resources())
+
+
 class _CombinedReader:
     """Combines several prompt readers into one."""
 
@@ -256,3 +285,7 @@ class _CombinedReader:
 
 def _union(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted({layer for layers in lists for layer in layers}))
+
+
+def _format(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -15,15 +15,17 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from speculation.chat.detokenizer import ReplyText
 from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, chat_prompt
+from speculation.drafting.resources import Resources
 from speculation.driver import Driver
 from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
 from speculation.loaded import Loaded, Source
+from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
 from speculation.registry.conversion import model_file
-from speculation.request import Request, Settings
-from speculation.resources import Resources
+from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.scheduler import Scheduler
+from speculation.settings import Settings, request_for
 from speculation.text import Text
 
 if TYPE_CHECKING:
@@ -124,6 +126,8 @@ class Engine:
             None if memory is None else Path(memory),
             chat_template,
             trace_batches,
+            METHODS.heads_kinds(),
+            SAVED,
         )
         name = str(default_model() if model is None else model)
         driver = Driver(name)
@@ -159,7 +163,7 @@ class Engine:
         iterated.
         """
         self._driver.check_open()
-        return self.start(Request.of(self.model, prompt, **settings))
+        return self.start(request_for(self.model, prompt, **settings))
 
     submit = generate
 
@@ -180,7 +184,7 @@ class Engine:
         self._driver.check_open()
         messages = _messages(messages)
         prompt = chat_prompt(self.model, messages, thinking=thinking)
-        request = Request.of(self.model, prompt.tokens, prompt.opening, **settings)
+        request = request_for(self.model, prompt.tokens, prompt.opening, **settings)
         if prompt.stop:
             log.warning(
                 "%s has no chat template: the conversation is written as a transcript, and the "

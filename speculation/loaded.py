@@ -6,7 +6,7 @@ Everything here happens in the engine's thread (``driver``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,15 +25,15 @@ from batching.llama.devices import Placement
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary, check_vocabulary
 from speculation.auto import learnt
-from speculation.auto.cost import Cost
 from speculation.drafter import Requirements
+from speculation.drafting.cost import Cost
+from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.heads.base import Head
+from speculation.heads.kind import HeadsKind
 from speculation.heads.load import load_heads, require_no_heads
-from speculation.methods import METHODS, SAVED
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.registry.conversion import model_file
-from speculation.resources import Resources
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
 from speculation.system.files import require_writable
 
@@ -44,7 +44,8 @@ SEQUENCES = 40  # of a text among several: recycling uses as many, lookahead 31
 
 @dataclass(frozen=True)
 class Source:
-    """What to load, and where; the arguments of ``Engine.load``."""
+    """What to load, and where: the arguments of ``Engine.load``, the ``kinds`` of heads that the
+    methods draft with, and the methods of which what is learnt is ``saved``."""
 
     model: str | Path | None = None
     params: ContextParams = field(default_factory=ContextParams)
@@ -59,6 +60,8 @@ class Source:
     memory: Path | None = None
     chat_template: str | None = None
     trace_batches: str | Path | None = None
+    kinds: Sequence[HeadsKind] = ()
+    saved: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.parallel <= MAX_SEQUENCES:
@@ -82,30 +85,28 @@ class Loaded:
 
     def __init__(
         self,
+        source: Source,
         model: Model,
         context: Context,
+        heads: Mapping[str, Head],
         draft: Context | None = None,
-        heads: Mapping[str, Head] | None = None,
-        memory: Path | None = None,
     ) -> None:
-        """``draft`` is the context of a draft model with the same vocabulary.
-
-        ``heads`` are drafting heads for the model by method, as ``load_heads`` returns them.
-        ``memory`` is a file as in ``Engine.load``.
+        """What was loaded from ``source``: ``heads`` as ``load_heads`` returns them, and ``draft``,
+        the context of a draft model.
 
         Raises VocabularyMismatch if the vocabularies differ, UnsupportedModel if the model has
-        none, InvalidParameter if ``memory`` is not a memory of this model.
+        none, InvalidParameter if ``source.memory`` is not a memory of this model.
         """
         check_vocabulary(model)
         if draft is not None:
             check_same_vocabulary(model, draft.model)
         self.model, self.context, self.draft = model, context, draft
         self._params = context.params  # as they were asked for
-        self._memory_file = memory
+        self._memory_file, self._saved = source.memory, source.saved
         self._learnt_file = learnt.file_for(context)
         self._learnt = learnt.load(self._learnt_file)
         # What drafts beside the target decides what its sources gain.
-        beside = [draft.model.path.name if draft is not None else "", *sorted(heads or {})]
+        beside = [draft.model.path.name if draft is not None else "", *sorted(heads)]
         self._states_key = " ".join(beside)
         self._flash_attn = {1: context.flash_attn}  # by the rows that a method decodes
         self._measuring: Callable[[], None] | None = None
@@ -117,7 +118,7 @@ class Loaded:
             draft=draft,
             heads=heads,
             draft_sampler=self._draft_sampler,
-            memory=_load_memory(memory, model),
+            memory=_load_memory(source.memory, model),
             saved=learnt.states(self._learnt, self._states_key),
         )
         for head in self.resources.heads.values():
@@ -146,10 +147,10 @@ class Loaded:
             opened.append(context)
             given = [source.heads] if isinstance(source.heads, str | Path) else source.heads
             files = [resolve(file) for file in heads_for(name, given)]
-            heads = load_heads(files, model, METHODS.heads_kinds())
+            heads = load_heads(files, model, source.kinds)
             opened += heads.values()
             if source.draft_model is None:
-                return cls(model, context, heads=heads, memory=source.memory)
+                return cls(source, model, context, heads)
             is_paired = source.draft_model == PAIRED
             loading = resolve(paired_draft(name) if is_paired else source.draft_model)
             small = Model(loading, placement=draft_placement.local, progress=progress)
@@ -160,12 +161,12 @@ class Loaded:
             draft = Context(small, replace(wanted, n_ctx=n_ctx))
             opened.append(draft)
             draft.use_fewest_threads()
-            return cls(model, context, draft, heads, source.memory)
+            return cls(source, model, context, heads, draft)
         except BaseException as error:
             for item in reversed(opened):
                 item.close()
             if isinstance(error, UnsupportedModel | VocabularyMismatch | ContextError):
-                require_no_heads(loading, METHODS.heads_kinds())
+                require_no_heads(loading, source.kinds)
             raise
 
     def fits(self, needed: Requirements) -> bool:
@@ -252,7 +253,7 @@ class Loaded:
             self.draft.model.close()
 
     def _save_learnt(self, cost: Cost) -> None:
-        states = self.resources.to_save(SAVED)
+        states = self.resources.to_save(self._saved)
         learnt.save(self._learnt_file, self._learnt, cost, self._states_key, states)
 
     def _save_memory(self) -> None:

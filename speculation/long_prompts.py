@@ -12,7 +12,7 @@ from batching.llama.context import Context
 from batching.prompt_context import PromptContext
 from batching.slots import Slot
 from batching.tree import NO_LIMIT
-from speculation.auto.cost import SIZES, Cost
+from speculation.drafting.cost import SIZES, Cost
 from speculation.loaded import Loaded
 from speculation.text import Text, failing
 

@@ -14,10 +14,10 @@ from time import perf_counter
 from batching.cache import SequenceCache, common_prefix
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
+from speculation.drafting.resources import Resources
 from speculation.idle.copies import IdleTexts
 from speculation.idle.files import TextFiles
 from speculation.loaded import Loaded
-from speculation.resources import Resources
 from speculation.text import ROOM, Text
 
 _WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text

@@ -1,20 +1,20 @@
-"""SamplingParams, and the llama.cpp sampler chain built from them."""
+"""SamplingParams, the llama.cpp sampler chain built from them, and recording what it chose from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.llama.grammar import json_schema_to_gbnf
 from batching.llama.model import Model
 from batching.llama.sampler import GreedySampler, SamplerChain
+from batching.target import Output, Sampler
 from batching.tree import Floats
-from speculation.ranges import check_ranges
 from speculation.verify import draw
 
 
@@ -237,3 +237,61 @@ class DraftDistribution:
 
     def close(self) -> None:
         self._chain.close()
+
+
+class TokenLogprobs(NamedTuple):
+    """A token's natural log probability under the model, before any sampler or after all of them.
+
+    top  the most likely tokens here with theirs, the likeliest first
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class RecordingSampler:
+    """A sampler that also records ``TokenLogprobs``, one for each token it chooses."""
+
+    reads_logits = True
+
+    def __init__(
+        self, sampler: Sampler, n_top: int, found: list[TokenLogprobs], *, after: bool = False
+    ) -> None:
+        """``after`` records what the sampler draws from, instead of what the model says."""
+        self._sampler = sampler
+        self._after = after
+        self._n_top = n_top
+        self._found = found
+
+    def sample(self, output: Output, row: int) -> int:
+        token = self._sampler.sample(output, row)
+        logits = output.logits(row)
+        if self._after and isinstance(self._sampler, GreedySampler | SamplerChain):
+            logits = self._sampler.remaining(logits)
+        self._found.append(token_logprobs(logits, token, self._n_top))
+        return token
+
+    def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def probabilities(self, logits: Floats) -> Floats:
+        return self._sampler.probabilities(logits)
+
+
+def token_logprobs(logits: Floats, token: int, n_top: int) -> TokenLogprobs:
+    """Of ``logits``, (n_vocab,): the log probability of ``token`` and the ``n_top`` highest."""
+    highest = float(logits.max())
+    total = highest + float(np.log(np.exp(logits - highest, dtype=np.float64).sum()))
+    top = _largest(logits, min(n_top, len(logits)))
+    return TokenLogprobs(
+        float(logits[token]) - total,
+        tuple((i, float(logits[i]) - total) for i in top if logits[i] > -np.inf),
+    )
+
+
+def _largest(logits: Floats, n: int) -> Sequence[int]:
+    if not n:
+        return ()
+    found = np.argpartition(-logits, n - 1)[:n]
+    order: list[int] = found[np.lexsort((found, -logits[found]))].tolist()
+    return order

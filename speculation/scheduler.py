@@ -16,9 +16,9 @@ from batching.cache import check_fits
 from batching.errors import CannotRewind, InvalidParameter
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
-from speculation.auto.cost import Cost
 from speculation.decode import MAX_WAIT, Batch, step
 from speculation.drafter import Requirements
+from speculation.drafting.cost import Cost
 from speculation.idle.files import TextFiles
 from speculation.loaded import Loaded
 from speculation.long_prompts import LongPrompts

@@ -20,14 +20,12 @@ from batching.llama.sampler import SamplerChain
 from batching.rows import Rows, n_sequences, tree_rows
 from batching.target import Output, Sampler
 from batching.together import Coroutine, own_time
-from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.selection import keep_leaves
+from batching.tree import NO_LIMIT, TokenTree, keep_leaves
 from speculation.chat.detokenizer import Token
 from speculation.chat.reasoning import answer_of
-from speculation.drafter import DraftBudget, Drafter, PlainSteps, Requirements, Step
-from speculation.logprobs import RecordingSampler, TokenLogprobs
-from speculation.methods import Method
+from speculation.drafter import DraftBudget, Drafter, Method, PlainSteps, Requirements, Step
 from speculation.request import Request
+from speculation.sampling import RecordingSampler, TokenLogprobs
 from speculation.stats import Stats
 from speculation.system.channel import Channel
 from speculation.verify import Match, Verifier

@@ -29,7 +29,7 @@ from app.worker.messages import (
 from speculation.chat.reasoning import ReasoningSpan, answer_of, find_reasoning
 from speculation.chat.truncation import without_turns
 from speculation.drafter import BASELINE
-from speculation.request import DEFAULT_METHOD
+from speculation.settings import DEFAULT_METHOD
 
 INTERVAL = 0.1  # seconds between display updates; more of them would keep a slow page busy
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")

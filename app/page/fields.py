@@ -17,7 +17,7 @@ from app.page.conversation import Settings
 from app.page.events import QUICK
 from app.worker.messages import MethodInfo, Parameter
 from speculation.drafter import BASELINE
-from speculation.request import DEFAULT_METHOD
+from speculation.settings import DEFAULT_METHOD
 
 MAX_TOKENS = 1024
 RANDOM = -1  # as a seed: a new one for each reply

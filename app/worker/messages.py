@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speculation.registry import default_model
-from speculation.request import DEFAULT_METHOD
+from speculation.settings import DEFAULT_METHOD
 
 Value = bool | int | float | str
 

@@ -37,7 +37,7 @@ from batching.errors import ModelError
 from batching.llama.model import Model
 from speculation.chat.detokenizer import Token
 from speculation.engine import Engine
-from speculation.logprobs import TokenLogprobs
+from speculation.sampling import TokenLogprobs
 from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs

@@ -21,7 +21,7 @@ from batching.llama.context import Context
 from batching.rows import Rows, text_rows
 from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
-from speculation.auto.cost import FAR, NEAR, SIZES, Cost, CostCurve
+from speculation.drafting.cost import FAR, NEAR, SIZES, Cost, CostCurve
 
 # Measured regardless of the budget: they show where the curve bends. The others by worth.
 _REQUIRED = (1, 2, 4, 8, 16)

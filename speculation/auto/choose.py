@@ -9,9 +9,9 @@ from typing import Protocol
 from batching.cache import SequenceCache
 from batching.clock import now
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost import Cost
 from speculation.auto.selection import select
 from speculation.drafter import DraftBudget, Drafter
+from speculation.drafting.cost import Cost
 
 
 class Drafted(Protocol):

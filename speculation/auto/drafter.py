@@ -17,7 +17,6 @@ from batching import clock
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
 from batching.tree import TokenTree
-from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.fusion import fuse
 from speculation.auto.source import Gains, Source
 from speculation.drafter import (
@@ -29,7 +28,8 @@ from speculation.drafter import (
     Step,
 )
 from speculation.drafting.acceptance import RATE
-from speculation.resources import Resources
+from speculation.drafting.cost import SIZES, Cost, CostCurve
+from speculation.drafting.resources import Resources
 
 # Nodes below this path probability are never drafted. Where rows are nearly free, this bounds the
 # time that Python takes for them.

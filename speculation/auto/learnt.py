@@ -18,7 +18,7 @@ from typing import Any
 from batching.llama.context import Context
 from batching.llama.hardware import build_info
 from speculation.auto.calibration import measure
-from speculation.auto.cost import Cost, CostCurve
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.system.cache_folder import cache_folder
 
 _VERSION = 14  # of the contents; older files are ignored

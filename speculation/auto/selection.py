@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from batching.tree import TokenTree
+from batching.tree import TokenTree, keep_leaves
 from speculation.drafter import DraftBudget
 
 
@@ -61,18 +61,6 @@ def select(
         keep_leaves(tree, nodes, budget.max_leaves)
         nodes.sort()
     return chosen
-
-
-def keep_leaves(tree: TokenTree, nodes: list[int], max_leaves: int) -> None:
-    """Drop the last of ``nodes``, whose parents come first, until they have few enough leaves."""
-    n_leaves, have_children = 0, {0}
-    for i, node in enumerate(nodes):
-        parent = tree.parents[node]
-        n_leaves += parent in have_children  # else it takes the place of its parent
-        if n_leaves > max_leaves:
-            del nodes[i:]
-            return
-        have_children.add(parent)
 
 
 def _ranked(tree: TokenTree, budget: DraftBudget) -> tuple[list[int], list[float]]:

@@ -16,8 +16,9 @@ from speculation.bench.prompt_file import BUILTIN, Prompt, read_prompts, select_
 from speculation.bench.run import Plan, with_baseline
 from speculation.bench.suites import SUITES
 from speculation.bench.suites.suite import Suite
+from speculation.drafter import Method
 from speculation.engine import Engine
-from speculation.methods import Method, load_method_file, parse_method
+from speculation.methods import load_method_file, parse_method
 from speculation.registry import PAIRED, default_model, heads_for, resolve
 from speculation.sampling import SamplingParams
 

@@ -12,9 +12,9 @@ from batching.tree import Floats, TokenTree
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Difference, Run, Skipped, first_difference
 from speculation.chat.template import Message, chat_prompt
-from speculation.drafter import BASELINE
+from speculation.drafter import BASELINE, Method
 from speculation.engine import Engine
-from speculation.methods import Method, parse_method
+from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from speculation.text import Text
 

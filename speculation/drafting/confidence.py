@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import RATE, Acceptance, of_probability
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import Candidate, Candidates, depths_of
-from speculation.resources import Resources
 
 
 class Confidence:

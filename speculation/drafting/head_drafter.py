@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from batching.errors import CacheFull, InvalidParameter
+from batching.errors import CacheFull, InvalidParameter, check_ranges
 from batching.together import Coroutine, own_time
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
@@ -20,6 +20,7 @@ from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.block_context import BlockContext
 from speculation.drafting.confidence import Confidence, LevelTime
 from speculation.drafting.head_context import AttachedHeadContext, HeadContext
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import (
     Candidate,
     Children,
@@ -30,8 +31,6 @@ from speculation.drafting.tree_growth import (
     grow,
     top_children,
 )
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 MAX_WIDTH = 16  # expanded nodes per level: sequences of the head's context
 MAX_DEPTH = 16

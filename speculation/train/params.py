@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.llama.model import Model
 from batching.llama.private_api import check_layer_inputs
 from speculation.heads.eagle import EagleShape
-from speculation.ranges import check_ranges
 
 FILE_TYPES = ("f32", "f16", "q8_0")
 _HEAD_SIZE = 64  # of a draft model's attention heads

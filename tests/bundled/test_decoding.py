@@ -12,13 +12,14 @@ import pytest
 
 from batching.gguf.reader import fingerprint
 from batching.llama.context import ContextParams
-from speculation.auto.cost import Cost, CostCurve
 from speculation.bench.prompt_file import read_prompts, select_prompts
 from speculation.bench.results import Run
 from speculation.bench.run import Plan, measure, with_baseline
+from speculation.drafter import Method
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.loaded import Loaded
-from speculation.methods import Method, parse_method
+from speculation.methods import parse_method
 from speculation.registry import paired_heads, resolve
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT

@@ -15,12 +15,12 @@ from batching.rows import Rows
 from batching.slots import Slots
 from batching.target import Output
 from batching.tree import NO_LIMIT, TokenTree
-from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Source
 from speculation.chat.detokenizer import ReplyText
 from speculation.drafter import DraftBudget, Drafter, PlainSteps, Step
-from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.methods.prompt_lookup import PromptLookup, PromptLookupParams
 from tests.support.fake_target import FakeSampler, FakeTarget, plain_text, prompt_of
 from tests.support.written import WrittenText, write
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.source import Gains
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
 from speculation.engine import Engine
 from speculation.methods import SAVED, parse_method
-from speculation.resources import Resources
 from tests.support.exact import EXACT
 
 STRINGS = [

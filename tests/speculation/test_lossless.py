@@ -16,12 +16,12 @@ from batching.cache import SequenceCache
 from batching.rows import Rows
 from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.auto.cost import Cost, CostCurve
 from speculation.decode import Batch, step
 from speculation.drafter import DraftBudget, Drafter, Requirements, Step
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
 from speculation.methods import METHODS as TABLE
 from speculation.methods import load_method_file, parse_method
-from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.text import Text
 from tests.support.fake_target import (

@@ -11,8 +11,8 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, MethodSpec, Step
-from speculation.drafters.jacobi import Jacobi, JacobiParams
 from speculation.methods import METHODS, MethodTable, load_method_file, parse_method
+from speculation.methods.jacobi import Jacobi, JacobiParams
 from speculation.verify import Match
 from tests.support.paths import ROOT
 from tests.support.scripted import ScriptedOutput, ScriptedSampler

@@ -15,9 +15,10 @@ from batching.errors import InvalidParameter, PromptTooLong
 from batching.llama.context import Context
 from batching.rows import Rows
 from batching.target import Output, Watch
-from speculation.auto.cost import Cost, CostCurve
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.loaded import Loaded
+from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
@@ -142,8 +143,8 @@ def test_a_piece_of_a_prompt_takes_no_longer_than_others_may_wait(
 ) -> None:
     cost = Cost(CostCurve.linear(0.05, 0.01))
     monkeypatch.setitem(parallel.resources._kept, "cost", cost)
-    scheduler = parallel._scheduler
-    few, many = ([Text(Request((1,)), FakeReply()) for _ in range(n)] for n in (3, 60))
+    scheduler, plain = parallel._scheduler, Request((1,), parse_method("ar"))
+    few, many = ([Text(plain, FakeReply()) for _ in range(n)] for n in (3, 60))
     row = cost.curve(0).at(64) / 64
     # 0.2 s beside two written texts, whose rows take 0.06 s; 1 s if nobody waits for a token.
     assert scheduler._chunk(few, 2) == int((0.2 - 0.06) / row) == 13

@@ -17,11 +17,11 @@ from batching.slots import Slots
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
-from tests.speculation.drafters.test_eagle import write_head as write_eagle_head
-from tests.speculation.drafters.test_medusa import random_weights as medusa_weights
-from tests.speculation.drafters.test_medusa import write_heads as write_medusa_heads
-from tests.speculation.drafters.test_redrafter import random_weights as redrafter_weights
-from tests.speculation.drafters.test_redrafter import write_head as write_redrafter_head
+from tests.speculation.methods.test_eagle import write_head as write_eagle_head
+from tests.speculation.methods.test_medusa import random_weights as medusa_weights
+from tests.speculation.methods.test_medusa import write_heads as write_medusa_heads
+from tests.speculation.methods.test_redrafter import random_weights as redrafter_weights
+from tests.speculation.methods.test_redrafter import write_head as write_redrafter_head
 from tests.support.exact import EXACT
 from tests.support.mtp_gguf import (
     write_assistant_gguf,

@@ -10,6 +10,7 @@ from batching.slots import Slot, Slots
 from batching.tree import NO_LIMIT
 from speculation.decode import Batch, step
 from speculation.drafter import Drafter
+from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.text import Emitted, Text
 from speculation.verify import Match, Verifier
@@ -31,7 +32,8 @@ class WrittenText(Text):
         cache: SequenceCache | None = None,
     ) -> None:
         most = None if n_tokens == NO_LIMIT else n_tokens
-        super().__init__(Request(tuple(prompt), max_tokens=most), FakeReply(n_tokens))
+        request = Request(tuple(prompt), parse_method("ar"), max_tokens=most)
+        super().__init__(request, FakeReply(n_tokens))
         self.emitted: list[Emitted] = []
         sampler = sampler or FakeSampler(0, 0)
         self.start(cache or SequenceCache(slot), drafters, verifier or Match(), sampler)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speculation.auto.cost import Cost, CostCurve
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.methods import parse_method
 from tests.support.exact import EXACT

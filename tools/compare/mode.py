@@ -14,9 +14,10 @@ from speculation.bench.json_file import write_document
 from speculation.bench.options import RunOptions
 from speculation.bench.progress import bar
 from speculation.bench.report import counted, skipped_turns
+from speculation.drafter import Method
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
-from speculation.methods import Method, parse_method
+from speculation.methods import parse_method
 from tools.compare.libraries import compare_libraries
 from tools.compare.pairs import Comparison, Task, measure, tasks
 from tools.compare.programs import PROGRAMS, Settings, find, version

@@ -17,9 +17,10 @@ from speculation.bench.prompt_file import Prompt
 from speculation.bench.results import Skipped
 from speculation.bench.run import generate
 from speculation.chat.template import TRANSCRIPT_TEMPLATE, render_messages
-from speculation.drafters.lookahead import LookaheadParams
+from speculation.drafter import Method
 from speculation.engine import Engine
-from speculation.methods import Method, parse_method
+from speculation.methods import parse_method
+from speculation.methods.lookahead import LookaheadParams
 from speculation.sampling import SamplingParams
 from tools.compare import programs
 from tools.compare.programs import Figures, Program, ProgramFailed, Settings

@@ -11,9 +11,9 @@ from statistics import fmean
 
 from batching.errors import SpeculationError
 from batching.llama.context import ContextParams
-from speculation.auto.cost import Cost, CostCurve
 from speculation.bench.prompt_file import BUILTIN, read_prompts
 from speculation.drafter import BASELINE
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from tools.replay import recording

@@ -13,7 +13,6 @@ from batching.rows import Rows
 from batching.target import Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats, TokenTree
-from speculation.auto.cost import SIZES, Cost, CostCurve
 from speculation.auto.drafter import Auto, auto_spec
 from speculation.chat.detokenizer import Token
 from speculation.decode import Batch, step
@@ -21,17 +20,25 @@ from speculation.drafter import (
     BASELINE,
     DraftBudget,
     Drafter,
+    Method,
     MethodSpec,
     PlainSteps,
     Requirements,
     Step,
 )
-from speculation.drafters import autoregressive, draft_model, prompt_lookup, recycling, suffix
 from speculation.drafting.confidence import LevelTime
+from speculation.drafting.cost import SIZES, Cost, CostCurve
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import Candidate, Candidates
-from speculation.methods import Method, parse_method
+from speculation.methods import (
+    autoregressive,
+    draft_model,
+    parse_method,
+    prompt_lookup,
+    recycling,
+    suffix,
+)
 from speculation.request import Request
-from speculation.resources import Resources
 from speculation.stats import Stats
 from speculation.text import Text
 from speculation.verify import Match
@@ -120,7 +127,7 @@ class Replay:
 
 def begun(method: Method, played: Recorded, target: PlaybackTarget, resources: Resources) -> Text:
     """A recorded text at its beginning, to be written by ``method``."""
-    request = Request(tuple(played.prompt), max_tokens=len(played.reply))
+    request = Request(tuple(played.prompt), method, max_tokens=len(played.reply))
     text = Text(request, Sink(len(played.reply), target))
     text.start(SequenceCache(target), method.drafters(resources), Match(), Greedy())
     while text.next_piece(NO_LIMIT) is not None:

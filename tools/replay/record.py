@@ -17,13 +17,12 @@ from speculation.auto.calibration import measure
 from speculation.bench.prompt_file import Prompt
 from speculation.bench.suites.cost import SIZES
 from speculation.chat.template import Message
-from speculation.drafter import Drafter, MethodSpec, NoParams, Step
+from speculation.drafter import Drafter, Method, MethodSpec, NoParams, Step
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import grow, top_children, top_tokens
 from speculation.engine import Engine
-from speculation.methods import Method
-from speculation.request import Settings
-from speculation.resources import Resources
 from speculation.sampling import SamplingParams
+from speculation.settings import Settings
 from tools.replay.recording import Draft, Header, Recorded, Successors
 
 COST_SECONDS = 10.0  # to measure the cost of nearly every number of rows

@@ -10,7 +10,7 @@ import numpy as np
 from batching.rows import Rows
 from batching.target import Watch
 from batching.tree import NO_LIMIT, Floats
-from speculation.auto.cost import Cost
+from speculation.drafting.cost import Cost
 from tools.replay.recording import Recorded
 
 

@@ -9,7 +9,7 @@ from batching import clock as clocks
 from batching.rows import Rows
 from batching.target import Output, Watch
 from speculation.decode import Batch, step
-from speculation.resources import Resources
+from speculation.drafting.resources import Resources
 from speculation.text import Text
 from tools.replay.play import RecordedDraft, Replay, begun, check, measured
 from tools.replay.recording import Recorded

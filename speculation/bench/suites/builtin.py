@@ -12,7 +12,7 @@ from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
 from speculation.drafter import BASELINE
-from speculation.request import DEFAULT_METHOD
+from speculation.settings import DEFAULT_METHOD
 from speculation.stats import PHASES
 
 if TYPE_CHECKING:

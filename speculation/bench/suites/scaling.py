@@ -22,9 +22,9 @@ from speculation.bench.suites.suite import Suite
 from speculation.bench.summary import ALL, Row, summarise
 from speculation.bench.table import Table
 from speculation.drafter import BASELINE
-from speculation.drafters.lookahead import LookaheadParams
 from speculation.engine import Engine
 from speculation.methods import parse_method
+from speculation.methods.lookahead import LookaheadParams
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,8 +19,8 @@ from app.page.session import Session
 from app.worker.backend import Backend
 from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Tokens
 from speculation.registry import PAIRED
-from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
+from speculation.settings import DEFAULT_METHOD
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
 from tests.support.local_backend import LocalBackend
 

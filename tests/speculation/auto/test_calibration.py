@@ -17,7 +17,7 @@ from batching.timing import affordable_text
 from batching.tree import NO_LIMIT
 from speculation.auto import calibration as cost_measured
 from speculation.auto.calibration import measure, measure_curve
-from speculation.auto.cost import SIZES
+from speculation.drafting.cost import SIZES
 from tests.support.exact import EXACT
 from tests.support.tiny_gguf import write_tiny_gguf
 

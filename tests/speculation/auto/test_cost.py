@@ -11,7 +11,7 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from speculation.auto import learnt
 from speculation.auto.calibration import measure_cost
-from speculation.auto.cost import Cost, CostCurve
+from speculation.drafting.cost import Cost, CostCurve
 from tests.support.exact import EXACT
 
 

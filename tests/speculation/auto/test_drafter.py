@@ -6,14 +6,14 @@ import pytest
 
 from batching.together import run
 from batching.tree import TokenTree
-from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.fusion import fuse
 from speculation.auto.source import Gains, Source
-from speculation.drafters.suffix import Suffix, SuffixParams
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.methods import parse_method
-from speculation.resources import Resources
+from speculation.methods.suffix import Suffix, SuffixParams
 from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
 
 

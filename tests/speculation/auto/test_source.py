@@ -6,12 +6,12 @@ import pytest
 
 from batching.together import run
 from batching.tree import TokenTree
-from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto, AutoParams
 from speculation.auto.source import Gains, Source
 from speculation.drafter import DraftBudget, PlainSteps
-from speculation.drafters.suffix import SuffixParams, spec
-from speculation.resources import Resources
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
+from speculation.methods.suffix import SuffixParams, spec
 from tests.support.fake_sources import Clock, OneToken, take_step, use_clock
 
 

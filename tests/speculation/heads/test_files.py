@@ -12,7 +12,7 @@ from batching.gguf.reader import fingerprint
 from batching.llama import private_api
 from batching.llama.model import Model
 from speculation.engine import Engine
-from tests.speculation.drafters import test_eagle, test_medusa, test_redrafter
+from tests.speculation.methods import test_eagle, test_medusa, test_redrafter
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
 from tests.support.head_checks import load_heads, started

@@ -19,7 +19,7 @@ from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 from speculation.train.texts import Sample
-from tests.speculation.drafters.test_eagle import SHAPE, random_tensors, reference
+from tests.speculation.methods.test_eagle import SHAPE, random_tensors, reference
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf

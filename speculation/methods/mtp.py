@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.drafting.resources import Resources
 from speculation.heads import assistant
 from speculation.heads.mtp import KIND
-from speculation.resources import Resources
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from batching.errors import check_ranges
 from speculation.drafter import AsSource, MethodSpec, PlainSteps, Requirements, Step
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, P_MIN, Branch, Copy, CopyDrafter, along
+from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_index import LENGTHS, LONGEST_COPY, SuffixIndex, agreement
 from speculation.drafting.suffix_memory import SuffixMemory
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 _CANDIDATES = 6  # occurrences to compare; 4, 8 and 16 were as good on recorded replies
 _TOP = len(LENGTHS) - 1  # the level of the longest suffixes

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.cache import common_prefix
+from batching.errors import check_ranges
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, P_MIN, Copy, CopyDrafter, along
+from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_index import (
     LENGTHS,
     LONGEST_CONTEXT,
@@ -23,8 +25,6 @@ from speculation.drafting.suffix_index import (
     SEPARATOR,
     SuffixIndex,
 )
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 _SURE = 8  # common tokens from which the reply is taken to be back in the prediction
 _VISITED = 256  # latest places to look at, of which those nearest to the divergence …

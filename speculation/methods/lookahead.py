@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, Requirements, Step
-from speculation.ranges import check_ranges
 
 _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + i
 

@@ -13,7 +13,6 @@ import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
@@ -23,8 +22,9 @@ from typing import Any
 
 from batching.errors import InvalidParameter
 from speculation.auto.drafter import auto_spec
-from speculation.drafter import Drafter, MethodSpec
-from speculation.drafters import (
+from speculation.drafter import Method, MethodSpec
+from speculation.heads.kind import HeadsKind
+from speculation.methods import (
     autoregressive,
     dflash,
     draft_model,
@@ -39,9 +39,6 @@ from speculation.drafters import (
     redrafter,
     suffix,
 )
-from speculation.heads.kind import HeadsKind
-from speculation.resources import Resources
-from speculation.verify import Verifier
 
 ENTRY_POINTS = "speculation.methods"
 log = logging.getLogger(__name__)
@@ -109,35 +106,6 @@ BUILT_IN: tuple[MethodSpec, ...] = (
 METHODS: MethodTable = MethodTable(BUILT_IN)
 # What is learnt of these is saved from run to run; a source of ``auto`` may have a name of its own.
 SAVED = frozenset(name for spec in BUILT_IN for name in (spec.name, spec.source_name))
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method with its parameters, ready to run."""
-
-    spec: MethodSpec
-    params: Any
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    def __str__(self) -> str:
-        """The method as on the command line, without defaults."""
-        changed = [
-            f"{field.name}={_format(getattr(self.params, field.name))}"
-            for field in dataclasses.fields(self.params)
-            if getattr(self.params, field.name) != field.default
-        ]
-        return f"{self.name}:{','.join(changed)}" if changed else self.name
-
-    def drafters(self, resources: Resources | None = None) -> list[Drafter]:
-        """The method's drafter for one text, or an empty list; ``resources`` are the engine's."""
-        drafter = self.spec.make(self.params, resources or Resources())
-        return [] if drafter is None else [drafter]
-
-    def verifier(self, resources: Resources | None = None) -> Verifier:
-        return self.spec.verifier(self.params, resources or Resources())
 
 
 def load_method_file(text: str) -> str:
@@ -281,7 +249,3 @@ def _parse(method: str, name: str, text: str, default: Any) -> Any:
     except (ValueError, KeyError):
         expected = "on or off" if kind is bool else f"a value like {default!r}"
         raise InvalidParameter(f"{method}: {name} is {text!r}; give {expected}") from None
-
-
-def _format(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -19,7 +19,6 @@ from batching.llama.model import Model
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.redrafter import ReDrafter, ReDrafterParams
 from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
@@ -32,6 +31,7 @@ from speculation.heads.redrafter import (
 )
 from speculation.heads.redrafter_file import read_weights, write_redrafter
 from speculation.methods import parse_method
+from speculation.methods.redrafter import ReDrafter, ReDrafterParams
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
 from tests.support.head_checks import (

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, MethodSpec
 from speculation.drafting.acceptance import Acceptance, by_length
 from speculation.drafting.copying import DRAFT_MAX, Copy, CopyDrafter, along
+from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_index import LONGEST_CONTEXT, LONGEST_COPY
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 PRIORS = by_length(0.0, 0.8)
 _P_MIN = 0.5  # minimum path probability of a draft

@@ -7,12 +7,12 @@ import pytest
 from batching.cache import common_prefix
 from batching.together import run
 from batching.tree import TokenTree
-from speculation.auto.cost import Cost, CostCurve
 from speculation.auto.drafter import Auto
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.prediction import Prediction, PredictionParams
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
 from speculation.methods import parse_method
-from speculation.resources import Resources
+from speculation.methods.prediction import Prediction, PredictionParams
 from tests.support.fake_sources import draft
 from tests.support.scripted import ScriptedOutput
 

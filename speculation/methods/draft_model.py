@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from batching.draft_context import DraftContext
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.together import Coroutine
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.confidence import LevelTime
 from speculation.drafting.head_drafter import TreeDrafter
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
@@ -28,8 +29,6 @@ from speculation.drafting.tree_growth import (
     grow,
     top_tokens,
 )
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 from speculation.sampling import DraftSampler
 from speculation.verify import Match, Rejection, Verifier
 

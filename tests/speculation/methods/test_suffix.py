@@ -6,9 +6,9 @@ import pytest
 
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, PlainSteps, Step
-from speculation.drafters.suffix import PRIORS, Suffix, SuffixParams
 from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.methods.suffix import PRIORS, Suffix, SuffixParams
 from tests.support.fake_target import FakeOutput, fake_logits
 
 ALONE = DraftBudget()

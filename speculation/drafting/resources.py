@@ -12,8 +12,8 @@ from batching.llama.model import Model
 from batching.slots import Slots
 from batching.target import Target
 from batching.tree import NO_LIMIT
-from speculation.auto.cost import Cost
 from speculation.drafting.acceptance import BY_PROBABILITY, Acceptance
+from speculation.drafting.cost import Cost
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.sampling import DraftSampler, SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.prompt_lookup import PromptLookup, PromptLookupParams
+from speculation.methods.prompt_lookup import PromptLookup, PromptLookupParams
 from tests.support.scripted import ScriptedOutput
 
 PASSAGE = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]

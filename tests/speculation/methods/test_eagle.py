@@ -21,7 +21,6 @@ from batching.target import Cancelled
 from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
 from speculation.drafting.head_context import HeadContext
 from speculation.drafting.head_drafter import HeadDrafter
 from speculation.drafting.tree_growth import (
@@ -38,6 +37,7 @@ from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsInfo
 from speculation.heads.tree import Choices, parse_choices
 from speculation.methods import parse_method
+from speculation.methods.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
 from tests.support.head_checks import (

@@ -14,8 +14,8 @@ from batching.llama.context import ContextParams
 from batching.rows import tree_rows
 from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.lookahead import Lookahead, LookaheadParams, NgramPool
 from speculation.engine import Engine
+from speculation.methods.lookahead import Lookahead, LookaheadParams, NgramPool
 from tests.support.scripted import ScriptedOutput
 
 W5N4G2 = LookaheadParams(window=5, ngram=4, guesses=2)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, MethodSpec, Requirements, Step
@@ -19,6 +19,7 @@ from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.confidence import LevelTime
 from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
+from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import (
     Candidate,
     best_nodes,
@@ -29,8 +30,6 @@ from speculation.drafting.tree_growth import (
 )
 from speculation.heads.redrafter import Beams, Level, RecurrentHead
 from speculation.heads.redrafter_file import KIND
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 
 MAX_NODES = 255
 

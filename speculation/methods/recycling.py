@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.tree import TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
+from speculation.drafting.resources import Resources
 
 ROWS = ("path", "all")
 # A successor was likely after another text, so it is accepted less often than its probability.

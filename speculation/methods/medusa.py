@@ -12,12 +12,13 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batching.errors import InvalidParameter
+from batching.errors import InvalidParameter, check_ranges
 from batching.together import Coroutine, Work
 from batching.tree import Floats, TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import BY_PROBABILITY, N_STRENGTHS, Acceptance, of_probability
 from speculation.drafting.last_state import LastState
+from speculation.drafting.resources import Resources
 from speculation.heads.medusa import Heads, Ints
 from speculation.heads.medusa_file import KIND
 from speculation.heads.tree import (
@@ -28,8 +29,6 @@ from speculation.heads.tree import (
     n_leaves,
     parse_choices,
 )
-from speculation.ranges import check_ranges
-from speculation.resources import Resources
 from speculation.verify import Match, Typical, Verifier
 
 LOSSY = "typical-lossy"

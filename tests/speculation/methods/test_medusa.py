@@ -24,7 +24,6 @@ from batching.target import Output
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
-from speculation.drafters.medusa import Medusa, MedusaParams
 from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
 from speculation.heads.file import HeadsFile, HeadsInfo
@@ -39,6 +38,7 @@ from speculation.heads.tree import (
     show_choices,
 )
 from speculation.methods import parse_method
+from speculation.methods.medusa import Medusa, MedusaParams
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
 from tests.support.exact import EXACT, PROMPT

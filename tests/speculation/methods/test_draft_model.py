@@ -20,11 +20,10 @@ from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.bigrams.__main__ import main
-from speculation.drafter import DraftBudget, Drafter
-from speculation.drafters.draft_model import DraftModel, DraftModelParams
+from speculation.drafter import DraftBudget, Drafter, Method
+from speculation.drafting.resources import Resources
 from speculation.engine import Engine
-from speculation.methods import Method
-from speculation.resources import Resources
+from speculation.methods.draft_model import DraftModel, DraftModelParams
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT

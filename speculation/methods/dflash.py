@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
+from speculation.drafting.resources import Resources
 from speculation.heads.dflash import KIND
-from speculation.resources import Resources
 
 
 @dataclass(frozen=True)

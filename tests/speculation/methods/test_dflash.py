@@ -19,8 +19,8 @@ from batching.llama.model import Model
 from batching.rows import Rows, text_rows
 from batching.together import run
 from batching.tree import Floats
-from speculation.auto.cost import Cost, CostCurve
 from speculation.drafting.block_context import BlockContext
+from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead

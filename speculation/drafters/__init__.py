@@ -1,1 +1,0 @@
-"""The methods, one file each. They do not import each other."""
