@@ -128,7 +128,7 @@ def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
         SimpleNamespace(name="broken", value="b:spec", load=lambda: 1 / 0),
         SimpleNamespace(name="again", value="c:spec", load=lambda: replace(outside)),
     ]
-    monkeypatch.setattr("speculation.methods.entry_points", lambda group: points)
+    monkeypatch.setattr("speculation.methods.table.entry_points", lambda group: points)
     table = MethodTable([])
     assert list(table) == ["outside"]
     left_out = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]

@@ -40,17 +40,18 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple[Text, list[int]]:
     """Start a text, abort it after ``after`` progress reports, and return those too."""
     reported: list[int] = []
+    started: list[Text] = []
 
     def progress(done: int, total: int) -> None:
         reported.append(done)
         if len(reported) == after:
-            text.cancel()
+            started[0].cancel()
 
-    def start() -> Text:  # before the engine's first step
-        return engine.generate(prompt, method="ar", max_tokens=8, progress=progress)
+    def start() -> None:  # before the engine's first step
+        started.append(engine.generate(prompt, method="ar", max_tokens=8, progress=progress))
 
-    text = engine.call(start)
-    return text.run(), reported
+    engine.call(start)
+    return started[0].run(), reported
 
 
 def test_a_prompt_is_aborted_in_the_middle_of_a_batch(engine: Engine) -> None:
