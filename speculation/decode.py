@@ -46,6 +46,8 @@ class Batch:
         The work of a draft model or of heads is done for all of them together. A text whose drafter
         has a long prompt to read drafts in a later step.
         """
+        for text in [text for text in self.drafting if text.has_ended]:
+            self.drop(text)
         drafted, drafting, start = [], self.drafting, now()
         for text in texts:
             if text not in drafting:
