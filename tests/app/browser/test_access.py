@@ -148,7 +148,7 @@ def test_reasoning_can_be_chosen_if_the_model_supports_it(
 ) -> None:
     assert not chat.page.is_visible("#thinking")
     told = CHAT_TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}a{% endif %}"
-    model = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told)
+    model = write_tiny_gguf(tmp_path / "thinks.gguf", chat_template=told, n_ctx=32768)
     chat.unfold("Model")
     before = chat.page.input_value("#model input")
     for name, is_seen in ((str(model), True), (before, False)):
