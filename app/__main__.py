@@ -22,7 +22,7 @@ from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
-from speculation.methods import METHODS, parse_method
+from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
 from speculation.request import DEFAULT_METHOD
 from speculation.sampling import SamplingParams
@@ -60,7 +60,8 @@ def parse_flags(
     )
     add(
         "--method",
-        help=f"{', '.join(METHODS)}, optionally with :parameter=value,… "
+        help=f"{', '.join(METHODS)}, or FILE.py:SPEC for one of your own (examples/README.md); "
+        f"optionally with :parameter=value,… "
         f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
     )
     add(
@@ -160,7 +161,9 @@ def parse_flags(
         parser.error("--api-key is empty; give a key, or leave it out")
     if flags.timeout <= 0:
         parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
+    flags.method_file = flags.method or ""
     try:
+        flags.method = flags.method and load_method_file(flags.method)
         parse_method(flags.method or DEFAULT_METHOD)
         ContextParams(
             n_ctx=flags.ctx,
@@ -222,6 +225,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         trace_batches=flags.trace_batches,
         memory=flags.memory,
         common_memory=common_memory(flags),
+        method_file=flags.method_file,
     )
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)

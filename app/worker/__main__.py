@@ -29,6 +29,7 @@ from app.worker.serving import Serving
 from app.worker.wire import head, read, written
 from app.worker.wording import failure
 from batching.watched import overdue
+from speculation.methods import load_method_file
 
 REPORT_SECONDS = 0.1  # between two reports
 
@@ -42,11 +43,12 @@ def main() -> None:
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     send = _sender(pipe)
-    trace, memory = (argument or None for argument in sys.argv[1:3])
+    trace, memory, method_file = sys.argv[1:4]
+    load_method_file(method_file)
     has_changed = threading.Event()
     serving = Serving(
-        trace_batches=trace,
-        memory=memory,
+        trace_batches=trace or None,
+        memory=memory or None,
         on_status=partial(send, 0),
         on_change=has_changed.set,
     )

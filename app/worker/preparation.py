@@ -29,7 +29,7 @@ from speculation.chat.tool_grammar import tool_grammar
 from speculation.chat.tools import tool_format
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.engine import Engine, check_grammar
-from speculation.methods import parse_method
+from speculation.methods import Method, parse_method
 from speculation.request import Request as EngineRequest
 from speculation.sampling import SamplingParams
 
@@ -52,7 +52,7 @@ def prepared(
         emit(Opening(prompt.opening))
     return EngineRequest(
         tuple(prompt.tokens),
-        method=parse_method(request.method),
+        method=_method(request.method),
         sampling=SamplingParams(**sampling),
         max_tokens=request.max_tokens,
         stop=(*request.stop, *prompt.stop),
@@ -92,6 +92,16 @@ def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) ->
     if not request.messages:
         return _text(engine.model, prompt)
     return chat_text(engine.model, request.messages, **_chat_options(engine, request))
+
+
+def _method(text: str) -> Method:
+    """A method by its name. A file is refused: a client would run code with it."""
+    if ".py:" in text:
+        raise InvalidParameter(
+            f"method is {text!r:.80}, but requests cannot name a file; start the server with "
+            f"--method FILE.py:SPEC, and give the method's name"
+        )
+    return parse_method(text)
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:

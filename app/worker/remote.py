@@ -242,10 +242,12 @@ class RemoteBackend:
         trace_batches: str | Path | None = None,
         memory: str | Path | None = None,
         common_memory: str | None = "",
+        method_file: str = "",
     ) -> None:
         """The first two arguments are as for ``Serving``. ``common_memory`` is the memory of
-        requests that name none of their own, as in ``ChatRequest``."""
-        self._arguments = [str(trace_batches or ""), str(memory or "")]
+        requests that name none of their own, as in ``ChatRequest``. ``method_file`` is a method as
+        in ``load_method_file``: the engine's process runs its file, too."""
+        self._arguments = [str(trace_batches or ""), str(memory or ""), method_file]
         self._common_memory = common_memory
         self._lock = threading.RLock()
         self._status = Status()

@@ -267,6 +267,10 @@ def test_a_prediction_is_drafted_from(client: OpenAI) -> None:
             {"speculation": {"method": "medusa"}},
             "method medusa needs medusa heads; load them with",
         ),
+        (
+            {"speculation": {"method": "./examples/forks.py:spec"}},
+            "method is './examples/forks.py:spec', but requests cannot name a file; start the",
+        ),
         ({"grammar": "nonsense"}, "the grammar does not parse"),
         ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "JSON schema"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "a b"),
@@ -335,6 +339,37 @@ def test_the_server_describes_itself(http: httpx.Client) -> None:
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "vllm:num_requests_waiting",
     } <= named
+
+
+def test_a_method_of_a_file_is_offered_by_name_but_no_request_can_run_a_file(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text(
+        f"with open({str(ran)!r}, 'a') as file: file.write('x')\n"
+        "from speculation.drafters.prompt_lookup import spec as known\n"
+        "from dataclasses import replace\n"
+        "spec, other = (replace(known, name=n, title=n) for n in ('mine', 'theirs'))\n"
+    )
+    (tmp_path / "theirs.py").write_text((tmp_path / "mine.py").read_text())
+    flags = ["--no-browser", "--model", str(tiny_model), "--threads", "1", "--port", free_port()]
+    flags += ["--method", f"{tmp_path / 'mine.py'}:spec:draft=3"]
+    with started("app", *flags) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        wait_for_model(f"{url}v1")
+        assert ran.read_text() == "xx"  # in both processes
+        assert "mine" in [method["name"] for method in http.get("/props").json()["methods"]]
+        page = http.get("/config").json()["components"]
+        (field,) = [part["props"] for part in page if part["props"].get("elem_id") == "method"]
+        assert field["value"] == "mine" and ["mine", "mine"] in field["choices"]
+        for given, method in (({}, "mine:draft=3"), ({"speculation": {"method": "mine"}}, "mine")):
+            reply = http.post("/completion", json={"prompt": "a", "n_predict": 3, **given})
+            assert reply.json()["generation_settings"]["speculation"] == method
+        for name in ("mine.py:other", "theirs.py:spec", "mine.py:spec"):
+            asked = {"prompt": "a", "speculation": {"method": f"{tmp_path / name}:draft=2"}}
+            refused = http.post("/completion", json=asked)
+            assert refused.status_code == 400
+            assert "requests cannot name a file" in refused.json()["error"]["message"]
+        assert ran.read_text() == "xx"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends signals another way")
