@@ -271,7 +271,8 @@ class Failed:
 
     message        for the user of the page
     flags_message  the same with settings named as flags
-    kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``error``
+    kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``late``,
+                   ``error``
     requested      of a prompt that is too long, its tokens …
     available      … and how many there can be
     """
