@@ -354,13 +354,6 @@ class Close:
     """Stop everything and end the process."""
 
 
-@dataclass(frozen=True)
-class Closed:
-    """The answer to ``Close``: whether all has ended."""
-
-    has_ended: bool
-
-
 BEAT_SECONDS = 1.0
 
 

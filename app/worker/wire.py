@@ -17,7 +17,7 @@ To the engine's process:
     detokenize
     render
     cancel        the end of the request with this number
-    close         the end of the process, after closed
+    close         the end of the process
 
 From it:
 
@@ -36,7 +36,6 @@ From it:
     status        what is loaded, sent whenever it changes
     report        slots, queue and totals, sent after changes, at most 10 times a second
     beat          the process is alive, once a second
-    closed        the answer to close
 """
 
 from __future__ import annotations
@@ -44,17 +43,19 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
+from queue import SimpleQueue
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Union, get_args, get_origin, get_type_hints
 
 from app.worker import messages as m
 
 _TO_ENGINE = (m.ModelSpec, m.ChatRequest, m.Tokenize, m.Detokenize, m.Render, m.Cancel, m.Close)
 _EVENTS = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.Prefill, m.Tokens, *m.LAST)
-_PUBLISHED = (m.Status, m.Report, m.Beat, m.Closed)
+_PUBLISHED = (m.Status, m.Report, m.Beat)
 _KINDS: dict[Any, str] = {
     each: re.sub("(?<=.)([A-Z])", r"_\1", each.__name__).lower()
     for each in (*_TO_ENGINE, *_EVENTS, *_PUBLISHED)
@@ -82,6 +83,35 @@ def head(line: bytes) -> tuple[str, int, str]:
 def read(kind: str, text: str) -> Any:
     """The message of this kind with these fields. Raises RecursionError."""
     return _made(DATACLASSES[kind], _decode(text))
+
+
+class Outbox:
+    """Messages on their way into a pipe. A thread writes them, so a full pipe holds up nobody else:
+    not an event loop with a large request, and not the engine when the server is stopped."""
+
+    def __init__(self, pipe: IO[bytes], on_broken: Callable[[], object] = lambda: None) -> None:
+        """``on_broken`` is called when nobody reads any more."""
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        self._pipe, self._on_broken = pipe, on_broken
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def put(self, number: int, message: Any) -> None:
+        """Send a message. Raises what ``written`` does."""
+        self._lines.put(written(number, message))
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Send no more; wait so long at most until all is written."""
+        self._lines.put(None)
+        self._thread.join(seconds)
+
+    def _write(self) -> None:
+        try:
+            for line in iter(self._lines.get, None):
+                self._pipe.write(line)
+                self._pipe.flush()
+        except (OSError, ValueError):  # closed at either end
+            self._on_broken()
 
 
 def _plain(value: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from app.worker.backend import known_methods, known_models
 from app.worker.events import Events
-from app.worker.loading import Task
+from app.worker.loading import Job
 from app.worker.messages import (
     ChatRequest,
     MethodInfo,
@@ -19,7 +18,7 @@ from app.worker.messages import (
     Report,
     Status,
 )
-from app.worker.serving import PassOn, Serving
+from app.worker.serving import Serving
 
 
 class LocalBackend:
@@ -27,7 +26,7 @@ class LocalBackend:
 
     def __init__(self, *, trace_batches: Path | None = None, memory: Path | None = None) -> None:
         self.serving = Serving(trace_batches=trace_batches, memory=memory)
-        self._tasks: list[tuple[str, Task]] = []
+        self._jobs: list[tuple[str, Job]] = []
         self._lock = Lock()  # held while a request that may be stopped is added
 
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -43,26 +42,26 @@ class LocalBackend:
         return self.serving.report()
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
-        return self._started(request_id, partial(self.serving.load, spec))
+        return self._started(spec, request_id)
 
     def reply(self, request: ChatRequest) -> Events:
-        return self._started(request.id, partial(self.serving.reply, request))
+        return self._started(request, request.id)
 
     def ask(self, question: Question) -> Events:
-        return self._started("", partial(self.serving.ask, question))
+        return self._started(question)
 
-    def _started(self, request_id: str, start: Callable[[PassOn], Task]) -> Events:
-        events = Events(lambda: self.serving.cancel(task))
+    def _started(self, message: Any, request_id: str = "") -> Events:
+        events = Events(lambda: self.serving.cancel(job))
         with self._lock:
-            task = start(events.put)
-            self._tasks.append((request_id, task))
+            job = self.serving.take_in(message, events.put)
+            self._jobs.append((request_id, job))
         return events
 
     def stop(self, request_id: str) -> None:
         with self._lock:
-            found = [task for id_, task in self._tasks if id_ == request_id]
-        for task in found:
-            self.serving.cancel(task)
+            found = [job for id_, job in self._jobs if id_ == request_id]
+        for job in found:
+            self.serving.cancel(job)
 
     def close(self) -> bool:
         return self.serving.close()

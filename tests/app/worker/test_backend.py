@@ -289,7 +289,7 @@ def load_stopped_when(
         if isinstance(event, Loading) and event.model == str(path) and is_time(event):
             backend.serving.cancel(task)
 
-    task = backend.serving.load(spec(path), take)
+    task = backend.serving.take_in(spec(path), take)
     return list(events)
 
 
