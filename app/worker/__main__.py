@@ -11,9 +11,7 @@ import signal
 import sys
 import threading
 import time
-from functools import partial
 
-from app.worker.loading import Job
 from app.worker.messages import BEAT_SECONDS, Beat, Cancel, Close
 from app.worker.serving import Serving
 from app.worker.wire import Outbox, head, read
@@ -35,14 +33,13 @@ def main() -> None:
     load_method_file(method_file)
     has_changed = threading.Event()
     serving = Serving(
+        outbox.put,
         trace_batches=trace or None,
         memory=memory or None,
-        on_status=partial(outbox.put, 0),
         on_change=has_changed.set,
     )
     threading.Thread(target=_beat, args=(outbox,), daemon=True).start()
     threading.Thread(target=_report, args=(outbox, serving, has_changed), daemon=True).start()
-    jobs: dict[int, Job] = {}
     for line in sys.stdin.buffer:
         if not line.endswith(b"\n"):
             break
@@ -53,15 +50,13 @@ def main() -> None:
             outbox.put(number, failure(error))
             continue
         if isinstance(message, Cancel):
-            if number in jobs:
-                serving.cancel(jobs[number])
+            serving.cancel(number)
         elif isinstance(message, Close):
             has_ended = serving.close()
             outbox.close(1.0)
             os._exit(0 if has_ended else 1)
         else:
-            jobs = {key: job for key, job in jobs.items() if not job.has_ended}
-            jobs[number] = serving.take_in(message, partial(outbox.put, number))
+            serving.take_in(number, message)
     os._exit(0)  # the parent has gone
 
 

@@ -39,7 +39,6 @@ from speculation.registry import PAIRED, heads_for, paired_draft, resolve
 from speculation.text import Text
 
 DEFAULT_PARALLEL = 4  # texts written at a time
-PassOn = Callable[[Event], object]
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
 
 
@@ -52,7 +51,13 @@ class Job:
     has_begun  whether it has the engine: a load goes on, a reply has a slot
     """
 
-    def __init__(self, message: ModelSpec | ChatRequest | Question, pass_on: PassOn) -> None:
+    def __init__(
+        self,
+        number: int,
+        message: ModelSpec | ChatRequest | Question,
+        pass_on: Callable[[Event], object],
+    ) -> None:
+        self.number = number
         self.message: Any = message
         self.is_load = isinstance(message, ModelSpec)
         self.is_reply = isinstance(message, ChatRequest)

@@ -93,7 +93,7 @@ class Process:
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
-        self._outbox = Outbox(stdin)
+        self._outbox = Outbox(stdin, on_refused=self._refuse)
         self._pipes: tuple[IO[bytes], ...] = (stdin, stdout, stderr)
         self._reading = threading.Thread(target=self._read, args=(stdout,), daemon=True)
         self._hearing = threading.Thread(target=self._hear, args=(stderr,), daemon=True)
@@ -109,13 +109,17 @@ class Process:
             if self.is_dead:
                 return None
             self._requests[number] = request_id, events
-            try:
-                self._outbox.put(number, message)
-            except (TypeError, RecursionError) as error:
-                del self._requests[number]
-                why = "it is nested too deep" if isinstance(error, RecursionError) else error
-                return failed(f"the request cannot be sent to the engine: {why}", "invalid")
+            self._outbox.put(number, message)
         return events
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """A request cannot be sent."""
+        with self._lock:
+            found = self._requests.pop(number, None)
+        if found is not None:
+            why = "it is nested too deep" if isinstance(error, RecursionError) else error
+            message = f"the request cannot be sent to the engine: {why}"
+            found[1].put(Failed(message, message, "invalid"))
 
     def stop(self, request_id: str) -> None:
         with self._lock:

@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from app.worker.loading import Job, ModelSlot, PassOn, Stopped
+from app.worker.loading import Job, ModelSlot, Stopped
 from app.worker.messages import (
     Chance,
     ChatRequest,
@@ -47,16 +49,19 @@ class Serving:
 
     def __init__(
         self,
+        send: Callable[[int, Any], object],
         *,
         trace_batches: str | Path | None = None,
         memory: str | Path | None = None,
-        on_status: Callable[[Status], object] = lambda _: None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that
-        keeps what the first model reads and writes. ``on_status`` is told of every new status,
-        ``on_change`` that the report changed."""
-        self._slot = ModelSlot(trace_batches, memory, on_status, self._alone)
+        """``send`` gets each request's number and events, and 0 with every new status.
+
+        ``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that keeps
+        what the first model reads and writes. ``on_change`` is told that the report changed.
+        """
+        self._send = send
+        self._slot = ModelSlot(trace_batches, memory, partial(send, 0), self._alone)
         self._on_change = on_change
         self._changed = threading.Condition()  # holds for all below
         self._jobs: list[Job] = []  # as they came; each until it has ended and no thread has it
@@ -76,9 +81,9 @@ class Serving:
             running = tuple(job.message.id for job in replies if job.has_begun)
             return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
-    def take_in(self, message: ModelSpec | ChatRequest | Question, pass_on: PassOn) -> Job:
-        """Do what a message asks for; ``pass_on`` gets the events that ``wire`` lists for it."""
-        job = Job(message, pass_on)
+    def take_in(self, number: int, message: ModelSpec | ChatRequest | Question) -> None:
+        """Do what the message with this number asks for. ``wire`` lists the events."""
+        job = Job(number, message, partial(self._send, number))
         with self._changed:
             if self._is_closed:
                 job.fail(QueueFull("the engine is closed"))
@@ -91,16 +96,16 @@ class Serving:
                 self._tell_held()
                 self._changed.notify_all()
         self._on_change()
-        return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, number: int) -> None:
         """Stop a request. Its last event comes at once if the engine does not work on it."""
-        job.cancel()  # without the lock, which the engine's thread may wait for
-        with self._changed:
-            if job in self._jobs and not job.is_taken:
-                self._jobs.remove(job)
-            self._changed.notify_all()
-        self._on_change()
+        for job in [job for job in list(self._jobs) if job.number == number]:
+            job.cancel()  # without the lock, which the engine's thread may wait for
+            with self._changed:
+                if job in self._jobs and not job.is_taken:
+                    self._jobs.remove(job)
+                self._changed.notify_all()
+            self._on_change()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Stop everything and free the model, unless a request that does not end still uses it.
@@ -109,9 +114,9 @@ class Serving:
         """
         with self._changed:
             self._is_closed = True
-            left = list(self._jobs)
-        for job in left:
-            self.cancel(job)
+            left = [job.number for job in self._jobs]
+        for number in left:
+            self.cancel(number)
         deadline = time.monotonic() + seconds
         while self._jobs and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -89,29 +89,40 @@ class Outbox:
     """Messages on their way into a pipe. A thread writes them, so a full pipe holds up nobody else:
     not an event loop with a large request, and not the engine when the server is stopped."""
 
-    def __init__(self, pipe: IO[bytes], on_broken: Callable[[], object] = lambda: None) -> None:
-        """``on_broken`` is called when nobody reads any more."""
-        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
-        self._pipe, self._on_broken = pipe, on_broken
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        on_broken: Callable[[], object] = lambda: None,
+        on_refused: Callable[[int, Exception], object] = lambda number, error: None,
+    ) -> None:
+        """``on_broken`` is called when nobody reads any more, ``on_refused`` with the number of a
+        message that cannot be written, and what ``written`` raises."""
+        self._messages: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._pipe, self._on_broken, self._on_refused = pipe, on_broken, on_refused
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     def put(self, number: int, message: Any) -> None:
-        """Send a message. Raises what ``written`` does."""
-        self._lines.put(written(number, message))
+        self._messages.put((number, message))
 
     def close(self, seconds: float = 0.0) -> None:
         """Send no more; wait so long at most until all is written."""
-        self._lines.put(None)
+        self._messages.put(None)
         self._thread.join(seconds)
 
     def _write(self) -> None:
-        try:
-            for line in iter(self._lines.get, None):
+        for number, message in iter(self._messages.get, None):
+            try:
+                line = written(number, message)
+            except (TypeError, RecursionError) as error:
+                self._on_refused(number, error)
+                continue
+            try:
                 self._pipe.write(line)
                 self._pipe.flush()
-        except (OSError, ValueError):  # closed at either end
-            self._on_broken()
+            except (OSError, ValueError):  # closed at either end
+                self._on_broken()
+                return
 
 
 def _plain(value: Any) -> Any:

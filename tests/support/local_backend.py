@@ -8,7 +8,6 @@ from typing import Any
 
 from app.worker.backend import known_methods, known_models
 from app.worker.events import Events
-from app.worker.loading import Job
 from app.worker.messages import (
     ChatRequest,
     MethodInfo,
@@ -25,9 +24,13 @@ class LocalBackend:
     """As ``RemoteBackend``, without a process."""
 
     def __init__(self, *, trace_batches: Path | None = None, memory: Path | None = None) -> None:
-        self.serving = Serving(trace_batches=trace_batches, memory=memory)
-        self._jobs: list[tuple[str, Job]] = []
-        self._lock = Lock()  # held while a request that may be stopped is added
+        self.serving = Serving(self._take, trace_batches=trace_batches, memory=memory)
+        self._requests: list[tuple[str, Events]] = []  # by number
+        self._lock = Lock()
+
+    def _take(self, number: int, message: Any) -> None:
+        if number:
+            self._requests[number - 1][1].put(message)
 
     def methods(self) -> tuple[MethodInfo, ...]:
         return known_methods()
@@ -51,17 +54,17 @@ class LocalBackend:
         return self._started(question)
 
     def _started(self, message: Any, request_id: str = "") -> Events:
-        events = Events(lambda: self.serving.cancel(job))
         with self._lock:
-            job = self.serving.take_in(message, events.put)
-            self._jobs.append((request_id, job))
+            number = len(self._requests) + 1
+            events = Events(lambda: self.serving.cancel(number))
+            self._requests.append((request_id, events))
+        self.serving.take_in(number, message)
         return events
 
     def stop(self, request_id: str) -> None:
-        with self._lock:
-            found = [job for id_, job in self._jobs if id_ == request_id]
-        for job in found:
-            self.serving.cancel(job)
+        for id_, events in list(self._requests):
+            if id_ == request_id:
+                events.close()
 
     def close(self) -> bool:
         return self.serving.close()

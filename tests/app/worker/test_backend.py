@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from app.worker.events import Events
 from app.worker.loading import threads_beside_browser
 from app.worker.messages import (
     Answer,
@@ -282,15 +281,16 @@ def load_stopped_when(
     backend: LocalBackend, path: Path, is_time: Callable[[Loading], bool]
 ) -> list[Event]:
     """The events of a load that is stopped, in its own thread, when it says so."""
-    events = Events(lambda: None)
+    take = backend.serving._send
 
-    def take(event: Event) -> None:
-        events.put(event)
+    def take_and_stop(number: int, event: Any) -> None:
+        take(number, event)
         if isinstance(event, Loading) and event.model == str(path) and is_time(event):
-            backend.serving.cancel(task)
+            backend.serving.cancel(number)
 
-    task = backend.serving.take_in(spec(path), take)
-    return list(events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend.serving, "_send", take_and_stop)
+        return list(backend.load(spec(path)))
 
 
 def test_a_load_that_is_stopped_restores_the_old_model(
