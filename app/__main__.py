@@ -16,7 +16,7 @@ from contextlib import suppress
 from app.api.service import SAMPLING, Limits, Service
 from app.guard import is_loopback
 from app.server import PORTS, address, bind, endpoint, guard, serve
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.messages import Failed, ModelSpec
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _serve(backend: AsyncBackend, spec: ModelSpec, flags: argparse.Namespace) -> None:
+def _serve(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
     try:
         listening = bind(flags.host, flags.port)
@@ -282,7 +282,7 @@ def _check_host(host: str) -> None:
         sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
-def _load(backend: AsyncBackend, spec: ModelSpec) -> None:
+def _load(backend: Backend, spec: ModelSpec) -> None:
     for event in backend.load(spec):
         if isinstance(event, Failed):
             print(event.message, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from app.api.errors import ApiError
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
     Answer,
@@ -83,9 +83,7 @@ class Replies:
     choices  what came of each so far
     """
 
-    def __init__(
-        self, backend: AsyncBackend, requests: Sequence[ChatRequest], seconds: float
-    ) -> None:
+    def __init__(self, backend: Backend, requests: Sequence[ChatRequest], seconds: float) -> None:
         """``seconds`` is how long the call may take."""
         self.requests = requests
         self.choices = [Gathered() for _ in requests]
@@ -160,7 +158,7 @@ class Replies:
         return number, event
 
 
-async def answer(backend: AsyncBackend, question: Question) -> Answer:
+async def answer(backend: Backend, question: Question) -> Answer:
     """The answer to a question. Raises ApiError."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     events = backend.ask(question)

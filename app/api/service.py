@@ -18,7 +18,7 @@ from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
 from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
@@ -48,7 +48,7 @@ class Service:
     method    the method where a request names none
     """
 
-    backend: AsyncBackend
+    backend: Backend
     alias: str = ""
     sampling: Mapping[str, Any] = field(default_factory=lambda: dict(SAMPLING))
     method: str = "auto"

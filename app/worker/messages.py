@@ -12,36 +12,6 @@ from typing import Any
 from speculation.registry import default_model
 from speculation.request import DEFAULT_METHOD
 
-Value = bool | int | float | str
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a method. The default also gives the type."""
-
-    name: str
-    default: Value
-    help: str
-
-
-@dataclass(frozen=True)
-class MethodInfo:
-    """A method and its parameters."""
-
-    name: str
-    title: str
-    parameters: tuple[Parameter, ...]
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model of models.txt, with the names of its draft model and drafting heads."""
-
-    name: str
-    description: str
-    draft: str | None = None
-    heads: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class ModelSpec:

@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from app.worker.backend import known_methods, known_models
+from app.worker.backend import Backend
 from app.worker.events import Events, failed
 from app.worker.messages import (
     BEAT_SECONDS,
@@ -33,8 +33,6 @@ from app.worker.messages import (
     Close,
     Failed,
     LoadedModel,
-    MethodInfo,
-    ModelInfo,
     ModelSpec,
     Question,
     Report,
@@ -221,7 +219,7 @@ def _guardian_of(pid: int) -> subprocess.Popen[bytes] | None:
     return None
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """A backend whose engine runs in a process of its own."""
 
     def __init__(
@@ -243,12 +241,6 @@ class RemoteBackend:
         self._n_deaths = 0  # since the last load that succeeded
         self._is_closed = False
         self._process = self._started()
-
-    def methods(self) -> tuple[MethodInfo, ...]:
-        return known_methods()
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        return known_models()
 
     def status(self) -> Status:
         return self._status

@@ -6,12 +6,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from app.worker.backend import known_methods, known_models
+from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
     ChatRequest,
-    MethodInfo,
-    ModelInfo,
     ModelSpec,
     Question,
     Report,
@@ -20,7 +18,7 @@ from app.worker.messages import (
 from app.worker.serving import Serving
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """As ``RemoteBackend``, without a process."""
 
     def __init__(self, *, trace_batches: Path | None = None, memory: Path | None = None) -> None:
@@ -31,12 +29,6 @@ class LocalBackend:
     def _take(self, number: int, message: Any) -> None:
         if number:
             self._requests[number - 1][1].put(message)
-
-    def methods(self) -> tuple[MethodInfo, ...]:
-        return known_methods()
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        return known_models()
 
     def status(self) -> Status:
         return self.serving.status
