@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ class ModelSlot:
         failed: Failed | None = None
         try:
             # Two models may not fit into memory, so the old one is freed first.
-            loaded = self._swap(job, spec, params, may_stop=True)
+            loaded = self._swap(job, spec, params)
         except Stopped:
             pass
         except Exception as error:
@@ -204,13 +205,9 @@ class ModelSlot:
 
     def _fetch(self, job: Job, name: str) -> Path:
         """The file of a name or path, downloaded if necessary."""
-        if job.is_cancelled:
-            raise Stopped
-        return resolve(name, bar=lambda **keywords: _Bar(self._tell, job, name, **keywords))
+        return resolve(name, bar=partial(_Bar, partial(self._tell, job), name))
 
-    def _swap(
-        self, job: Job, spec: ModelSpec, params: ContextParams, *, may_stop: bool
-    ) -> LoadedModel:
+    def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -218,20 +215,15 @@ class ModelSlot:
 
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
 
-        def check() -> None:
-            watched.progress()
-            if may_stop and job.is_cancelled:
-                raise Stopped
-
         def progress(share: float) -> None:
-            check()
+            watched.progress()
             self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         remembers = self._memory_model in (None, spec.model)
 
         def measuring() -> None:
+            watched.progress()
             self._tell(job, Loading(spec.model, "measure", 0, 0))
-            check()
 
         with watched:
             engine = Engine.load(
@@ -271,7 +263,8 @@ class ModelSlot:
     def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
         """Load the old model again; return a message for the user."""
         try:
-            self.status = Status(self._swap(job, spec, params, may_stop=False))
+            nobody_stops = Job(0, spec, job.emit)
+            self.status = Status(self._swap(nobody_stops, spec, params))
         except Exception as error:
             message = failure(error).message
             self.status = Status(error=message)
@@ -279,6 +272,9 @@ class ModelSlot:
         return f"{spec.model} is loaded again."
 
     def _tell(self, job: Job, loading: Loading) -> None:
+        """Publish a load's progress. Raises Stopped."""
+        if job.is_cancelled:
+            raise Stopped
         if self.status.loading != loading:
             self.status = Status(self.status.model, loading)
             job.emit(loading)
@@ -296,32 +292,19 @@ class Stopped(Exception):
 
 
 class _Bar:
-    """A download's progress bar: reports to the job, and stops the download with it."""
+    """A download's progress bar, told in steps of a thousandth."""
 
     def __init__(
-        self,
-        tell: Callable[[Job, Loading], None],
-        job: Job,
-        model: str,
-        *,
-        total: int = 0,
-        **_: Any,
+        self, tell: Callable[[Loading], None], model: str, *, total: int = 0, **_: Any
     ) -> None:
-        self._tell = tell
-        self._job = job
-        self._model = model
-        self._total = int(total)
+        self._tell, self._model, self._total = tell, model, int(total)
         self._done = 0.0
-        self._shown = -1
 
     def update(self, n: float, /) -> None:
-        if self._job.is_cancelled:
-            raise Stopped
         self._done += n
         permille = int(1000 * self._done / self._total) if self._total else 0
-        if permille != self._shown:
-            self._shown = permille
-            self._tell(self._job, Loading(self._model, "download", int(self._done), self._total))
+        shown = self._total * permille // 1000
+        self._tell(Loading(self._model, "download", shown, self._total))
 
     def close(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,10 +43,11 @@ def prepared(
     waiting: Callable[[int], None],
 ) -> EngineRequest:
     """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
-    sampling = _sampling(request)
+    sampling = SamplingParams(**_sampling(request))
     if request.messages:
-        prompt = _chat_prompt(engine, request, emit)
-        sampling |= _tool_grammar(engine.model, request, prompt.opening)
+        prompt = _chat_prompt(engine, request, sampling, emit)
+        tool_grammar = _tool_grammar(engine.model, request, sampling, prompt.opening)
+        sampling = replace(sampling, **tool_grammar)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
@@ -53,7 +55,7 @@ def prepared(
     return EngineRequest(
         tuple(prompt.tokens),
         method=_method(request.method),
-        sampling=SamplingParams(**sampling),
+        sampling=sampling,
         max_tokens=request.max_tokens,
         stop=(*request.stop, *prompt.stop),
         progress=progress,
@@ -79,16 +81,17 @@ def answer_to(engine: Engine, question: Question) -> Answer:
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
     request = question.request
-    if not request.messages:
-        tokens = _prompt_tokens(model, request.prompt)
-        return Answer(_text(model, tokens), len(tokens))
-    options = _chat_options(engine, request)
-    n_tokens = len(chat_prompt(model, request.messages, **options).tokens)
-    return Answer(chat_text(model, request.messages, **options), n_tokens)
+    if request.messages:
+        n_tokens = len(
+            chat_prompt(model, request.messages, **_chat_options(engine, request)).tokens
+        )
+        return Answer(shown_prompt(engine, request, ()), n_tokens)
+    tokens = _prompt_tokens(model, request.prompt)
+    return Answer(shown_prompt(engine, request, tokens), len(tokens))
 
 
 def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) -> str:
-    """The prompt as the model reads it."""
+    """The prompt as the model reads it; ``prompt`` are its tokens if it is no conversation."""
     if not request.messages:
         return _text(engine.model, prompt)
     return chat_text(engine.model, request.messages, **_chat_options(engine, request))
@@ -119,7 +122,10 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 
 
 def _chat_prompt(
-    engine: Engine, request: ChatRequest, emit: Callable[[Event], object]
+    engine: Engine,
+    request: ChatRequest,
+    sampling: SamplingParams,
+    emit: Callable[[Event], object],
 ) -> ChatPrompt:
     options = _chat_options(engine, request)
     left_out = _left_out(engine, request, options["thinking"])
@@ -127,7 +133,7 @@ def _chat_prompt(
         emit(left_out)
     messages = without_turns(request.messages, left_out.n_turns)
     if request.continue_last is not False:
-        check_grammar(messages, SamplingParams(**_sampling(request)))
+        check_grammar(messages, sampling)
     return chat_prompt(engine.model, messages, **options)
 
 
@@ -154,11 +160,13 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
     return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
 
 
-def _tool_grammar(model: Model, request: ChatRequest, opening: str) -> dict[str, Any]:
+def _tool_grammar(
+    model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
+) -> dict[str, Any]:
     """The sampling parameters that hold calls to the request's tools to their schemas."""
     if not request.tools or request.tool_choice == "none":
         return {}
-    if SamplingParams(**_sampling(request)).has_grammar:
+    if sampling.has_grammar:
         raise InvalidParameter(
             "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
             "tools, or set tool_choice to none"

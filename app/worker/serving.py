@@ -283,20 +283,12 @@ def _added(totals: Report, text: Text) -> Report:
 
 
 def _done(text: Text, model: LoadedModel | None, prompt: str) -> Done:
-    stats = text.stats
+    counts = {name: getattr(text.stats, name) for name in ("n_prompt", "n_first", *_SUMS)}
     return Done(
-        finish_reason=text.finish_reason or "stop",
-        method=str(text.method),
-        model=model,
-        n_prompt=stats.n_prompt,
-        n_reused=stats.n_reused,
-        n_tokens=stats.n_tokens,
-        n_first=stats.n_first,
-        n_steps=stats.n_steps,
-        n_drafted=stats.n_drafted,
-        n_accepted=stats.n_accepted,
-        prefill_seconds=stats.prefill_seconds,
-        decode_seconds=stats.decode_seconds,
+        text.finish_reason or "stop",
+        str(text.method),
+        model,
         stop_string=text.stop_string,
         prompt=prompt,
+        **counts,
     )
