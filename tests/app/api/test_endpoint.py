@@ -391,7 +391,6 @@ def test_keys_origins_and_times_are_limited_by_flags(tiny_model: Path) -> None:
         with httpx.Client(base_url=url[: -len("/v1")], timeout=60) as http:
             body = {"messages": HELLO, "max_tokens": 1, "prompt": "a", "content": "a"}
             key = {"Authorization": "Bearer second"}
-            editor, evil = {"Origin": "https://editor.example"}, {"Origin": "https://evil.example"}
             for method, path in (
                 ("GET", "/v1/models"),
                 ("GET", "/metrics"),
@@ -399,19 +398,13 @@ def test_keys_origins_and_times_are_limited_by_flags(tiny_model: Path) -> None:
                 ("POST", "/completion"),
                 ("POST", "/tokenize"),
             ):
-                found = http.request(method, path, json=body)
-                error = found.json()["error"]
-                assert (found.status_code, error["type"]) == (401, "authentication_error")
-                found = http.request(method, path, json=body, headers={**key, **editor})
-                assert found.status_code == 200
-                assert found.headers["access-control-allow-origin"] == "https://editor.example"
-                found = http.request(method, path, json=body, headers={**key, **evil})
-                error = found.json()["error"]
-                assert (found.status_code, error["type"]) == (403, "permission_error")
-            asked = {**editor, "Access-Control-Request-Headers": "Authorization"}
-            found = http.options("/v1/chat/completions", headers=asked)
-            assert found.status_code == 200
-            assert found.headers["access-control-allow-headers"] == "Authorization"
+                for headers, status in (
+                    ({}, 401),
+                    ({**key, "Origin": "https://editor.example"}, 200),
+                    ({**key, "Origin": "https://evil.example"}, 403),
+                ):
+                    found = http.request(method, path, json=body, headers=headers)
+                    assert found.status_code == status
 
         with OpenAI(base_url=url, api_key="first", max_retries=0) as client:
             endless: dict[str, Any] = {"model": "any", "messages": HELLO, "extra_body": SLOW}
