@@ -13,7 +13,7 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 
-from app.api.service import SAMPLING, Limits, Service
+from app.api.service import SAMPLING, Service
 from app.guard import is_loopback
 from app.server import PORTS, address, bind, endpoint, guard, serve
 from app.worker.backend import Backend
@@ -255,7 +255,8 @@ def _serve(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> None
         flags.alias,
         flags.sampling,
         flags.method or DEFAULT_METHOD,
-        Limits(flags.max_tokens, flags.timeout),
+        flags.max_tokens,
+        flags.timeout,
     )
     app, url = endpoint(service), address(flags.host, listening)
     if not flags.no_page:

@@ -143,15 +143,25 @@ class ModelSlot:
         The old model can be used until the files of the new one are there and checked. If the load
         fails or is stopped, the old model is restored.
         """
+        before, params_before, restored = self.status.model, self._params, ""
         try:
             params = self._checked(job, spec)
             with self._alone(job):
-                return self._replace(job, spec, params)
+                try:
+                    # Two models may not fit into memory, so the old one is freed first.
+                    loaded = self._swap(job, spec, params)
+                except Exception:
+                    if before is not None:
+                        restored = f"\n{self._restore(job, before.spec, params_before)}"
+                    raise
+                self.status = Status(loaded)
+                return Loaded(loaded)
         except Stopped:
-            self.status = Status(self.status.model)
+            self.status = Status(self.status.model, error=self.status.error)
             return job.stopped
         except Exception as error:
             failed = failure(error)
+            failed = replace(failed, message=failed.message + restored)
             self.status = Status(self.status.model, error=failed.message)
             return failed
 
@@ -173,30 +183,6 @@ class ModelSlot:
             n_threads = threads_beside_browser(size, physical_cores())
             params = replace(params, n_threads=n_threads)
         return params
-
-    def _replace(self, job: Job, spec: ModelSpec, params: ContextParams) -> Event:
-        """Load the model, or the old one again; the last event."""
-        before, params_before = self.status.model, self._params
-        failed: Failed | None = None
-        try:
-            # Two models may not fit into memory, so the old one is freed first.
-            loaded = self._swap(job, spec, params)
-        except Stopped:
-            pass
-        except Exception as error:
-            failed = failure(error)
-        else:
-            self.status = Status(loaded)
-            return Loaded(loaded)
-        if before is not None:
-            restored = self._restore(job, before.spec, params_before)
-            if failed is not None:
-                failed = replace(failed, message=f"{failed.message}\n{restored}")
-        if failed is None:
-            self.status = Status(self.status.model, error=self.status.error)
-            return job.stopped
-        self.status = Status(self.status.model, error=failed.message)
-        return failed
 
     def forget_error(self) -> None:
         """Clear the error of a failed load if the old model is still there."""
