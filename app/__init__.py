@@ -1,7 +1,7 @@
-"""The chat in the browser: ``page`` is its Gradio page, ``worker`` runs the engine.
+"""The chat in the browser and the endpoint.
 
-Only the dataclasses of ``worker.messages`` pass between the two, so the engine could run in another
-process.
+``page`` is the Gradio page, ``api`` has the routes, and ``worker`` runs the engine in a process of
+its own. Between the two processes pass the messages of ``worker.messages`` alone.
 """
 
 import os

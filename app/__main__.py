@@ -13,16 +13,16 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 
-from app.api.service import SAMPLING, Limits, Service
+from app.api.service import SAMPLING, Service
 from app.guard import is_loopback
 from app.server import PORTS, address, bind, endpoint, guard, serve
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.messages import Failed, ModelSpec
 from app.worker.remote import RemoteBackend
 from batching.errors import SpeculationError
 from batching.llama.context import FLASH_ATTN, KV_TYPES, ContextParams
 from batching.llama.context_params import MAX_SEQUENCES
-from speculation.methods import METHODS, parse_method
+from speculation.methods import METHODS, load_method_file, parse_method
 from speculation.registry import PAIRED, default_model
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
@@ -60,7 +60,8 @@ def parse_flags(
     )
     add(
         "--method",
-        help=f"{', '.join(METHODS)}, optionally with :parameter=value,… "
+        help=f"{', '.join(METHODS)}, or FILE.py:SPEC for one of your own (examples/README.md); "
+        f"optionally with :parameter=value,… "
         f"(default: the one last used in this browser, initially {DEFAULT_METHOD})",
     )
     add(
@@ -160,7 +161,9 @@ def parse_flags(
         parser.error("--api-key is empty; give a key, or leave it out")
     if flags.timeout <= 0:
         parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
+    flags.method_file = flags.method or ""
     try:
+        flags.method = flags.method and load_method_file(flags.method)
         parse_method(flags.method or DEFAULT_METHOD)
         ContextParams(
             n_ctx=flags.ctx,
@@ -222,6 +225,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         trace_batches=flags.trace_batches,
         memory=flags.memory,
         common_memory=common_memory(flags),
+        method_file=flags.method_file,
     )
     # The page opens at once and shows the load's progress, or why it failed.
     loading = threading.Thread(target=_load, args=(backend, spec), daemon=True)
@@ -239,7 +243,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
             os._exit(1)  # else Python waits for the threads that wait for the engine
 
 
-def _serve(backend: AsyncBackend, spec: ModelSpec, flags: argparse.Namespace) -> None:
+def _serve(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
     try:
         listening = bind(flags.host, flags.port)
@@ -251,7 +255,8 @@ def _serve(backend: AsyncBackend, spec: ModelSpec, flags: argparse.Namespace) ->
         flags.alias,
         flags.sampling,
         flags.method or DEFAULT_METHOD,
-        Limits(flags.max_tokens, flags.timeout),
+        flags.max_tokens,
+        flags.timeout,
     )
     app, url = endpoint(service), address(flags.host, listening)
     if not flags.no_page:
@@ -278,7 +283,7 @@ def _check_host(host: str) -> None:
         sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
-def _load(backend: AsyncBackend, spec: ModelSpec) -> None:
+def _load(backend: Backend, spec: ModelSpec) -> None:
     for event in backend.load(spec):
         if isinstance(event, Failed):
             print(event.message, file=sys.stderr, flush=True)

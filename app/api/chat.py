@@ -67,13 +67,13 @@ class _Reply:
 
     kind: str
     chunk_kind: str
+    asked: ChatCompletion | Completion
 
     def __init__(
         self, service: Service, asked: ChatCompletion | Completion, requests: Sequence[ChatRequest]
     ) -> None:
         self.replies = service.replies(requests)
         self.asked = asked
-        self._requests = requests
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{uuid4().hex}",
             "object": self.kind,
@@ -100,12 +100,12 @@ class _Reply:
 class ChatReply(_Reply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    asked: ChatCompletion
 
     def __init__(
         self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
     ) -> None:
         super().__init__(service, asked, requests)
-        self._chat = asked
         uses_tools = bool(asked.tools) and asked.tool_choice != "none"
         template = service.facts.tool_template
         self._format: ToolFormat | None = tool_format(template) if uses_tools else None
@@ -121,11 +121,11 @@ class ChatReply(_Reply):
                 "message": message,
                 "finish_reason": reason or _reason(gathered.done),
             }
-            if self._chat.n_probs is not None:
+            if self.asked.n_probs is not None:
                 choice["logprobs"] = {"content": token_logprobs(gathered.chances)}
             choices.append(choice)
         more: dict[str, Any] = {"usage": usage(self.replies.choices), **self._timings()}
-        if self._chat.verbose:
+        if self.asked.verbose:
             first = self.replies.choices[0]
             prompt = first.done.prompt if first.done is not None else ""
             more["__verbose"] = {"prompt": prompt, "content": first.text}
@@ -138,10 +138,10 @@ class ChatReply(_Reply):
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
         async for number, event in self.replies.events():
             gathered = self.replies.choices[number]
-            if self._chat.return_progress and (progress := gathered.progress(event)):
+            if self.asked.return_progress and (progress := gathered.progress(event)):
                 choice = {"index": number, "delta": {}, "finish_reason": None}
                 yield self._chunk([choice], prompt_progress=progress)
-            for choice in streams[number].take(event, self._chat.n_probs is not None):
+            for choice in streams[number].take(event, self.asked.n_probs is not None):
                 yield self._chunk([{"index": number, **choice}])
         for chunk in self._end():
             yield chunk
@@ -154,7 +154,7 @@ class ChatStream:
     def __init__(self, format_: ToolFormat | None) -> None:
         self._format = format_
         self._parser = ReplyParser(format_)
-        self._calls = Calls()
+        self._n_calls = 0
         self._chances: list[Any] = []  # of tokens that have not appeared in a chunk yet
 
     def take(self, event: Event, with_logprobs: bool) -> list[dict[str, Any]]:
@@ -169,25 +169,18 @@ class ChatStream:
             if with_logprobs and self._chances and not deltas:
                 deltas = [Content("")]
         choices = []
-        for fields in map(self._calls.fields, deltas):
+        for fields in map(self._fields, deltas):
             choice: dict[str, Any] = {"delta": fields, "finish_reason": None}
             if with_logprobs:
                 choice["logprobs"] = {"content": token_logprobs(self._chances)}
                 self._chances = []
             choices.append(choice)
         if isinstance(event, Done):
-            reason = "tool_calls" if self._calls.n else _reason(event)
+            reason = "tool_calls" if self._n_calls else _reason(event)
             choices.append({"delta": {}, "finish_reason": reason})
         return choices
 
-
-class Calls:
-    """Gives the calls of a reply their ids."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def fields(self, delta: Delta) -> dict[str, Any]:
+    def _fields(self, delta: Delta) -> dict[str, Any]:
         """The fields of a chunk's ``delta``."""
         if isinstance(delta, Content):
             return {"content": delta.text}
@@ -195,7 +188,7 @@ class Calls:
             return {"reasoning_content": delta.text}
         if isinstance(delta, CallArguments):
             return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
-        self.n += 1
+        self._n_calls += 1
         function = {"name": delta.name, "arguments": ""}
         call = {"index": delta.index, "id": _call_id(), "type": "function", "function": function}
         return {"tool_calls": [call]}
@@ -232,12 +225,7 @@ def _reason(done: Done | None) -> str:
 
 class TextReply(_Reply):
     kind = chunk_kind = "text_completion"
-
-    def __init__(
-        self, service: Service, asked: Completion, requests: Sequence[ChatRequest]
-    ) -> None:
-        super().__init__(service, asked, requests)
-        self._completion = asked
+    asked: Completion
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -264,14 +252,14 @@ class TextReply(_Reply):
         yield DONE
 
     def _echo(self, number: int) -> str:
-        if not self._completion.echo:
+        if not self.asked.echo:
             return ""
-        return "".join(p for p in self._requests[number].prompt if isinstance(p, str))
+        return "".join(p for p in self.replies.requests[number].prompt if isinstance(p, str))
 
     def _choice(
         self, number: int, text: str, chances: list[Any], reason: str | None
     ) -> dict[str, Any]:
-        has_logprobs = self._requests[number].logprobs is not None and chances
+        has_logprobs = self.replies.requests[number].logprobs is not None and chances
         return {
             "index": number,
             "text": text,

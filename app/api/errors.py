@@ -20,7 +20,7 @@ _TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
-_STATUS = {"invalid": 400, "too long": 400, "no model": 503, "busy": 503, "error": 500}
+_STATUS = {"invalid": 400, "too long": 400, "no model": 503, "busy": 503, "late": 504, "error": 500}
 
 
 class ApiError(Exception):

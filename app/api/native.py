@@ -224,30 +224,17 @@ def _stop_type(done: Done) -> str:
 def settings(request: ChatRequest, service: Service) -> dict[str, Any]:
     """The request's settings with llama-server's names."""
     params = SamplingParams(**{**request.sampling, "json_schema": None, "grammar": None})
-    names = {
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "typical_p": "typical_p",
-        "xtc_probability": "xtc_probability",
-        "xtc_threshold": "xtc_threshold",
-        "repeat_penalty": "repeat_penalty",
-        "repeat_last_n": "penalty_last_n",
-        "presence_penalty": "presence_penalty",
-        "frequency_penalty": "frequency_penalty",
-        "dry_multiplier": "dry_multiplier",
-        "dry_base": "dry_base",
-        "dry_allowed_length": "dry_allowed_length",
-        "dry_penalty_last_n": "dry_last_n",
-        "mirostat": "mirostat",
-        "mirostat_tau": "mirostat_tau",
-        "mirostat_eta": "mirostat_eta",
-    }
+    names = (
+        "temperature top_k top_p min_p typical_p xtc_probability xtc_threshold repeat_penalty "
+        "presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length mirostat "
+        "mirostat_tau mirostat_eta"
+    ).split()
     n_predict = -1 if request.max_tokens is None else request.max_tokens
     return {
         "seed": service.sampling.get("seed", 2**32 - 1) if not request.id else params.seed,
-        **{name: vars(params)[own] for name, own in names.items()},
+        **{name: vars(params)[name] for name in names},
+        "repeat_last_n": params.penalty_last_n,
+        "dry_penalty_last_n": params.dry_last_n,
         "dynatemp_range": 0.0,
         "top_n_sigma": -1.0,
         "adaptive_target": -1.0,

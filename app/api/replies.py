@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from app.api.errors import ApiError
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.events import Events
 from app.worker.messages import (
     Answer,
@@ -84,41 +83,38 @@ class Replies:
     choices  what came of each so far
     """
 
-    def __init__(
-        self, backend: AsyncBackend, requests: Sequence[ChatRequest], seconds: float
-    ) -> None:
+    def __init__(self, backend: Backend, requests: Sequence[ChatRequest], seconds: float) -> None:
         """``seconds`` is how long the call may take."""
         self.requests = requests
         self.choices = [Gathered() for _ in requests]
         self._backend = backend
         self._seconds = seconds
         self._started: list[Events] = []
-        self._came: deque[tuple[int, Event]] = deque()  # not given out yet
-        self._something_came = asyncio.Event()
+        self._came: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
         self._timer: asyncio.TimerHandle | None = None
-        self._is_late = False
 
     async def start(self) -> None:
         """Send the requests, and wait until one has started: what is wrong with it is raised here.
 
         Whoever starts them must ``close`` them.
         """
+        late = Failed(
+            f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
+            "tokens, or start the server with a higher --timeout",
+            kind="late",
+        )
         # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end)
+        self._timer = asyncio.get_running_loop().call_later(
+            self._seconds, self._came.put_nowait, (0, late)
+        )
         try:
             for number, request in enumerate(self.requests):
                 events = self._backend.reply(request)
                 self._started.append(events)
                 events.hand_over(partial(self._take, number))
-            n_seen = 0
-            while True:
-                await self._wait(n_seen)
-                n_seen += 1
-                event = self._came[n_seen - 1][1]
-                if isinstance(event, Failed):
-                    raise ApiError.of(event)
-                if not isinstance(event, Waiting | Opening):
-                    return
+            while not self._seen or isinstance(self._seen[-1][1], Waiting | Opening):
+                self._seen.append(await self._next())
         except BaseException:
             self.close()
             raise
@@ -130,10 +126,7 @@ class Replies:
         """
         n_left = len(self.requests)
         while n_left:
-            await self._wait(0)
-            number, event = self._came.popleft()
-            if isinstance(event, Failed):
-                raise ApiError.of(event)
+            number, event = self._seen.pop(0) if self._seen else await self._next()
             self.choices[number].take(event)
             n_left -= isinstance(event, Done)
             yield number, event
@@ -156,27 +149,16 @@ class Replies:
             events.close()
 
     def _take(self, number: int, event: Event) -> None:
-        self._came.append((number, event))
-        self._something_came.set()
+        self._came.put_nowait((number, event))
 
-    def _end(self) -> None:
-        self._is_late = True
-        self._something_came.set()
-
-    async def _wait(self, n_seen: int) -> None:
-        """Wait until more than ``n_seen`` events have come and not been given out."""
-        while len(self._came) <= n_seen and not self._is_late:
-            self._something_came.clear()
-            await self._something_came.wait()
-        if self._is_late:
-            raise ApiError(
-                f"the reply took longer than {self._seconds:g} s and was stopped; ask for fewer "
-                "tokens, or start the server with a higher --timeout",
-                504,
-            )
+    async def _next(self) -> tuple[int, Event]:
+        number, event = await self._came.get()
+        if isinstance(event, Failed):
+            raise ApiError.of(event)
+        return number, event
 
 
-async def answer(backend: AsyncBackend, question: Question) -> Answer:
+async def answer(backend: Backend, question: Question) -> Answer:
     """The answer to a question. Raises ApiError."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
     events = backend.ask(question)

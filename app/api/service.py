@@ -18,7 +18,7 @@ from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
 from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
-from app.worker.backend import AsyncBackend
+from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
@@ -27,32 +27,23 @@ DONE = "[DONE]"
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a call.
-
-    max_tokens  of a reply, whatever the request says; None = the context
-    seconds     that it may take
-    """
-
-    max_tokens: int | None = None
-    seconds: float = 3600.0
-
-
 @dataclass
 class Service:
     """The engine as the routes see it.
 
-    alias     the model's name in answers; empty = its name or file name
-    sampling  fields of ``SamplingParams`` where a request has none
-    method    the method where a request names none
+    alias       the model's name in answers; empty = its name or file name
+    sampling    fields of ``SamplingParams`` where a request has none
+    method      the method where a request names none
+    max_tokens  of a reply, whatever the request says; None = the context
+    seconds     that a call may take
     """
 
-    backend: AsyncBackend
+    backend: Backend
     alias: str = ""
     sampling: Mapping[str, Any] = field(default_factory=lambda: dict(SAMPLING))
     method: str = "auto"
-    limits: Limits = Limits()
+    max_tokens: int | None = None
+    seconds: float = 3600.0
 
     def model(self) -> LoadedModel:
         """The loaded model. Raises ApiError while there is none."""
@@ -130,14 +121,14 @@ class Service:
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
-        return Replies(self.backend, requests, self.limits.seconds)
+        return Replies(self.backend, requests, self.seconds)
 
     def _method(self, asked: Sampling) -> str:
         given = asked.speculation
         return given.spelled() if given.model_fields_set or given.model_extra else self.method
 
     def _limit(self, asked: int | None) -> int | None:
-        limits = [limit for limit in (asked, self.limits.max_tokens) if limit is not None]
+        limits = [limit for limit in (asked, self.max_tokens) if limit is not None]
         return min(limits) if limits else None
 
     async def _sampling(self, asked: Sampling) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -307,7 +307,7 @@ class Conversation:
 
 
 def follow(
-    events: Iterator[Event], apply: Callable[[Event], None], clock: Callable[[], float]
+    events: Iterable[Event], apply: Callable[[Event], None], clock: Callable[[], float]
 ) -> Iterator[None]:
     """Apply each event, and yield when the display should be updated.
 

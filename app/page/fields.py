@@ -15,7 +15,7 @@ import gradio as gr
 
 from app.page.conversation import Settings
 from app.page.events import QUICK
-from app.worker.messages import MethodInfo, Parameter
+from app.worker.backend import MethodInfo, Parameter
 from speculation.drafter import BASELINE
 from speculation.settings import DEFAULT_METHOD
 

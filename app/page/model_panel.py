@@ -15,8 +15,8 @@ from app.page.conversation import waiting_notice
 from app.page.events import QUICK, SLOW
 from app.page.render import error_html, notice_html
 from app.worker.backend import Backend
-from app.worker.messages import Failed, LoadedModel, Loading, ModelInfo, ModelSpec, Status, Waiting
-from speculation.registry import PAIRED
+from app.worker.messages import Failed, LoadedModel, Loading, ModelSpec, Status, Waiting
+from speculation.registry import PAIRED, ModelEntry
 
 LONGEST_ERROR = 160  # characters in the header; the whole error is shown below Load
 UPDATE_SECONDS = 0.3  # between updates of a load's progress
@@ -98,8 +98,8 @@ class ModelPanel:
         """Cancel the load that this tab started, if any."""
         self._backend.stop(_load_id(request))
 
-    def _info(self, name: str) -> ModelInfo:
-        return self._infos.get(name) or ModelInfo(name, "")
+    def _info(self, name: str) -> ModelEntry:
+        return self._infos.get(name) or ModelEntry(name, Path(name), None, "")
 
     def _describe(self, name: str) -> str:
         """A model's description in models.txt, and what is paired with it there."""

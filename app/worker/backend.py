@@ -4,50 +4,73 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 from app.worker.events import Events
-from app.worker.messages import (
-    ChatRequest,
-    Event,
-    MethodInfo,
-    ModelInfo,
-    ModelSpec,
-    Parameter,
-    Question,
-    Report,
-    Status,
-    Value,
-)
+from app.worker.messages import ChatRequest, ModelSpec, Question, Report, Status
 from speculation.methods import METHODS, parameter_docs
-from speculation.registry import RegistryError, read_registry
+from speculation.registry import ModelEntry, RegistryError, read_registry
 
 log = logging.getLogger(__name__)
+Value = bool | int | float | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of a method. The default also gives the type."""
+
+    name: str
+    default: Value
+    help: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodInfo:
+    """A method and its parameters."""
+
+    name: str
+    title: str
+    parameters: tuple[Parameter, ...]
 
 
 class Backend(Protocol):
-    """The page's interface to an engine."""
+    """An engine. ``status`` and ``report`` are what it has published; they wait for nothing."""
 
-    def methods(self) -> tuple[MethodInfo, ...]: ...
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """All methods."""
+        return tuple(
+            MethodInfo(kind.name, kind.title, _parameters(kind.params)) for kind in METHODS.values()
+        )
 
-    def models(self) -> tuple[ModelInfo, ...]: ...
+    def models(self) -> tuple[ModelEntry, ...]:
+        """The models of models.txt."""
+        try:
+            return tuple(entry for entry in read_registry().values() if not entry.is_heads)
+        except RegistryError as error:
+            log.warning("%s", error)
+            return ()
 
     def status(self) -> Status: ...
 
-    def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
+    def report(self) -> Report: ...
+
+    def load(self, spec: ModelSpec, request_id: str = "") -> Events:
         """Replace the model. Yields Waiting, Loading, then Loaded or Failed.
 
         If it fails, the old model is restored.
         """
         ...
 
-    def reply(self, request: ChatRequest) -> Iterator[Event]:
+    def reply(self, request: ChatRequest) -> Events:
         """Reply to a conversation.
 
         Yields Waiting, LeftOut, Opening, Prefill, Tokens, then Done or Failed. LeftOut comes only
         if it differs from the request's. Leaving the loop over them early stops the reply.
         """
+        ...
+
+    def ask(self, question: Question) -> Events:
+        """Answer a question. Yields Answer or Failed."""
         ...
 
     def stop(self, request_id: str) -> None:
@@ -57,42 +80,6 @@ class Backend(Protocol):
     def close(self) -> bool:
         """Stop everything; return whether all has ended within a few seconds."""
         ...
-
-
-class AsyncBackend(Backend, Protocol):
-    """The endpoint's interface to an engine: its events can also be taken in an event loop.
-
-    ``status`` and ``report`` are what the engine has published; they wait for nothing.
-    """
-
-    def report(self) -> Report: ...
-
-    def load(self, spec: ModelSpec, request_id: str = "") -> Events: ...
-
-    def reply(self, request: ChatRequest) -> Events: ...
-
-    def ask(self, question: Question) -> Events:
-        """Answer a question. Yields Answer or Failed."""
-        ...
-
-
-def known_methods() -> tuple[MethodInfo, ...]:
-    """All methods."""
-    return tuple(
-        MethodInfo(kind.name, kind.title, _parameters(kind.params)) for kind in METHODS.values()
-    )
-
-
-def known_models() -> tuple[ModelInfo, ...]:
-    """The models of models.txt."""
-    try:
-        entries = read_registry().values()
-        return tuple(
-            ModelInfo(e.name, e.description, e.draft, e.heads) for e in entries if not e.is_heads
-        )
-    except RegistryError as error:
-        log.warning("%s", error)
-        return ()
 
 
 def _parameters(params: type[Any]) -> tuple[Parameter, ...]:

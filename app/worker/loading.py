@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from app.worker.messages import (
     LAST,
+    ChatRequest,
+    Done,
     Event,
     Failed,
     Loaded,
@@ -18,7 +21,9 @@ from app.worker.messages import (
     Loading,
     ModelFacts,
     ModelSpec,
+    Question,
     Status,
+    Waiting,
 )
 from app.worker.wording import failure
 from batching.errors import InvalidParameter
@@ -32,22 +37,34 @@ from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
 from speculation.registry import PAIRED, heads_for, paired_draft, resolve
+from speculation.text import Text
 
 DEFAULT_PARALLEL = 4  # texts written at a time
 TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at most
 
 
-class Task:
+class Job:
     """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
 
-    stopped       its last event if it is stopped before it has begun
-    is_cancelled  whether it shall stop
-    has_begun     whether the engine works on it
+    text       of a reply, in the engine; None before
+    n_ahead    how many others must end before it starts, as last told
+    is_taken   whether a thread works on it, or the engine
+    has_begun  whether it has the engine: a load goes on, a reply has a slot
     """
 
-    def __init__(self, pass_on: Callable[[Event], object], stopped: Event) -> None:
-        self.stopped = stopped
-        self.is_cancelled = self.has_begun = self.has_ended = False
+    def __init__(
+        self,
+        number: int,
+        message: ModelSpec | ChatRequest | Question,
+        pass_on: Callable[[Event], object],
+    ) -> None:
+        self.number = number
+        self.message: Any = message
+        self.is_load = isinstance(message, ModelSpec)
+        self.is_reply = isinstance(message, ChatRequest)
+        self.text: Text | None = None
+        self.n_ahead = 0
+        self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
         self._pass_on = pass_on
         self._lock = threading.Lock()
 
@@ -60,11 +77,27 @@ class Task:
     def fail(self, error: Exception) -> None:
         self.emit(failure(error))
 
+    def waits(self, n_ahead: int, *, loading: bool = False) -> None:
+        """Tell how many are ahead, if that has changed."""
+        if n_ahead and n_ahead != self.n_ahead:
+            self.emit(Waiting(n_ahead, loading))
+        self.n_ahead = n_ahead
+
+    @property
+    def stopped(self) -> Event:
+        """Its last event if it is stopped before it has begun."""
+        if isinstance(self.message, ChatRequest):
+            return Done("cancelled", self.message.method)
+        what = f"loading {self.message.model}" if self.is_load else "the question"
+        return Failed(f"{what} was stopped")
+
     def cancel(self) -> None:
         """Stop soon; at once if it has not begun."""
         self.is_cancelled = True
         if not self.has_begun:
             self.emit(self.stopped)
+        if self.text is not None:
+            self.text.cancel()
 
 
 class ModelSlot:
@@ -79,10 +112,10 @@ class ModelSlot:
         trace_batches: str | Path | None,
         memory: str | Path | None,
         on_status: Callable[[Status], object],
-        alone: Callable[[Task], AbstractContextManager[None]],
+        alone: Callable[[Job], AbstractContextManager[None]],
     ) -> None:
         """``memory`` is a file as in ``Engine.load``, for the first model that loads with it;
-        ``on_status`` is told of every new status. Inside ``alone(task)`` nobody uses the engine."""
+        ``on_status`` is told of every new status. Inside ``alone(job)`` nobody uses the engine."""
         self._on_status = on_status
         self._alone = alone
         self._trace_batches = trace_batches
@@ -104,81 +137,63 @@ class ModelSlot:
         self._status = status
         self._on_status(status)
 
-    def load(self, task: Task, spec: ModelSpec) -> Event:
-        """Replace the model: ``task`` emits Loading; returns the last event, Loaded or Failed.
+    def load(self, job: Job, spec: ModelSpec) -> Event:
+        """Replace the model: ``job`` emits Loading; returns the last event, Loaded or Failed.
 
         The old model can be used until the files of the new one are there and checked. If the load
         fails or is stopped, the old model is restored.
         """
+        before, params_before, restored = self.status.model, self._params, ""
         try:
-            params = self._checked(task, spec)
-            with self._alone(task):
-                return self._replace(task, spec, params)
+            params = self._checked(job, spec)
+            with self._alone(job):
+                try:
+                    # Two models may not fit into memory, so the old one is freed first.
+                    loaded = self._swap(job, spec, params)
+                except Exception:
+                    if before is not None:
+                        restored = f"\n{self._restore(job, before.spec, params_before)}"
+                    raise
+                self.status = Status(loaded)
+                return Loaded(loaded)
         except Stopped:
-            self.status = Status(self.status.model)
-            return task.stopped
+            self.status = Status(self.status.model, error=self.status.error)
+            return job.stopped
         except Exception as error:
             failed = failure(error)
+            failed = replace(failed, message=failed.message + restored)
             self.status = Status(self.status.model, error=failed.message)
             return failed
 
-    def _checked(self, task: Task, spec: ModelSpec) -> ContextParams:
+    def _checked(self, job: Job, spec: ModelSpec) -> ContextParams:
         """The parameters of a model whose files are here. All that can fail without touching the
         old model fails in this method."""
         params = _context_params(spec)
-        self._tell(task, Loading(spec.model, "load", 0, 100))
-        path = self._fetch(task, spec.model)
+        self._tell(job, Loading(spec.model, "load", 0, 100))
+        path = self._fetch(job, spec.model)
         check_file(path)
         require_no_heads(path, METHODS.heads_kinds())
         for name in heads_for(spec.model, spec.heads):
-            self._fetch(task, str(name))
+            self._fetch(job, str(name))
         if spec.draft_model is not None:
             is_paired = spec.draft_model == PAIRED
-            self._fetch(task, paired_draft(spec.model) if is_paired else spec.draft_model)
+            self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())
             params = replace(params, n_threads=n_threads)
         return params
 
-    def _replace(self, task: Task, spec: ModelSpec, params: ContextParams) -> Event:
-        """Load the model, or the old one again; the last event."""
-        before, params_before = self.status.model, self._params
-        failed: Failed | None = None
-        try:
-            # Two models may not fit into memory, so the old one is freed first.
-            loaded = self._swap(task, spec, params, may_stop=True)
-        except Stopped:
-            pass
-        except Exception as error:
-            failed = failure(error)
-        else:
-            self.status = Status(loaded)
-            return Loaded(loaded)
-        if before is not None:
-            restored = self._restore(task, before.spec, params_before)
-            if failed is not None:
-                failed = replace(failed, message=f"{failed.message}\n{restored}")
-        if failed is None:
-            self.status = Status(self.status.model, error=self.status.error)
-            return task.stopped
-        self.status = Status(self.status.model, error=failed.message)
-        return failed
-
     def forget_error(self) -> None:
         """Clear the error of a failed load if the old model is still there."""
         if self.status.error is not None and self.status.model is not None:
             self.status = Status(self.status.model)
 
-    def _fetch(self, task: Task, name: str) -> Path:
+    def _fetch(self, job: Job, name: str) -> Path:
         """The file of a name or path, downloaded if necessary."""
-        if task.is_cancelled:
-            raise Stopped
-        return resolve(name, bar=lambda **keywords: _Bar(self._tell, task, name, **keywords))
+        return resolve(name, bar=partial(_Bar, partial(self._tell, job), name))
 
-    def _swap(
-        self, task: Task, spec: ModelSpec, params: ContextParams, *, may_stop: bool
-    ) -> LoadedModel:
+    def _swap(self, job: Job, spec: ModelSpec, params: ContextParams) -> LoadedModel:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -186,20 +201,15 @@ class ModelSlot:
 
         watched = Watched(f"loading {spec.model}", STEP_SECONDS)
 
-        def check() -> None:
-            watched.progress()
-            if may_stop and task.is_cancelled:
-                raise Stopped
-
         def progress(share: float) -> None:
-            check()
-            self._tell(task, Loading(spec.model, "load", int(100 * share), 100))
+            watched.progress()
+            self._tell(job, Loading(spec.model, "load", int(100 * share), 100))
 
         remembers = self._memory_model in (None, spec.model)
 
         def measuring() -> None:
-            self._tell(task, Loading(spec.model, "measure", 0, 0))
-            check()
+            watched.progress()
+            self._tell(job, Loading(spec.model, "measure", 0, 0))
 
         with watched:
             engine = Engine.load(
@@ -236,20 +246,24 @@ class ModelSlot:
             engine.model.placed,
         )
 
-    def _restore(self, task: Task, spec: ModelSpec, params: ContextParams) -> str:
+    def _restore(self, job: Job, spec: ModelSpec, params: ContextParams) -> str:
         """Load the old model again; return a message for the user."""
         try:
-            self.status = Status(self._swap(task, spec, params, may_stop=False))
+            nobody_stops = Job(0, spec, job.emit)
+            self.status = Status(self._swap(nobody_stops, spec, params))
         except Exception as error:
             message = failure(error).message
             self.status = Status(error=message)
             return f"{spec.model} could not be loaded again: {message}"
         return f"{spec.model} is loaded again."
 
-    def _tell(self, task: Task, loading: Loading) -> None:
+    def _tell(self, job: Job, loading: Loading) -> None:
+        """Publish a load's progress. Raises Stopped."""
+        if job.is_cancelled:
+            raise Stopped
         if self.status.loading != loading:
             self.status = Status(self.status.model, loading)
-            task.emit(loading)
+            job.emit(loading)
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -264,32 +278,19 @@ class Stopped(Exception):
 
 
 class _Bar:
-    """A download's progress bar: reports to the task, and stops the download with it."""
+    """A download's progress bar, told in steps of a thousandth."""
 
     def __init__(
-        self,
-        tell: Callable[[Task, Loading], None],
-        task: Task,
-        model: str,
-        *,
-        total: int = 0,
-        **_: Any,
+        self, tell: Callable[[Loading], None], model: str, *, total: int = 0, **_: Any
     ) -> None:
-        self._tell = tell
-        self._task = task
-        self._model = model
-        self._total = int(total)
+        self._tell, self._model, self._total = tell, model, int(total)
         self._done = 0.0
-        self._shown = -1
 
     def update(self, n: float, /) -> None:
-        if self._task.is_cancelled:
-            raise Stopped
         self._done += n
         permille = int(1000 * self._done / self._total) if self._total else 0
-        if permille != self._shown:
-            self._shown = permille
-            self._tell(self._task, Loading(self._model, "download", int(self._done), self._total))
+        shown = self._total * permille // 1000
+        self._tell(Loading(self._model, "download", shown, self._total))
 
     def close(self) -> None:
         pass

@@ -12,36 +12,6 @@ from typing import Any
 from speculation.registry import default_model
 from speculation.settings import DEFAULT_METHOD
 
-Value = bool | int | float | str
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a method. The default also gives the type."""
-
-    name: str
-    default: Value
-    help: str
-
-
-@dataclass(frozen=True)
-class MethodInfo:
-    """A method and its parameters."""
-
-    name: str
-    title: str
-    parameters: tuple[Parameter, ...]
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model of models.txt, with the names of its draft model and drafting heads."""
-
-    name: str
-    description: str
-    draft: str | None = None
-    heads: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -271,7 +241,8 @@ class Failed:
 
     message        for the user of the page
     flags_message  the same with settings named as flags
-    kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``error``
+    kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``late``,
+                   ``error``
     requested      of a prompt that is too long, its tokens …
     available      … and how many there can be
     """
@@ -351,13 +322,6 @@ class Cancel:
 @dataclass(frozen=True)
 class Close:
     """Stop everything and end the process."""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The answer to ``Close``: whether all has ended."""
-
-    has_ended: bool
 
 
 BEAT_SECONDS = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from speculation.chat.template import (
 from speculation.chat.tool_grammar import tool_grammar
 from speculation.chat.tools import tool_format
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
+from speculation.drafter import Method
 from speculation.engine import Engine, check_grammar
 from speculation.methods import parse_method
 from speculation.request import Request as EngineRequest
@@ -42,18 +44,19 @@ def prepared(
     waiting: Callable[[int], None],
 ) -> EngineRequest:
     """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
-    sampling = _sampling(request)
+    sampling = SamplingParams(**_sampling(request))
     if request.messages:
-        prompt = _chat_prompt(engine, request, emit)
-        sampling |= _tool_grammar(engine.model, request, prompt.opening)
+        prompt = _chat_prompt(engine, request, sampling, emit)
+        tool_grammar = _tool_grammar(engine.model, request, sampling, prompt.opening)
+        sampling = replace(sampling, **tool_grammar)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
         emit(Opening(prompt.opening))
     return EngineRequest(
         tuple(prompt.tokens),
-        method=parse_method(request.method),
-        sampling=SamplingParams(**sampling),
+        method=_method(request.method),
+        sampling=sampling,
         max_tokens=request.max_tokens,
         stop=(*request.stop, *prompt.stop),
         progress=progress,
@@ -79,19 +82,30 @@ def answer_to(engine: Engine, question: Question) -> Answer:
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
     request = question.request
-    if not request.messages:
-        tokens = _prompt_tokens(model, request.prompt)
-        return Answer(_text(model, tokens), len(tokens))
-    options = _chat_options(engine, request)
-    n_tokens = len(chat_prompt(model, request.messages, **options).tokens)
-    return Answer(chat_text(model, request.messages, **options), n_tokens)
+    if request.messages:
+        n_tokens = len(
+            chat_prompt(model, request.messages, **_chat_options(engine, request)).tokens
+        )
+        return Answer(shown_prompt(engine, request, ()), n_tokens)
+    tokens = _prompt_tokens(model, request.prompt)
+    return Answer(shown_prompt(engine, request, tokens), len(tokens))
 
 
 def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) -> str:
-    """The prompt as the model reads it."""
+    """The prompt as the model reads it; ``prompt`` are its tokens if it is no conversation."""
     if not request.messages:
         return _text(engine.model, prompt)
     return chat_text(engine.model, request.messages, **_chat_options(engine, request))
+
+
+def _method(text: str) -> Method:
+    """A method by its name. A file is refused: a client would run code with it."""
+    if ".py:" in text:
+        raise InvalidParameter(
+            f"method is {text!r:.80}, but requests cannot name a file; start the server with "
+            f"--method FILE.py:SPEC, and give the method's name"
+        )
+    return parse_method(text)
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:
@@ -109,7 +123,10 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 
 
 def _chat_prompt(
-    engine: Engine, request: ChatRequest, emit: Callable[[Event], object]
+    engine: Engine,
+    request: ChatRequest,
+    sampling: SamplingParams,
+    emit: Callable[[Event], object],
 ) -> ChatPrompt:
     options = _chat_options(engine, request)
     left_out = _left_out(engine, request, options["thinking"])
@@ -117,7 +134,7 @@ def _chat_prompt(
         emit(left_out)
     messages = without_turns(request.messages, left_out.n_turns)
     if request.continue_last is not False:
-        check_grammar(messages, SamplingParams(**_sampling(request)))
+        check_grammar(messages, sampling)
     return chat_prompt(engine.model, messages, **options)
 
 
@@ -144,11 +161,13 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
     return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
 
 
-def _tool_grammar(model: Model, request: ChatRequest, opening: str) -> dict[str, Any]:
+def _tool_grammar(
+    model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
+) -> dict[str, Any]:
     """The sampling parameters that hold calls to the request's tools to their schemas."""
     if not request.tools or request.tool_choice == "none":
         return {}
-    if SamplingParams(**_sampling(request)).has_grammar:
+    if sampling.has_grammar:
         raise InvalidParameter(
             "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
             "tools, or set tool_choice to none"

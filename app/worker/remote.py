@@ -20,10 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any
 
-from app.worker.backend import known_methods, known_models
+from app.worker.backend import Backend
 from app.worker.events import Events, failed
 from app.worker.messages import (
     BEAT_SECONDS,
@@ -32,17 +31,14 @@ from app.worker.messages import (
     Cancel,
     ChatRequest,
     Close,
-    Closed,
     Failed,
     LoadedModel,
-    MethodInfo,
-    ModelInfo,
     ModelSpec,
     Question,
     Report,
     Status,
 )
-from app.worker.wire import head, read, written
+from app.worker.wire import Outbox, head, read
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +73,6 @@ class Process:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._is_closing = False
-        self._has_ended = False
         self._n_heard = 0
         self._killed_for = ""
         self._last_words: collections.deque[str] = collections.deque(maxlen=20)
@@ -96,9 +91,7 @@ class Process:
         self._guardian = _guardian_of(self._process.pid)
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None and stdout is not None and stderr is not None
-        # Whoever asks, such as an event loop, must not wait until all of a request is read.
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        threading.Thread(target=self._send, args=(stdin,), daemon=True).start()
+        self._outbox = Outbox(stdin, on_refused=self._refuse)
         self._pipes: tuple[IO[bytes], ...] = (stdin, stdout, stderr)
         self._reading = threading.Thread(target=self._read, args=(stdout,), daemon=True)
         self._hearing = threading.Thread(target=self._hear, args=(stderr,), daemon=True)
@@ -109,18 +102,22 @@ class Process:
     def ask(self, message: Any, request_id: str = "") -> Events | None:
         """The events of a request; None if the process has died."""
         number = next(self._numbers)
-        try:
-            line = written(number, message)
-        except (TypeError, RecursionError) as error:
-            why = "it is nested too deep" if isinstance(error, RecursionError) else error
-            return failed(f"the request cannot be sent to the engine: {why}", "invalid")
+        events = Events(lambda: self._cancel(number))
         with self._lock:
             if self.is_dead:
                 return None
-            events = Events(lambda: self._cancel(number))
             self._requests[number] = request_id, events
-            self._outbox.put(line)
+            self._outbox.put(number, message)
         return events
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """A request cannot be sent."""
+        with self._lock:
+            found = self._requests.pop(number, None)
+        if found is not None:
+            why = "it is nested too deep" if isinstance(error, RecursionError) else error
+            message = f"the request cannot be sent to the engine: {why}"
+            found[1].put(Failed(message, message, "invalid"))
 
     def stop(self, request_id: str) -> None:
         with self._lock:
@@ -130,17 +127,15 @@ class Process:
 
     def _cancel(self, number: int) -> None:
         if number in self._requests:
-            self._outbox.put(written(number, Cancel()))
+            self._outbox.put(number, Cancel())
 
     def close(self) -> bool:
         """Let it end; return whether it did within some seconds. It is killed if not."""
         self._is_closing = True
-        self._outbox.put(written(0, Close()))
+        self._outbox.put(0, Close())
         self._reading.join(CLOSE_SECONDS)
         # It may also die, for example because an RPC worker has gone.
-        has_ended = not self._reading.is_alive() and (
-            self._has_ended or self._process.returncode < 0
-        )
+        has_ended = not self._reading.is_alive() and self._process.returncode <= 0
         self.kill("")
         return has_ended
 
@@ -148,12 +143,6 @@ class Process:
         self._killed_for = why
         self._process.kill()
         self._process.wait()
-
-    def _send(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed at either end
-            for line in iter(self._outbox.get, None):
-                pipe.write(line)
-                pipe.flush()
 
     def _read(self, pipe: IO[bytes]) -> None:
         for line in pipe:
@@ -171,11 +160,8 @@ class Process:
                 self.report = message
             elif isinstance(message, Status):
                 self._on_status(message)
-            elif isinstance(message, Beat):
-                if message.overdue:
-                    self.kill(f"it took too long over {message.overdue}")
-            elif isinstance(message, Closed):
-                self._has_ended = message.has_ended
+            elif isinstance(message, Beat) and message.overdue:
+                self.kill(f"it took too long over {message.overdue}")
         self._died()
 
     def _died(self) -> None:
@@ -193,7 +179,7 @@ class Process:
             left = list(self._requests.values())
             self._requests.clear()
             self.report = Report()
-        self._outbox.put(None)
+        self._outbox.close()
         for _, events in left:
             events.put(Failed(message, message, "error"))
         for pipe in self._pipes:
@@ -233,7 +219,7 @@ def _guardian_of(pid: int) -> subprocess.Popen[bytes] | None:
     return None
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """A backend whose engine runs in a process of its own."""
 
     def __init__(
@@ -242,10 +228,12 @@ class RemoteBackend:
         trace_batches: str | Path | None = None,
         memory: str | Path | None = None,
         common_memory: str | None = "",
+        method_file: str = "",
     ) -> None:
         """The first two arguments are as for ``Serving``. ``common_memory`` is the memory of
-        requests that name none of their own, as in ``ChatRequest``."""
-        self._arguments = [str(trace_batches or ""), str(memory or "")]
+        requests that name none of their own, as in ``ChatRequest``. ``method_file`` is a method as
+        in ``load_method_file``: the engine's process runs its file, too."""
+        self._arguments = [str(trace_batches or ""), str(memory or ""), method_file]
         self._common_memory = common_memory
         self._lock = threading.RLock()
         self._status = Status()
@@ -253,12 +241,6 @@ class RemoteBackend:
         self._n_deaths = 0  # since the last load that succeeded
         self._is_closed = False
         self._process = self._started()
-
-    def methods(self) -> tuple[MethodInfo, ...]:
-        return known_methods()
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        return known_models()
 
     def status(self) -> Status:
         return self._status

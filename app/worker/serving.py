@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from app.worker.loading import ModelSlot, Stopped, Task
+from app.worker.loading import Job, ModelSlot, Stopped
 from app.worker.messages import (
     Chance,
     ChatRequest,
     Done,
-    Event,
-    Failed,
     LoadedModel,
     ModelSpec,
     Prefill,
@@ -29,7 +29,6 @@ from app.worker.messages import (
     Report,
     Status,
     Tokens,
-    Waiting,
 )
 from app.worker.preparation import answer_to, prepared, shown_prompt
 from app.worker.wording import QueueFull
@@ -44,72 +43,28 @@ CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
 PREPARING = 2  # threads
 
-PassOn = Callable[[Event], object]
-T = TypeVar("T", bound=Task)
-
-
-class Load(Task):
-    """A load of a model."""
-
-    def __init__(self, spec: ModelSpec, pass_on: PassOn) -> None:
-        super().__init__(pass_on, Failed(f"loading {spec.model} was stopped"))
-        self.spec = spec
-
-
-class Query(Task):
-    """A question that needs the model."""
-
-    def __init__(self, question: Question, pass_on: PassOn) -> None:
-        super().__init__(pass_on, Failed("the question was withdrawn"))
-        self.question = question
-
-
-class Reply(Task):
-    """A reply from its request to its last token.
-
-    text     in the engine; None before
-    n_ahead  how many others must end before it starts, as last told
-    prompt   as the model reads it, if the request asks for it
-    """
-
-    def __init__(self, request: ChatRequest, pass_on: PassOn) -> None:
-        super().__init__(pass_on, Done("cancelled", request.method))
-        self.request = request
-        self.text: Text | None = None
-        self.n_ahead = 0
-        self.prompt = ""
-
-    def waits(self, n_ahead: int, *, loading: bool = False) -> None:
-        """Tell how many are ahead, if that has changed."""
-        if n_ahead and n_ahead != self.n_ahead:
-            self.emit(Waiting(n_ahead, loading))
-        self.n_ahead = n_ahead
-
-    def cancel(self) -> None:
-        super().cancel()
-        if self.text is not None:
-            self.text.cancel()
-
 
 class Serving:
     """An engine, its model, and the requests to it. Any thread may call any method."""
 
     def __init__(
         self,
+        send: Callable[[int, Any], object],
         *,
         trace_batches: str | Path | None = None,
         memory: str | Path | None = None,
-        on_status: Callable[[Status], object] = lambda _: None,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that
-        keeps what the first model reads and writes. ``on_status`` is told of every new status,
-        ``on_change`` that the report changed."""
-        self._slot = ModelSlot(trace_batches, memory, on_status, self._alone)
+        """``send`` gets each request's number and events, and 0 with every new status.
+
+        ``trace_batches`` names a file that gets one JSON line per decode, ``memory`` one that keeps
+        what the first model reads and writes. ``on_change`` is told that the report changed.
+        """
+        self._send = send
+        self._slot = ModelSlot(trace_batches, memory, partial(send, 0), self._alone)
         self._on_change = on_change
         self._changed = threading.Condition()  # holds for all below
-        self._arrived: list[Task] = []  # that no thread has taken yet
-        self._taken: list[Task] = []  # by a thread, or by the engine
+        self._jobs: list[Job] = []  # as they came; each until it has ended and no thread has it
         self._is_replacing = False  # whether a load waits for replies or has the engine
         self._is_closed = False
         self._totals = Report()
@@ -122,31 +77,35 @@ class Serving:
 
     def report(self) -> Report:
         with self._changed:
-            replies = [one for one in self._all(Reply) if not one.has_ended]
-            running = tuple(one.request.id for one in replies if one.has_begun)
+            replies = [job for job in self._jobs if job.is_reply and not job.has_ended]
+            running = tuple(job.message.id for job in replies if job.has_begun)
             return replace(self._totals, running=running, n_waiting=len(replies) - len(running))
 
-    def load(self, spec: ModelSpec, pass_on: PassOn) -> Task:
-        """Replace the model. Emits Waiting, Loading, then Loaded or Failed."""
-        return self._take_in(Load(spec, pass_on))
-
-    def reply(self, request: ChatRequest, pass_on: PassOn) -> Task:
-        """Reply to a conversation. Emits Waiting, LeftOut, Opening, Prefill, Tokens, then Done or
-        Failed."""
-        return self._take_in(Reply(request, pass_on))
-
-    def ask(self, question: Question, pass_on: PassOn) -> Task:
-        """Answer a question. Emits Answer or Failed."""
-        return self._take_in(Query(question, pass_on))
-
-    def cancel(self, task: Task) -> None:
-        """Stop a request. Its last event comes at once if the engine does not work on it."""
-        task.cancel()  # without the lock, which the engine's thread may wait for
+    def take_in(self, number: int, message: ModelSpec | ChatRequest | Question) -> None:
+        """Do what the message with this number asks for. ``wire`` lists the events."""
+        job = Job(number, message, partial(self._send, number))
         with self._changed:
-            if task in self._arrived:
-                self._arrived.remove(task)
-            self._changed.notify_all()
+            if self._is_closed:
+                job.fail(QueueFull("the engine is closed"))
+            elif len([one for one in self._jobs if not one.has_begun]) >= MOST_WAITING:
+                job.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
+            else:
+                if job.is_load and (n_ahead := self._n_loads()):
+                    job.waits(n_ahead, loading=True)
+                self._jobs.append(job)
+                self._tell_held()
+                self._changed.notify_all()
         self._on_change()
+
+    def cancel(self, number: int) -> None:
+        """Stop a request. Its last event comes at once if the engine does not work on it."""
+        for job in [job for job in list(self._jobs) if job.number == number]:
+            job.cancel()  # without the lock, which the engine's thread may wait for
+            with self._changed:
+                if job in self._jobs and not job.is_taken:
+                    self._jobs.remove(job)
+                self._changed.notify_all()
+            self._on_change()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Stop everything and free the model, unless a request that does not end still uses it.
@@ -155,108 +114,89 @@ class Serving:
         """
         with self._changed:
             self._is_closed = True
-            left = [*self._arrived, *self._taken]
-        for task in left:
-            self.cancel(task)
+            left = [job.number for job in self._jobs]
+        for number in left:
+            self.cancel(number)
         deadline = time.monotonic() + seconds
-        while self._taken and time.monotonic() < deadline:
+        while self._jobs and time.monotonic() < deadline:
             time.sleep(0.01)
-        if not self._taken:
+        if not self._jobs:
             self._slot.close()
-        return not self._taken
+        return not self._jobs
 
-    def _take_in(self, task: Task) -> Task:
-        with self._changed:
-            if self._is_closed:
-                task.fail(QueueFull("the engine is closed"))
-            elif len([one for one in self._all(Task) if not one.has_begun]) >= MOST_WAITING:
-                task.fail(QueueFull(f"{MOST_WAITING} requests wait already; try again later"))
-            else:
-                if isinstance(task, Load) and (n_ahead := len(self._all(Load))):
-                    task.emit(Waiting(n_ahead, loading=True))
-                self._arrived.append(task)
-                self._tell_held()
-                self._changed.notify_all()
-        self._on_change()
-        return task
-
-    def _all(self, kind: type[T]) -> list[T]:
-        return [one for one in (*self._taken, *self._arrived) if isinstance(one, kind)]
+    def _n_loads(self) -> int:
+        return sum(job.is_load for job in self._jobs)
 
     def _n_replies(self) -> int:
         """How many replies use the engine, or are prepared for it."""
-        return sum(isinstance(one, Reply) for one in self._taken)
+        return sum(job.is_taken and job.is_reply for job in self._jobs)
 
     def _must_wait(self) -> bool:
         """Whether replies wait for a load."""
-        return self._is_replacing or (self._slot.engine is None and bool(self._all(Load)))
+        return self._is_replacing or (self._slot.engine is None and self._n_loads() > 0)
 
     def _tell_held(self) -> None:
         if self._must_wait():
-            replies = [one for one in self._arrived if isinstance(one, Reply)]
-            for place, reply in enumerate(replies, 1):
-                reply.waits(place, loading=True)
+            held = [job for job in self._jobs if job.is_reply and not job.is_taken]
+            for place, job in enumerate(held, 1):
+                job.waits(place, loading=True)
 
-    def _next(self, loads: bool) -> Task | None:
+    def _next(self, loads: bool) -> Job | None:
         """What a thread can take, one for loads or one for all else."""
-        for task in self._arrived:
-            is_held = isinstance(task, Reply) and self._must_wait()
-            if isinstance(task, Load) == loads and not is_held:
-                return task
+        for job in self._jobs:
+            is_held = job.is_reply and self._must_wait()
+            if job.is_load == loads and not job.is_taken and not is_held:
+                return job
         return None
 
     def _work(self, loads: bool) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or self._next(loads) is not None)
-                task = self._next(loads)
-                if self._is_closed or task is None:
+                job = self._next(loads)
+                if self._is_closed or job is None:
                     return
-                self._arrived.remove(task)
-                self._taken.append(task)
+                job.is_taken = True
             try:
-                self._do(task)
+                self._do(job)
             except Exception as error:
-                task.fail(error)
-            if not isinstance(task, Reply) or task.text is None:
-                self._forget(task)
+                job.fail(error)
+            if job.text is None:
+                self._forget(job)
 
-    def _do(self, task: Task) -> None:
-        if isinstance(task, Query):
-            task.emit(answer_to(self._engine(), task.question))
-        elif isinstance(task, Reply):
-            self._start(task)
-        elif isinstance(task, Load):
-            task.has_begun = True
-            last = self._slot.load(task, task.spec)
-            self._forget(task)
-            task.emit(last)
+    def _do(self, job: Job) -> None:
+        if isinstance(job.message, ModelSpec):
+            job.has_begun, job.n_ahead = True, 0
+            last = self._slot.load(job, job.message)
+            self._forget(job)
+            job.emit(last)
+        elif isinstance(job.message, ChatRequest):
+            self._start(job, job.message)
+        else:
+            job.emit(answer_to(self._engine(), job.message))
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, job: Job) -> None:
         """A request has ended."""
         with self._changed:
-            if task in self._taken:
-                self._taken.remove(task)
+            if job in self._jobs:
+                self._jobs.remove(job)
             self._changed.notify_all()
         self._on_change()
 
     @contextmanager
-    def _alone(self, task: Task) -> Iterator[None]:
-        """Wait until no reply runs; nobody else uses the engine inside. Raises Stopped."""
-        with self._changed:
-            self._is_replacing = True
-            try:
-                self._tell_held()
-                while (n_running := self._n_replies()) and not task.is_cancelled:
-                    task.emit(Waiting(n_running))
-                    self._changed.wait()
-                if task.is_cancelled:
-                    raise Stopped
-                self._changed.wait_for(lambda: self._taken == [task])  # no question, either
-            except BaseException:
-                self._is_replacing = False
-                raise
+    def _alone(self, load: Job) -> Iterator[None]:
+        """Wait until nobody else uses the engine; nobody does inside. Raises Stopped."""
         try:
+            with self._changed:
+                self._is_replacing = True
+                self._tell_held()
+                while any(job.is_taken and job is not load for job in self._jobs):
+                    if load.is_cancelled:
+                        break
+                    load.waits(self._n_replies())
+                    self._changed.wait()
+            if load.is_cancelled:
+                raise Stopped
             yield
         finally:
             with self._changed:
@@ -265,7 +205,7 @@ class Serving:
     def _engine(self) -> Engine:
         """The engine, for a reply or question that was taken. Raises ModelError."""
         with self._changed:
-            engine, is_loading = self._slot.engine, bool(self._all(Load))
+            engine, is_loading = self._slot.engine, self._n_loads() > 0
             if engine is not None and not (self._is_replacing and not self._n_replies()):
                 if not is_loading:
                     self._slot.forget_error()
@@ -275,46 +215,38 @@ class Serving:
         why = self._slot.status.error or ""
         raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
 
-    def _start(self, reply: Reply) -> None:
+    def _start(self, job: Job, request: ChatRequest) -> None:
         """Prepare a reply and give it to the engine."""
-        engine, request, reply.n_ahead = self._engine(), reply.request, 0
+        engine, job.n_ahead = self._engine(), 0
 
         def progress(done: int, total: int) -> None:
-            self._begin(reply)
-            reply.emit(Prefill(done, total))
+            if not job.has_begun:
+                job.has_begun = True  # it has a slot
+                self._on_change()
+            job.emit(Prefill(done, total))
 
-        asked = prepared(engine, request, reply.emit, progress, reply.waits)
-        if request.show_prompt:
-            reply.prompt = shown_prompt(engine, request, asked.prompt)
-        if reply.has_ended:  # its client has left meanwhile
+        asked = prepared(engine, request, job.emit, progress, job.waits)
+        prompt = shown_prompt(engine, request, asked.prompt) if request.show_prompt else ""
+        if job.has_ended:  # its client has left meanwhile
             return
-        reply.text = text = engine.start(asked)
-        if reply.is_cancelled:
+        job.text = text = engine.start(asked)
+        if job.is_cancelled:
             text.cancel()
         released = iter(text.logprobs)
 
         def take(item: list[Token] | Exception | None) -> None:
             if isinstance(item, list):
-                if item:
-                    if not reply.has_begun:
-                        self._begin(reply)
-                    reply.emit(_tokens(engine.model, item, islice(released, len(item))))
+                job.emit(_tokens(engine.model, item, islice(released, len(item))))
                 return
             if isinstance(item, Exception):
-                reply.fail(item)
+                job.fail(item)
             else:
-                if reply.has_begun:
+                if job.has_begun:
                     self._totals = _added(self._totals, text)
-                reply.emit(_done(text, self.status.model, reply.prompt))
-            self._forget(reply)
+                job.emit(_done(text, self.status.model, prompt))
+            self._forget(job)
 
         text.forward(take)
-
-    def _begin(self, reply: Reply) -> None:
-        """A reply has a slot."""
-        with self._changed:
-            reply.has_begun = True
-        self._on_change()
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
@@ -331,45 +263,32 @@ def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -
     )
 
 
+_SUMS = "n_reused n_tokens n_steps n_drafted n_accepted prefill_seconds decode_seconds".split()
+
+
 def _added(totals: Report, text: Text) -> Report:
     """The totals with those of a text that has ended."""
-    stats = text.stats
-    n_positions = max((n - 1 for n in stats.tokens_histogram), default=0)
-    counts = [*totals.accepted, *[0] * (n_positions - len(totals.accepted))]
+    stats, accepted = text.stats, Counter(dict(enumerate(totals.accepted)))
     for n_tokens, n_steps in stats.tokens_histogram.items():
-        for position in range(n_tokens - 1):
-            counts[position] += n_steps
-    return Report(
+        accepted.update(dict.fromkeys(range(n_tokens - 1), n_steps))
+    return replace(
+        totals,
         n_requests=totals.n_requests + 1,
         n_read=totals.n_read + stats.n_prompt - stats.n_reused,
-        n_reused=totals.n_reused + stats.n_reused,
-        n_tokens=totals.n_tokens + stats.n_tokens,
-        n_steps=totals.n_steps + stats.n_steps,
         n_drafts=totals.n_drafts + stats.n_steps - stats.rows_histogram.get(1, 0),
-        n_drafted=totals.n_drafted + stats.n_drafted,
-        n_accepted=totals.n_accepted + stats.n_accepted,
-        prefill_seconds=totals.prefill_seconds + stats.prefill_seconds,
-        decode_seconds=totals.decode_seconds + stats.decode_seconds,
         n_longest=max(totals.n_longest, stats.n_prompt + stats.n_tokens),
-        accepted=tuple(counts),
+        accepted=tuple(accepted[position] for position in range(len(accepted))),
+        **{name: getattr(totals, name) + getattr(stats, name) for name in _SUMS},
     )
 
 
 def _done(text: Text, model: LoadedModel | None, prompt: str) -> Done:
-    stats = text.stats
+    counts = {name: getattr(text.stats, name) for name in ("n_prompt", "n_first", *_SUMS)}
     return Done(
-        finish_reason=text.finish_reason or "stop",
-        method=str(text.method),
-        model=model,
-        n_prompt=stats.n_prompt,
-        n_reused=stats.n_reused,
-        n_tokens=stats.n_tokens,
-        n_first=stats.n_first,
-        n_steps=stats.n_steps,
-        n_drafted=stats.n_drafted,
-        n_accepted=stats.n_accepted,
-        prefill_seconds=stats.prefill_seconds,
-        decode_seconds=stats.decode_seconds,
+        text.finish_reason or "stop",
+        str(text.method),
+        model,
         stop_string=text.stop_string,
         prompt=prompt,
+        **counts,
     )

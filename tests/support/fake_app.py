@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Iterator
 
 from fastapi import FastAPI
 
 from app import server
 from app.guard import LARGEST_BODY, Guard, Names
 from app.page import ui
-from app.worker.messages import ChatRequest, Event, ModelSpec, Tokens
-from tests.support.fake_backend import DONE, FakeBackend
+from app.worker.events import Events
+from app.worker.messages import ChatRequest, ModelSpec, Tokens
+from tests.support.fake_backend import DONE, FakeBackend, played
 
 
 class TwiceAsFast(FakeBackend):
     """Every reply has 84 tokens; the method ``guess`` takes a second, plain decoding two."""
 
-    def reply(self, request: ChatRequest) -> Iterator[Event]:
+    def reply(self, request: ChatRequest) -> Events:
         seconds = 2.0 if request.method == "ar" else 1.0
-        yield Tokens((("yes ", False), ("indeed", True)))
-        yield dataclasses.replace(DONE, method=request.method, decode_seconds=seconds)
+        done = dataclasses.replace(DONE, method=request.method, decode_seconds=seconds)
+        return played([Tokens((("yes ", False), ("indeed", True))), done])
 
 
 def main() -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from app.page.conversation import Conversation, Reply, Settings
+from app.worker.backend import Backend, MethodInfo, Parameter
+from app.worker.events import Events
 from app.worker.messages import (
     ChatRequest,
     Done,
     Event,
     Loaded,
     LoadedModel,
-    MethodInfo,
-    ModelInfo,
     ModelSpec,
-    Parameter,
+    Question,
+    Report,
     Status,
     Tokens,
 )
+from speculation.registry import ModelEntry
 
 MODEL = LoadedModel(ModelSpec("m.gguf"), "llama 7M", 2048, True, 1)
 DONE = Done(
@@ -36,7 +38,16 @@ DONE = Done(
 )
 
 
-class FakeBackend:
+def played(events: Iterable[Event]) -> Events:
+    """Events that have all come."""
+    made = Events(lambda: None)
+    for event in events:
+        made.put(event)
+    made.put(None)  # a script may end without a last event
+    return made
+
+
+class FakeBackend(Backend):
     """Replays the script, one list of events per reply."""
 
     def __init__(self, *script: Iterable[Event]) -> None:
@@ -49,18 +60,24 @@ class FakeBackend:
             MethodInfo("guess", "Guess", (Parameter("width", 4, ""), Parameter("deep", True, ""))),
         )
 
-    def models(self) -> tuple[ModelInfo, ...]:
+    def models(self) -> tuple[ModelEntry, ...]:
         return ()
 
     def status(self) -> Status:
         return Status(MODEL)
 
-    def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
-        yield Loaded(MODEL)
+    def load(self, spec: ModelSpec, request_id: str = "") -> Events:
+        return played([Loaded(MODEL)])
 
-    def reply(self, request: ChatRequest) -> Iterator[Event]:
+    def reply(self, request: ChatRequest) -> Events:
         self.requests.append(request)
-        yield from self.script.pop(0)
+        return played(self.script.pop(0))
+
+    def report(self) -> Report:
+        return Report()
+
+    def ask(self, question: Question) -> Events:
+        raise AssertionError("only the engine can answer this")
 
     def stop(self, request_id: str) -> None: ...
 

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
-from app.worker.backend import known_methods, known_models
+from app.worker.backend import Backend
 from app.worker.events import Events
-from app.worker.loading import Task
 from app.worker.messages import (
     ChatRequest,
-    MethodInfo,
-    ModelInfo,
     ModelSpec,
     Question,
     Report,
     Status,
 )
-from app.worker.serving import PassOn, Serving
+from app.worker.serving import Serving
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """As ``RemoteBackend``, without a process."""
 
     def __init__(self, *, trace_batches: Path | None = None, memory: Path | None = None) -> None:
-        self.serving = Serving(trace_batches=trace_batches, memory=memory)
-        self._tasks: list[tuple[str, Task]] = []
-        self._lock = Lock()  # held while a request that may be stopped is added
+        self.serving = Serving(self._take, trace_batches=trace_batches, memory=memory)
+        self._requests: list[tuple[str, Events]] = []  # by number
+        self._lock = Lock()
 
-    def methods(self) -> tuple[MethodInfo, ...]:
-        return known_methods()
-
-    def models(self) -> tuple[ModelInfo, ...]:
-        return known_models()
+    def _take(self, number: int, message: Any) -> None:
+        if number:
+            self._requests[number - 1][1].put(message)
 
     def status(self) -> Status:
         return self.serving.status
@@ -43,26 +37,26 @@ class LocalBackend:
         return self.serving.report()
 
     def load(self, spec: ModelSpec, request_id: str = "") -> Events:
-        return self._started(request_id, partial(self.serving.load, spec))
+        return self._started(spec, request_id)
 
     def reply(self, request: ChatRequest) -> Events:
-        return self._started(request.id, partial(self.serving.reply, request))
+        return self._started(request, request.id)
 
     def ask(self, question: Question) -> Events:
-        return self._started("", partial(self.serving.ask, question))
+        return self._started(question)
 
-    def _started(self, request_id: str, start: Callable[[PassOn], Task]) -> Events:
-        events = Events(lambda: self.serving.cancel(task))
+    def _started(self, message: Any, request_id: str = "") -> Events:
         with self._lock:
-            task = start(events.put)
-            self._tasks.append((request_id, task))
+            number = len(self._requests) + 1
+            events = Events(lambda: self.serving.cancel(number))
+            self._requests.append((request_id, events))
+        self.serving.take_in(number, message)
         return events
 
     def stop(self, request_id: str) -> None:
-        with self._lock:
-            found = [task for id_, task in self._tasks if id_ == request_id]
-        for task in found:
-            self.serving.cancel(task)
+        for id_, events in list(self._requests):
+            if id_ == request_id:
+                events.close()
 
     def close(self) -> bool:
         return self.serving.close()

@@ -14,8 +14,8 @@ from app.api.replies import Replies
 from app.api.service import Service
 from app.server import endpoint, guard
 from app.worker.events import Events
-from app.worker.messages import ChatRequest, Question, Report, Tokens
-from tests.support.fake_backend import DONE, FakeBackend
+from app.worker.messages import ChatRequest, Report, Tokens
+from tests.support.fake_backend import DONE, FakeBackend, played
 
 
 class Endless:
@@ -55,15 +55,10 @@ class Recording(FakeBackend):
 
     def reply(self, request: ChatRequest) -> Events:
         self.requests.append(request)
-        events = Events(lambda: None)
-        events.put(DONE)
-        return events
+        return played([DONE])
 
     def report(self) -> Report:
         return Report(running=("one",), n_waiting=2, n_tokens=84)
-
-    def ask(self, question: Question) -> Events:
-        raise AssertionError("only the engine can answer this")
 
 
 def test_what_the_engine_publishes_is_told_without_asking_it() -> None:

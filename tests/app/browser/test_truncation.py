@@ -77,20 +77,3 @@ def test_a_chat_stops_at_a_full_context_if_set_to(chat: Chat) -> None:
     chat.reload()
     chat.unfold("Sampling")
     chat.page.wait_for_selector("#leave-out label.selected:has-text('stop')")
-
-
-def test_a_reply_that_fills_the_context_can_be_continued(chat: Chat) -> None:
-    chat.unfold("Sampling")
-    chat.set("Max tokens", "5")
-    chat.ask("a" * 100)
-    chat.set("Max tokens", "0")
-    chat.unfold("More")
-    chat.set("Grammar (GBNF)", "root ::= [a-z] root")
-    assert chat.ask("b" * 30, 2).endswith(" · context 256 / 256 · context full")
-    begun = chat.last(".text")
-    chat.set("Grammar (GBNF)", "")
-    chat.set("Max tokens", "20")
-    chat.page.click("[data-action=continue]")
-    chat.page.wait_for_selector(".turns:not(:has(.live)) .stats:has-text('1 turn left out')")
-    assert chat.last(".text").startswith(begun)
-    assert chat.page.locator(".turns > :nth-child(2):last-child .left-out").count() == 1

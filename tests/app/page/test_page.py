@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 from app.page.conversation import Reply, Settings, Turn
 from app.page.render import GrowingReply, text_html, turn_html
 from app.page.session import Session
-from app.worker.backend import Backend
-from app.worker.messages import Event, ModelInfo, ModelSpec, Parameter, Status, Tokens
-from speculation.registry import PAIRED
+from app.worker.backend import Backend, Parameter
+from app.worker.events import Events
+from app.worker.messages import ModelSpec, Status, Tokens
+from speculation.registry import PAIRED, ModelEntry
 from speculation.sampling import SamplingParams
 from speculation.settings import DEFAULT_METHOD
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, run, talk
@@ -261,8 +262,11 @@ def model_fields(backend: Backend) -> model_panel.ModelPanel:
 
 def test_choosing_another_model_replaces_draft_model_and_heads_by_its_own() -> None:
     class Backend(FakeBackend):
-        def models(self) -> tuple[ModelInfo, ...]:
-            return ModelInfo("big", "8 GB", "small", ("a", "b")), ModelInfo("small", "")
+        def models(self) -> tuple[ModelEntry, ...]:
+            return (
+                ModelEntry("big", Path("b.gguf"), "small", "8 GB", ("a", "b")),
+                ModelEntry("small", Path("s.gguf"), None, ""),
+            )
 
     panel = model_fields(Backend())
     note, draft, heads = panel.follow("big", "other", ["x"])
@@ -290,9 +294,9 @@ def test_quotes_around_a_pasted_path_are_removed() -> None:
     wanted = []
 
     class Backend(FakeBackend):
-        def load(self, spec: ModelSpec, request_id: str = "") -> Iterator[Event]:
+        def load(self, spec: ModelSpec, request_id: str = "") -> Events:
             wanted.append((spec.model, spec.draft_model, spec.heads))
-            return iter(())
+            return super().load(spec)
 
     panel = model_fields(Backend())
     quoted = r'"C:\My models\m.gguf"'

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from app.worker.events import Events
 from app.worker.loading import threads_beside_browser
 from app.worker.messages import (
     Answer,
@@ -55,6 +54,14 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spec(path: Path | str, n_ctx: int = 0, parallel: int = 1) -> ModelSpec:
     return ModelSpec(str(path), n_ctx, n_threads=1, flash_attn="off", parallel=parallel)
+
+
+@pytest.fixture
+def fresh() -> Iterator[LocalBackend]:
+    """A backend without a model."""
+    made = LocalBackend()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +142,10 @@ def test_a_second_reply_waits_its_turn_and_says_so(backend: LocalBackend) -> Non
 def test_as_many_replies_as_there_are_places_run_at_once(tiny_model: Path) -> None:
     backend = LocalBackend()
     assert isinstance(list(backend.load(spec(tiny_model, parallel=2)))[-1], Loaded)
-    running = [backend.reply(request("hi", str(i), sampling=ENDLESS)) for i in range(3)]
-    for events in running[:2]:
-        assert not isinstance(next(events), Waiting)
-    assert next(running[2]) == Waiting(1)
+    running = []
+    for i, first in enumerate((Prefill(0, 5), Prefill(5, 5), Waiting(1))):
+        running.append(backend.reply(request("hi", str(i), sampling=ENDLESS)))
+        assert next(running[i]) == first
     for event in running[0]:  # noqa: B007
         backend.stop("0")
     assert isinstance(event, Done)
@@ -166,53 +173,53 @@ def held() -> Iterator[Held]:
 
 
 def test_without_a_model_replies_wait_for_its_load_and_nothing_else_does(
-    long_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+    fresh: LocalBackend, long_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = LocalBackend()
     monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
-    load = backend.load(spec(long_model, 512))
+    load = fresh.load(spec(long_model, 512))
     assert held.reached.wait(60)
-    reply, stopped = (backend.reply(request("hi", id_, max_tokens=2)) for id_ in ("one", "two"))
+    reply, stopped = (fresh.reply(request("hi", id_, max_tokens=2)) for id_ in ("one", "two"))
     assert next(reply) == Waiting(1, loading=True)
-    assert backend.report().n_waiting == 2
-    backend.stop("two")
+    assert fresh.report().n_waiting == 2
+    fresh.stop("two")
     assert list(stopped) == [Waiting(2, loading=True), Done("cancelled", "auto")]
-    (failed,) = backend.ask(Tokenize("a cat"))
+    (failed,) = fresh.ask(Tokenize("a cat"))
     assert isinstance(failed, Failed)
     assert (failed.kind, failed.message[:29]) == ("no model", "the model is being loaded; tr")
-    assert backend.status().loading == Loading(str(long_model), "load", 0, 100)
+    assert fresh.status().loading == Loading(str(long_model), "load", 0, 100)
     held.go.set()
     assert isinstance(list(load)[-1], Loaded)
     assert isinstance(list(reply)[-1], Done)
-    assert backend.report().n_waiting == 0
-    backend.close()
+    assert fresh.report().n_waiting == 0
 
 
 def test_the_loaded_model_goes_on_while_another_is_downloaded_or_waits(
-    long_model: Path, tiny_model: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+    fresh: LocalBackend,
+    long_model: Path,
+    tiny_model: Path,
+    held: Held,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = LocalBackend()
-    list(backend.load(spec(tiny_model)))
+    list(fresh.load(spec(tiny_model)))
     monkeypatch.setattr("app.worker.loading.resolve", lambda model, **_: held(Path(model)))
-    load = backend.load(spec(long_model))
+    load = fresh.load(spec(long_model))
     assert held.reached.wait(60)
-    assert isinstance(list(backend.reply(request("hi", max_tokens=2)))[-1], Done)
-    running = backend.reply(request("hi", "running", sampling=ENDLESS, method="ar"))
+    assert isinstance(list(fresh.reply(request("hi", max_tokens=2)))[-1], Done)
+    running = fresh.reply(request("hi", "running", sampling=ENDLESS, method="ar"))
     assert isinstance(next(running), Prefill)
     held.go.set()
     while not isinstance(next(load), Waiting):  # for the running reply
         pass
-    (answer,) = backend.ask(Tokenize("a cat"))
+    (answer,) = fresh.ask(Tokenize("a cat"))
     assert isinstance(answer, Answer)
-    after = backend.reply(request("hi", "after", max_tokens=2))
+    after = fresh.reply(request("hi", "after", max_tokens=2))
     assert next(after) == Waiting(1, loading=True)
-    backend.stop("running")
+    fresh.stop("running")
     assert isinstance(list(running)[-1], Done)
     assert isinstance(list(load)[-1], Loaded)
     done = list(after)[-1]
     assert isinstance(done, Done) and done.model is not None
     assert done.model.spec == spec(long_model)
-    backend.close()
 
 
 def test_what_is_prepared_ends_at_once_when_its_client_leaves(
@@ -256,41 +263,40 @@ def test_an_impossible_request_fails_with_a_reason(backend: LocalBackend) -> Non
 
 
 def test_a_load_that_fails_says_why_and_leaves_the_old_model_usable(
-    tiny_model: Path, tmp_path: Path
+    fresh: LocalBackend, tiny_model: Path, tmp_path: Path
 ) -> None:
-    backend = LocalBackend()
-    list(backend.load(spec(tmp_path / "none.gguf")))
-    (failed,) = backend.reply(request("hi"))
+    list(fresh.load(spec(tmp_path / "none.gguf")))
+    (failed,) = fresh.reply(request("hi"))
     assert isinstance(failed, Failed) and "no model is loaded" in failed.message
-    assert "none.gguf" in failed.message and "none.gguf" in status_html(backend.status())
-    list(backend.load(spec(tiny_model)))
+    assert "none.gguf" in failed.message and "none.gguf" in status_html(fresh.status())
+    list(fresh.load(spec(tiny_model)))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny_model.read_bytes()[:20_000])
     for wrong, reason in ((tmp_path / "none.gguf", "file not found"), (broken, "is incomplete")):
-        failed = list(backend.load(spec(wrong)))[-1]
+        failed = list(fresh.load(spec(wrong)))[-1]
         assert isinstance(failed, Failed)
         assert reason in failed.message
-        status = backend.status()
+        status = fresh.status()
         assert status.error == failed.message
         assert status.model is not None
         assert status.model.spec.model == str(tiny_model)
-        assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
-    backend.close()
+        assert isinstance(list(fresh.reply(request("x", max_tokens=2)))[-1], Done)
 
 
 def load_stopped_when(
     backend: LocalBackend, path: Path, is_time: Callable[[Loading], bool]
 ) -> list[Event]:
     """The events of a load that is stopped, in its own thread, when it says so."""
-    events = Events(lambda: None)
+    take = backend.serving._send
 
-    def take(event: Event) -> None:
-        events.put(event)
+    def take_and_stop(number: int, event: Any) -> None:
+        take(number, event)
         if isinstance(event, Loading) and event.model == str(path) and is_time(event):
-            backend.serving.cancel(task)
+            backend.serving.cancel(number)
 
-    task = backend.serving.load(spec(path), take)
-    return list(events)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend.serving, "_send", take_and_stop)
+        return list(backend.load(spec(path)))
 
 
 def test_a_load_that_is_stopped_restores_the_old_model(
@@ -327,20 +333,16 @@ def test_a_tiny_model_leaves_a_core_to_the_browser_and_a_large_one_uses_all() ->
 
 @pytest.mark.parametrize(("asked", "n_threads"), [(3, 3), (None, max(1, physical_cores() - 1))])
 def test_the_number_of_threads_is_as_requested_or_suits_the_model(
-    tiny_model: Path, asked: int | None, n_threads: int
+    fresh: LocalBackend, tiny_model: Path, asked: int | None, n_threads: int
 ) -> None:
-    backend = LocalBackend()
-    list(backend.load(ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off")))
-    assert backend.serving._engine().context.n_threads == n_threads
-    backend.close()
+    list(fresh.load(ModelSpec(str(tiny_model), n_threads=asked, flash_attn="off")))
+    assert fresh.serving._engine().context.n_threads == n_threads
 
 
-def test_the_draft_model_paired_in_models_txt_is_loaded() -> None:
-    backend = LocalBackend()
+def test_the_draft_model_paired_in_models_txt_is_loaded(fresh: LocalBackend) -> None:
     paired = dataclasses.replace(spec("bundled", 512), draft_model=PAIRED)
-    assert isinstance(list(backend.load(paired))[-1], Loaded)
-    events = list(backend.reply(request("Hello!", method="draft", max_tokens=8)))
-    backend.close()
+    assert isinstance(list(fresh.load(paired))[-1], Loaded)
+    events = list(fresh.reply(request("Hello!", method="draft", max_tokens=8)))
     assert isinstance(events[-1], Done)
 
 
@@ -377,29 +379,29 @@ def test_texts_are_kept_on_disk_if_wanted(
         assert len([*tmp_path.glob("*.text")]) == n_files
 
 
-def test_a_download_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
-    backend = LocalBackend()
+def test_a_download_reports_progress_and_can_be_stopped(
+    fresh: LocalBackend, tmp_path: Path
+) -> None:
 
     def resolve(model: str, *, bar: Any) -> Path:
         made = bar(total=2_000_000_000, desc=model, unit="B")
         made.update(500_000_000)
-        backend.stop("tab/load")
+        fresh.stop("tab/load")
         made.update(1)
         raise AssertionError("it was stopped")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.worker.loading.resolve", resolve)
-        events = list(backend.load(ModelSpec("big"), "tab/load"))
+        events = list(fresh.load(ModelSpec("big"), "tab/load"))
     assert [loading_notice(event) for event in events[:-1] if isinstance(event, Loading)] == [
         "Loading big: 0 %",
         "Downloading big: 0.50 of 2.00 GB",
     ]
     assert events[-1] == Failed("loading big was stopped")
-    backend.close()
 
 
 def test_a_hub_model_is_downloaded_with_progress_and_loaded(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: LocalBackend, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -414,12 +416,10 @@ def test_a_hub_model_is_downloaded_with_progress_and_loaded(
             hub.url + "/{repo_id}/resolve/{revision}/{filename}",
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        backend = LocalBackend()
-        events = list(backend.load(spec("hf:owner/repo/tiny.gguf")))
+        events = list(fresh.load(spec("hf:owner/repo/tiny.gguf")))
         close_session()
     bytes_done = [e.done for e in events if isinstance(e, Loading) and e.stage == "download"]
     assert bytes_done == sorted(bytes_done)
     assert bytes_done[-1] == len(content)
     assert isinstance(events[-1], Loaded)
-    assert isinstance(list(backend.reply(request("x", max_tokens=2)))[-1], Done)
-    backend.close()
+    assert isinstance(list(fresh.reply(request("x", max_tokens=2)))[-1], Done)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -10,8 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from app.worker import messages, wire
-from app.worker.messages import Chance, ChatRequest, Tokens
-from app.worker.wire import DATACLASSES, head, read, written
+from app.worker.messages import Chance, ChatRequest, Failed, Tokens
+from app.worker.wire import DATACLASSES, Outbox, head, read, written
 
 
 def example(hint: Any, text: str = 'a "😀" \ud800\n') -> Any:
@@ -69,3 +72,26 @@ def test_what_cannot_be_written_says_why() -> None:
         written(1, ChatRequest("", sampling={"grammar": lambda: None}))
     with pytest.raises(TypeError, match="NoneType is no message"):
         written(1, None)
+
+
+def test_a_full_pipe_holds_up_nobody_and_the_messages_come_in_order() -> None:
+    ends = [os.fdopen(end, mode) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
+    refused: list[tuple[int, str]] = []
+    outbox = Outbox(ends[1], on_refused=lambda n, error: refused.append((n, str(error))))
+    sent: list[Any] = [Failed("x" * 50_000) for _ in range(20)]  # a pipe holds 64 kB or so
+    for number, message in enumerate([*sent, None, Failed("end")], 1):
+        outbox.put(number, message)
+    lines = [ends[0].readline() for _ in range(21)]
+    assert lines == [written(n, message) for n, message in enumerate(sent, 1)] + [
+        written(22, Failed("end"))
+    ]
+    assert refused == [(21, "NoneType is no message")]
+    outbox.close(60)
+    assert not outbox._thread.is_alive()
+    ends[0].close()
+    broken = threading.Event()
+    outbox = Outbox(ends[1], broken.set)
+    outbox.put(1, Failed("nobody reads it"))
+    assert broken.wait(60)
+    with suppress(BrokenPipeError):
+        ends[1].close()
