@@ -128,23 +128,18 @@ class HeadsFile:
             )
         return tokens
 
-    @property
-    def shares_target(self) -> bool:
-        """Whether the heads' output matrix is the target's."""
-        return bool(self.value(f"{self.info.method}.shares_target_output", bool))
+    def output_matrix(self, target: Path) -> Floats:
+        """The rows of the target's output matrix for the draft vocabulary, (n_drafted, n_embd).
 
-    def output_matrix(self, target: Path | None, name: str = "output.weight") -> Floats:
-        """The output matrix, (n_drafted, n_embd): the target's, or ``name`` in this file.
-
-        ``target`` is the target's GGUF. Without it, a shared matrix is empty, (0, n_embd), for
-        tools that do not need it. Raises the errors of ``tensor`` and ``target_output``.
+        ``target`` is the target's GGUF. Raises HeadsError if the heads have a matrix of their own,
+        as some had before this version, and as ``target_output``.
         """
-        tokens, n_embd, n_vocab = self.tokens(), self.info.n_embd, self.info.n_vocab
-        if not self.shares_target:
-            return self.tensor(name, n_vocab if tokens is None else len(tokens), n_embd)
-        if target is None:
-            return np.empty((0, n_embd), np.float32)
-        return target_output(target, n_vocab, n_embd, tokens)
+        if not self.value(f"{self.info.method}.shares_target_output", bool):
+            raise HeadsError(
+                f"{self.path} has an output matrix of its own, which this version does not read; "
+                f"train the heads again"
+            )
+        return target_output(target, self.info.n_vocab, self.info.n_embd, self.tokens())
 
 
 def check_trained_on(heads: Path, target_name: object, trained_on: object, model: Model) -> None:

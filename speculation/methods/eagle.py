@@ -27,8 +27,8 @@ from speculation.drafting.head_drafter import (
 )
 from speculation.drafting.resources import Resources
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
+from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
-from speculation.heads.eagle_file import KIND as EAGLE
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices
 
 # The tree of EAGLE-1's published code: 25 nodes, five levels.

@@ -28,8 +28,7 @@ from speculation.drafting.tree_growth import (
     top_tokens,
     with_target_ids,
 )
-from speculation.heads.redrafter import Beams, Level, RecurrentHead
-from speculation.heads.redrafter_file import KIND
+from speculation.heads.redrafter import KIND, Beams, Level, RecurrentHead
 
 MAX_NODES = 255
 

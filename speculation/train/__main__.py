@@ -9,7 +9,7 @@ from functools import partial
 
 from batching.errors import SpeculationError
 from speculation.system.console import replace_unencodable, worded
-from speculation.train import commands, tree
+from speculation.train import commands
 
 OK, FAILED, INTERRUPTED = 0, 2, 130
 
@@ -58,10 +58,6 @@ def _parser() -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
         commands.add_arguments(subparser, name)
         subparser.set_defaults(run=partial(commands.run, name))
-    choose = "choose the draft tree of trained Medusa heads"
-    subparser = subparsers.add_parser("tree", help=choose, allow_abbrev=False)
-    tree.add_arguments(subparser)
-    subparser.set_defaults(run=tree.run)
     return parser
 
 

@@ -21,7 +21,7 @@ from batching.together import run
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
-from speculation.heads.eagle3_file import write_eagle3
+from speculation.heads.eagle3 import write_eagle3
 from speculation.heads.file import HeadsInfo
 from tests.support.exact import EXACT, PROMPT
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, load_heads, started
