@@ -125,7 +125,7 @@ CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
             "medusa --heads 2 --epochs 30 --batch 32 --vocab 40 --blocks 2",
             {"medusa": 1.3},
         ),
-        ("redrafter --epochs 150", {"redrafter": 1.5}),
+        ("redrafter --epochs 150", {"redrafter": 1.3}),
         # A chain of three gives less than a tree.
         (
             "eagle --epochs 60 --rate 0.005 --kind f32",
