@@ -22,7 +22,6 @@ import numpy as np
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs, internal
 from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens
@@ -108,10 +107,7 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
     block = check_dflash(gguf, model)
-    check_layer_inputs(model, block.layers)
-    if block.outputs_hidden:
-        internal("llama_set_embeddings_nextn")
-        internal("llama_get_embeddings_nextn")
+    model.check_layer_inputs(block.layers)
     return DFlashHead(gguf, model, block)
 
 

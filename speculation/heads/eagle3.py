@@ -24,7 +24,6 @@ import numpy.typing as npt
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import FILE_TYPES, QUANTIZATION_VERSION, Value, write_gguf
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs, internal
 from batching.slots import encoding
 from batching.together import Coroutine
 from batching.tree import Floats
@@ -147,8 +146,7 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
     layers = check_eagle3(gguf, model)
-    check_layer_inputs(model, layers)
-    internal("llama_set_embeddings_nextn")
+    model.check_layer_inputs(layers)
     return Eagle3Head(gguf.path, model, layers)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter, check_ranges
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs
 from speculation.heads.eagle import EagleShape
 
 FILE_TYPES = ("f32", "f16", "q8_0")
@@ -144,7 +143,7 @@ class EagleTraining(TrainingParams):
                     f"--layers has {layer}, but the model has {n} layers; give numbers from 0 to "
                     f"{n - 1}"
                 )
-        check_layer_inputs(model, layers)
+        model.check_layer_inputs(layers)
         return layers
 
 

@@ -133,7 +133,7 @@ def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
             context.want_layers((1,))
     other = write_recurrent_gguf(tmp_path / "other.gguf")
     with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
-        private_api.check_layer_inputs(model, (0,))
+        model.check_layer_inputs((0,))
 
 
 def test_a_library_without_a_needed_function_is_refused_by_name(

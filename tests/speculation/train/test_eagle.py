@@ -224,7 +224,8 @@ def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
 def test_texts_shorter_than_the_passes_do_not_spoil_the_head(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = lines(tmp_path / "ids.jsonl", *({"ids": [1, 5, token]} for token in range(270, 280)))
+    texts = [f" {a} {b}" for a in ("the", "a") for b in ("the", "a", "cat", "dog", "saw")]
+    data = lines(tmp_path / "texts.jsonl", *({"text": text} for text in texts))  # 3 tokens each
     flags = ("--passes", 3, "--epochs", 2, "--batch", 1, "--kind", "f32")
     out = tmp_path / "head.gguf"
     assert train("eagle", tiny_model, data, out, *flags) == 0
