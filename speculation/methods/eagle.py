@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
@@ -25,7 +24,7 @@ from speculation.drafting.head_drafter import (
     HeadDrafter,
     check_window,
 )
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import if_loaded
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
 from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
@@ -104,10 +103,6 @@ class FixedTreeDrafter(HeadDrafter):
         return nodes, range(len(nodes))
 
 
-def _source_params(kind: str, resources: Resources) -> Eagle2Params | None:
-    return Eagle2Params() if kind in resources.heads else None
-
-
 eagle_1 = MethodSpec(
     name="eagle-1",
     title="EAGLE-1",
@@ -122,7 +117,7 @@ eagle_2 = MethodSpec(
     title="EAGLE-2",
     params=Eagle2Params,
     make=lambda params, resources: HeadDrafter.for_head(EAGLE.method, params, resources, "eagle-2"),
-    as_source=AsSource(partial(_source_params, EAGLE.method), name="eagle"),
+    as_source=AsSource(if_loaded(EAGLE.method, Eagle2Params()), name="eagle"),
     heads=(EAGLE,),
 )
 eagle_3 = MethodSpec(
@@ -132,6 +127,6 @@ eagle_3 = MethodSpec(
     make=lambda params, resources: HeadDrafter.for_head(
         EAGLE_3.method, params, resources, "eagle-3"
     ),
-    as_source=AsSource(partial(_source_params, EAGLE_3.method)),
+    as_source=AsSource(if_loaded(EAGLE_3.method, Eagle2Params())),
     heads=(EAGLE_3,),
 )

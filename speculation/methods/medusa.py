@@ -18,7 +18,7 @@ from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import BY_PROBABILITY, N_STRENGTHS, Acceptance, of_probability
 from speculation.drafting.last_state import LastState
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, if_loaded
 from speculation.heads.arrays import Choices as HeadChoices
 from speculation.heads.medusa import KIND, Heads
 from speculation.heads.tree import (
@@ -184,16 +184,12 @@ def _verifier(params: MedusaParams, resources: Resources) -> Verifier:
     return Typical(params.epsilon, params.delta) if is_typical else Match()
 
 
-def _source_params(resources: Resources) -> MedusaParams | None:
-    return MedusaParams() if KIND.method in resources.heads else None
-
-
 spec = MethodSpec(
     name="medusa",
     title="Medusa",
     params=MedusaParams,
     make=_make,
     verifier=_verifier,
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, MedusaParams())),
     heads=(KIND,),
 )

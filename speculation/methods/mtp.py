@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import if_loaded
 from speculation.heads import assistant
 from speculation.heads.mtp import KIND
 
@@ -34,10 +34,6 @@ class MtpParams(GrownParams):
     window: int = 1024
 
 
-def _source_params(resources: Resources) -> MtpParams | None:
-    return MtpParams(depth=8) if KIND.method in resources.heads else None
-
-
 spec = MethodSpec(
     name="mtp",
     title="Multi-token prediction",
@@ -49,6 +45,6 @@ spec = MethodSpec(
         "mtp",
         what="a model with multi-token-prediction layers, or a file of such layers,",
     ),
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, MtpParams(depth=8))),
     heads=(KIND, assistant.KIND),
 )
