@@ -23,8 +23,6 @@ class DFlashParams(GrownParams):
 
     depth   draft tokens in a row, limited by the head's block size (one less for some heads)
     top_k   candidates per position, and paths continued to the next: 1 = a chain
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
-    p_min   minimum probability the head must give a draft
     window  tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the
             second step
     """

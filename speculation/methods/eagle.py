@@ -81,10 +81,6 @@ class Eagle1Params:
 class Eagle2Params(GrownParams):
     """The size of the tree.
 
-    depth   levels: draft tokens in a row
-    top_k   nodes expanded per level, and candidates below each
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
-    p_min   minimum probability the head must give a draft
     window  tokens at the end of a prompt that the head reads. The target computes their states and
             output, which takes time. 0 = none: drafting starts with the second step
     """

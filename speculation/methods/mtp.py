@@ -20,8 +20,6 @@ class MtpParams(GrownParams):
     """The size of the tree.
 
     depth   levels: draft tokens in a row; the layer was trained for the first
-    top_k   nodes expanded per level, and candidates below each
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
     p_min   minimum probability the layer must give a draft; auto decides by cost instead
     window  tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the
             second step

@@ -28,7 +28,6 @@ DRAFT = "draft"
 _DRAFT_FLAGS = {
     "draft_max": "--spec-draft-n-max",
     "depth": "--spec-draft-n-max",
-    "draft_min": "--spec-draft-n-min",
     "p_min": "--spec-draft-p-min",
 }
 # Compared whenever what they need is loaded. As chains, since llama.cpp drafts no trees.
