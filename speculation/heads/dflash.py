@@ -27,7 +27,7 @@ from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens
 from speculation.heads.aux_states import AuxStatesHead
 from speculation.heads.converted import CONVERT_AGAIN, ConvertedHead
-from speculation.heads.kind import llama_format
+from speculation.heads.file import llama_format
 
 ARCHITECTURE = "dflash"
 DEFAULT_SIZE = 16  # llama.cpp's default if the file has no block size

@@ -31,8 +31,7 @@ from batching.llama.weights import Weights
 from batching.target import Output
 from batching.tree import Floats
 from speculation.heads.base import HeadInContext
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
-from speculation.heads.kind import own_format
+from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from speculation.heads.converted import (
     ConvertedHead,
 )
 from speculation.heads.eagle import EagleShape
-from speculation.heads.file import HeadsInfo, copied_tokenizer, new_tensor
-from speculation.heads.kind import llama_format
+from speculation.heads.file import HeadsInfo, copied_tokenizer, llama_format, new_tensor
 
 ARCHITECTURE = "eagle3"
 NORM_BEFORE_FC = "enc.output_norm.weight"

@@ -24,8 +24,7 @@ from batching.llama.model import Model
 from batching.tree import Floats
 from speculation.heads.arrays import Arrays, Choices, fastest_arrays
 from speculation.heads.base import Head
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
-from speculation.heads.kind import own_format
+from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
 from speculation.heads.tree import Path as TreePath
 from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 

@@ -24,8 +24,7 @@ from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
 from speculation.heads.base import HeadInContext, opened
-from speculation.heads.file import model_name
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind, model_name
 
 
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:

@@ -31,8 +31,7 @@ from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.arrays import Arrays, fastest_arrays
 from speculation.heads.base import Head
-from speculation.heads.file import HeadsFile, HeadsInfo, write_heads
-from speculation.heads.kind import own_format
+from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
 

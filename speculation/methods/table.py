@@ -23,7 +23,7 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.auto.drafter import auto_spec
 from speculation.drafter import Method, MethodSpec
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind
 from speculation.methods import (
     autoregressive,
     dflash,

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speculation.heads.medusa import MedusaWeights, default_tree, write_medusa
-from speculation.train.loss import MAX_LOGITS
 from speculation.train.params import MedusaTraining
 from speculation.train.ranks import (
     NONE,
@@ -30,7 +29,7 @@ from speculation.train.ranks import (
 )
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.states import States
-from speculation.train.training import LOSS_DECAY, Target, Trainer
+from speculation.train.training import LOSS_DECAY, MAX_LOGITS, Target, Trainer
 
 
 class MedusaModule(nn.Module):

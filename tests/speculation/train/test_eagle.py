@@ -14,7 +14,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
-from speculation.train import TrainError, loss
+from speculation.train import TrainError
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
@@ -134,6 +134,8 @@ def test_each_position_pairs_a_token_with_the_states_before_and_after_it(tmp_pat
 
 
 def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    from speculation.train import training
+
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(7, 4, generator=generator)
     matrix = torch.randn(9, 4, generator=generator)
@@ -147,10 +149,10 @@ def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.Tensor, "softmax", counted)
     found = []
     for most in (2**26, 2 * 9):
-        monkeypatch.setattr(loss, "MAX_LOGITS", most)
+        monkeypatch.setattr(training, "MAX_LOGITS", most)
         ours = (states + 0.5).requires_grad_()
         output = (matrix * 0.5).requires_grad_()
-        value = loss.distribution_loss(ours, output, states, matrix)
+        value = training.distribution_loss(ours, output, states, matrix)
         value.backward()
         found.append((value, ours.grad, output.grad))
     assert made[0] == 7
