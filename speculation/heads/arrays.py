@@ -31,7 +31,9 @@ class Arrays:
 
     def silu(self, inner: Any) -> Any:
         with np.errstate(over="ignore"):  # exp(-inner) is infinite where SiLU is zero
-            return inner / (1.0 + np.exp(-inner))
+            denominator = np.exp(-inner)
+        denominator += 1.0
+        return inner / denominator
 
     def top(self, logits: Any, n: int) -> list[Choices]:
         """The ``n`` likeliest tokens of each row of ``logits``, (n_rows, n_drafted), or all."""

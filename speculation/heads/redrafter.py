@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -138,9 +138,9 @@ class ReDrafterHead(Head):
 
     def advance(self, parts: Sequence[Beams]) -> list[Level]:
         arrays, silu = self._arrays, self._arrays.silu
-        bounds = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
-        rows = [slice(*pair) for pair in pairwise(bounds)]  # of each part
-        part_of = [i for i, part in enumerate(parts) for _ in part.tokens]
+        sizes = [len(part.tokens) for part in parts]
+        rows = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        part_of = np.repeat(np.arange(len(parts)), sizes)  # of each row
         hidden = arrays.array(np.stack([part.hidden for part in parts]))
         # B h + c is the same for all rows of a text.
         offset = (hidden @ self._hidden_matrix.T + self._mixing_bias)[part_of]
