@@ -18,7 +18,7 @@ from batching.together import Coroutine
 from batching.tree import NO_LIMIT, TokenTree
 from speculation.drafting.cost import Cost
 from speculation.drafting.resources import Resources
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind
 from speculation.verify import Match, Verifier
 
 BASELINE = "ar"  # plain decoding, which the other methods are compared with

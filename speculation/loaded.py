@@ -30,7 +30,7 @@ from speculation.drafting.cost import Cost
 from speculation.drafting.resources import Resources
 from speculation.drafting.suffix_memory import SuffixMemory
 from speculation.heads.base import Head
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.registry.conversion import model_file

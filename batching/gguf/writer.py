@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from batching.errors import DiskFull
 from batching.gguf.types import TYPES
+from batching.replacing import replacing
 
 ALIGNMENT = 32  # bytes; tensor data starts at multiples of it
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # gguf_metadata_value_type
@@ -84,9 +85,8 @@ def write_gguf(
     ``progress(bytes_done, bytes_total)`` is called after each tensor. Raises DiskFull.
     """
     sizes = [n_bytes(tensor.shape, tensor.type) for tensor in tensors.values()]
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as file:
             written = file.write(b"".join(_header(metadata, tensors, sizes)))
             file.write(_padding(written))
             done = 0
@@ -95,7 +95,6 @@ def write_gguf(
                 done += size
                 if progress is not None:
                     progress(done, sum(sizes))
-        partial.replace(path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -103,8 +102,6 @@ def write_gguf(
             f"cannot write {path}: the disk is full or over quota ({error}); free some space or "
             f"write to another disk"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write_data(file: BinaryIO, name: str, tensor: NewTensor, size: int) -> None:

@@ -35,7 +35,7 @@ from batching.llama.log import recent_log
 from batching.llama.model import Model
 from batching.llama.native import NativeContext
 from batching.llama.output import DecodeOutput, closed
-from batching.llama.private_api import check_layer_inputs, internal
+from batching.llama.private_api import internal
 from batching.pages import Scratch, pages
 from batching.rows import Rows, rows_back
 from batching.target import Output, Watch
@@ -245,7 +245,7 @@ class Context:
         native = self.native
         if tuple(layers) == self._output.layers:
             return
-        check_layer_inputs(self.model, layers)
+        self.model.check_layer_inputs(layers)
         for layer in {*self._output.layers} ^ {*layers}:
             if layer == self.model.n_layer:
                 internal("llama_set_embeddings_nextn")(native.handle, layer in layers, False)

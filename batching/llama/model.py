@@ -22,20 +22,13 @@ from batching.errors import (
 )
 from batching.gguf.mtp import MtpLayers, find_mtp_layers
 from batching.gguf.unsupported import TEXT_MODEL, check_model_file, check_types
+from batching.llama import private_api
 from batching.llama.charset import CONTROL, Charset, limited_charset, token_pattern
 from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
 from batching.llama.native import NativeModel
-from batching.llama.private_api import (
-    DUAL_INPUT_HEADS,
-    EXPOSES_MTP_STATE,
-    HEAD_ARCHITECTURES,
-    LIMITS,
-    MTP_GRAPHS,
-)
-from batching.llama.text_model import not_a_text_model
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
@@ -85,7 +78,7 @@ class Model:
         stops the load.
         """
         self.path = Path(path)
-        files = check_model_file(self.path, LIMITS)
+        files = check_model_file(self.path, private_api.LIMITS)
         initialise()
         clear_log()
         params = C.llama_model_default_params()
@@ -131,15 +124,15 @@ class Model:
         self.n_embd: int = C.llama_model_n_embd(handle)
         self.n_embd_out: int = C.llama_model_n_embd_out(handle)  # width of hidden states
         self.architecture = architecture = self.metadata("general.architecture")
-        self.dual_input = architecture in DUAL_INPUT_HEADS
-        self.is_head = architecture in HEAD_ARCHITECTURES
+        self.dual_input = architecture in private_api.DUAL_INPUT_HEADS
+        self.is_head = architecture in private_api.HEAD_ARCHITECTURES
         self.n_layer: int = C.llama_model_n_layer(handle)
         # Multi-token prediction: the model exposes the layers' input state; number of layers
         # loaded and runnable; the file has no other layers.
-        self.exposes_mtp_state = architecture in EXPOSES_MTP_STATE
+        self.exposes_mtp_state = architecture in private_api.EXPOSES_MTP_STATE
         mtp_layers = MtpLayers(0, mtp_only=False)
         if C.llama_model_n_layer_nextn(handle):
-            mtp_layers = find_mtp_layers(self.path, MTP_GRAPHS)
+            mtp_layers = find_mtp_layers(self.path, private_api.MTP_GRAPHS)
         self.n_mtp = mtp_layers.n_layers if mtp else 0
         self.is_mtp_only = mtp_layers.mtp_only
         self.n_ctx_train: int = C.llama_model_n_ctx_train(handle)
@@ -157,8 +150,9 @@ class Model:
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
-        unsuited = None if self.is_head else not_a_text_model(self)
-        if unsuited is not None:
+        causal = self.metadata(f"{architecture}.attention.causal") != "false"
+        unsuited = private_api.not_a_text_model(handle, architecture, causal=causal)
+        if unsuited is not None and not self.is_head:
             self.close()
             raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
 
@@ -230,6 +224,28 @@ class Model:
         """A metadata value of the GGUF as a string, or None."""
         native = self.native
         return _read_string(C.llama_model_meta_val_str, native.handle, key.encode()) or None
+
+    def check_layer_inputs(self, layers: Sequence[int]) -> None:
+        """Raise UnsupportedModel if llama.cpp does not expose the inputs of ``layers``.
+
+        With MTP layers, the one after the last stands for the state that they start from.
+        """
+        if layers:
+            private_api.check_functions()
+        if self.exposes_mtp_state:
+            layers = [layer for layer in layers if layer != self.n_layer]
+        exposed = private_api.EXPOSES_LAYER_INPUTS
+        if layers and self.architecture not in exposed:
+            raise UnsupportedModel(
+                f"{self.path} has architecture {self.architecture}, whose layer inputs llama.cpp "
+                f"does not expose; it exposes those of {', '.join(exposed)}"
+            )
+        for layer in layers:
+            if not 0 <= layer < self.n_layer:
+                raise UnsupportedModel(
+                    f"the heads need the input of layer {layer}, but {self.path} has layers 0 to "
+                    f"{self.n_layer - 1}; use heads made for this model"
+                )
 
     def special_token(self, name: str) -> int | None:
         """The id of ``bos``, ``eos``, ``eot``, ``nl`` or ``mask``, or None if undefined."""

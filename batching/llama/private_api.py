@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import llama_cpp.llama_cpp as C
@@ -19,9 +19,6 @@ from batching.errors import UnsupportedModel
 from batching.gguf.mtp import MtpGraphs
 from batching.gguf.unsupported import Limits
 from batching.llama.library import exported
-
-if TYPE_CHECKING:
-    from batching.llama.model import Model
 
 # The llama-cpp-python version this file was checked against.
 CHECKED_WITH = "0.3.36"
@@ -162,23 +159,28 @@ def internal(name: str) -> Callable[..., Any]:
     )
 
 
-def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
-    """Raise UnsupportedModel if the inputs of ``layers`` are not available."""
-    if model.exposes_mtp_state and model.n_layer in layers:
-        internal("llama_set_embeddings_nextn")
-        layers = [layer for layer in layers if layer != model.n_layer]
-    if not layers:
-        return
-    if model.architecture not in EXPOSES_LAYER_INPUTS:
-        raise UnsupportedModel(
-            f"{model.path} has architecture {model.architecture}, whose layer inputs llama.cpp "
-            f"does not expose; it exposes those of {', '.join(EXPOSES_LAYER_INPUTS)}"
+def check_functions() -> None:
+    """Raise UnsupportedModel unless this build has all of ``FUNCTIONS``."""
+    for name in FUNCTIONS:
+        internal(name)
+
+
+def not_a_text_model(handle: Any, architecture: str | None, *, causal: bool) -> str | None:
+    """Why a loaded model does not generate text token by token; None if it does.
+
+    llama.cpp would run many of these and then abort or produce noise.
+    """
+    if architecture in BROKEN_GRAPHS:
+        return f"({architecture}) has an architecture that llama.cpp computes incorrectly"
+    if not C.llama_model_has_decoder(handle):
+        return "is an encoder without a decoder and cannot generate text"
+    if C.llama_model_has_encoder(handle):
+        return (
+            f"({architecture}) has an encoder, like translation models and drafting heads, and "
+            f"does not generate text by itself"
         )
-    for layer in layers:
-        if not 0 <= layer < model.n_layer:
-            raise UnsupportedModel(
-                f"the heads need the input of layer {layer}, but {model.path} has layers 0 to "
-                f"{model.n_layer - 1}; use heads made for this model"
-            )
-    internal("llama_set_embeddings_layer_inp")
-    internal("llama_get_embeddings_layer_inp")
+    if C.llama_model_is_diffusion(handle):
+        return f"({architecture}) generates text by diffusion, not token by token"
+    if architecture in EMBEDDING_MODELS or not causal:
+        return f"({architecture}) is an embedding model and does not generate text"
+    return None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 
-from batching.errors import SpeculationError
 from speculation.bench.device import describe_context, describe_device, describe_model
 from speculation.bench.html_report import check_folder, command_line, write_report
 from speculation.bench.json_file import check_writable, write_json
@@ -21,35 +19,20 @@ from speculation.bench.results import Curve, Results, Skipped
 from speculation.bench.run import Plan
 from speculation.bench.summary import summarise
 from speculation.engine import Engine
-from speculation.system.console import replace_unencodable, worded
+from speculation.system.console import INTERRUPTED, OK, run_command
 from speculation.text import Text
-
-OK, FAILED, INTERRUPTED = 0, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return the exit code. Errors end with one line on stderr."""
-    replace_unencodable()
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parse_options(arguments)
-    if options.list_methods:
-        print(list_methods())
-        return OK
-    try:
-        return _bench(options, command_line(arguments))
-    except BrokenPipeError:  # the reader has gone
-        with suppress(BrokenPipeError):
-            sys.stdout.close()  # or Python would try to write the rest when it exits
-        return FAILED
-    except (SpeculationError, OSError) as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    """Run the benchmark; return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return run_command(lambda: _bench(parse_options(given), command_line(given)), "interrupted")
 
 
 def _bench(options: Options, command: str) -> int:
+    if options.list_methods:
+        print(list_methods())
+        return OK
     suite, plan = options.suite, options.plan()
     given = options.read_prompts()
     if options.report is not None:

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from batching.errors import InvalidParameter
+from batching.replacing import replacing
 from speculation.bench.results import Curve, Difference, Results, Run, Skipped
 from speculation.bench.summary import summarise
 from speculation.stats import Stats
 from speculation.system.files import write_problem
 
 _START = b'{\n"model": '  # of every file that is written here
-_WAITS = (0.01, 0.1, 0.5, 2.0)  # seconds between attempts
 
 
 def check_writable(path: Path) -> None:
@@ -77,13 +74,8 @@ def write_document(
     for name, items in lists.items():
         lines = ",\n".join(map(json.dumps, items))
         parts.append(f"{json.dumps(name)}: " + (f"[\n{lines}\n]" if lines else "[]"))
-    path = path.resolve()  # replace what a link points to, not the link
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write("{\n" + ",\n".join(parts) + "\n}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    _replace(new, path)
+    with replacing(path) as file:
+        file.write(("{\n" + ",\n".join(parts) + "\n}\n").encode())
 
 
 def run_fields(run: Run) -> dict[str, Any]:
@@ -135,14 +127,3 @@ def _run(fields: Mapping[str, Any]) -> Run:
         stats=Stats(**stats),
         first_difference=None if difference is None else Difference(**difference),
     )
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``. Retries, because on Windows any open reader blocks the rename: an
-    editor, or a virus scanner right after a write."""
-    for wait in _WAITS:
-        with suppress(PermissionError):
-            new.replace(path)
-            return
-        time.sleep(wait)
-    new.replace(path)

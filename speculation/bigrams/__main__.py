@@ -16,16 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from batching.cache import SequenceCache
-from batching.errors import InvalidParameter, SpeculationError
+from batching.errors import InvalidParameter
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import text_rows
 from speculation.bigrams import N_NEXT, BigramTable, cached_file
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import replace_unencodable, worded
+from speculation.system.console import run_command
 from speculation.system.files import read_text, require_distinct, require_writable
-
-OK, FAILED, INTERRUPTED = 0, 2, 130
 
 
 def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
@@ -57,19 +55,9 @@ def collect(context: Context, texts: Iterable[Sequence[int]]) -> BigramTable:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool; return the exit code. Errors end with one line on stderr."""
-    replace_unencodable()
+    """Run the tool; return the exit code."""
     args = _parser().parse_args(arguments)
-    try:
-        out = _make(args.model, args.text, args.out, args.max_tokens)
-    except (SpeculationError, OSError) as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    print(f"{out}: {out.stat().st_size:,} bytes")
-    return OK
+    return run_command(lambda: _make(args.model, args.text, args.out, args.max_tokens))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -> Path:
-    """Write the table to ``out`` or into the cache; return its path.
+def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -> None:
+    """Write the table to ``out`` or into the cache.
 
     Raises InvalidParameter for unusable input before it loads the model.
     """
@@ -111,7 +99,7 @@ def _make(name: str, files: Sequence[Path], out: Path | None, max_tokens: int) -
             require_writable(out)
         table = collect(context, _sequences(model, texts, context.n_ctx, max_tokens))
         table.save(out, model.n_vocab)
-    return out
+    print(f"{out}: {out.stat().st_size:,} bytes")
 
 
 def _sequences(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from batching.errors import InvalidParameter
 from batching.logits import highest
+from batching.replacing import replacing
 from batching.tree import Floats
 
 N_NEXT = 8  # tokens kept after each
@@ -88,23 +89,15 @@ class BigramTable:
         return list(zip(tokens[token][known].tolist(), probs[token][known].tolist(), strict=True))
 
     def save(self, path: Path, n_vocab: int) -> None:
-        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 or 5 bytes per successor.
-
-        The file is written to a temporary name and renamed.
-        """
+        """Write the table for a vocabulary of ``n_vocab`` tokens, 3 or 5 bytes per successor."""
         small = np.uint16 if n_vocab <= 2**16 else np.uint32
         tokens = np.zeros((n_vocab, N_NEXT), small)
         probs = np.zeros((n_vocab, N_NEXT), np.uint8)
         for token in range(n_vocab):
             for i, (successor, p) in enumerate(self.of(token)[:N_NEXT]):
                 tokens[token, i], probs[token, i] = successor, max(1, round(255 * p))
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                np.savez_compressed(file, tokens=tokens, probs=probs)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            np.savez_compressed(file, tokens=tokens, probs=probs)
 
     @classmethod
     def load(cls, path: Path, n_vocab: int) -> BigramTable:

@@ -22,6 +22,11 @@ _CLIENT_TOKENS = 1 << 17  # in the memory of a client: 5 MB with its index
 T = TypeVar("T")
 
 
+def if_loaded(kind: str, params: T) -> Callable[[Resources], T | None]:
+    """A source's parameters, for ``AsSource``: ``params`` if heads of the ``kind`` are loaded."""
+    return lambda resources: params if kind in resources.heads else None
+
+
 class Resources:
     """The measured cost of a decode, the loaded draft model and heads, and methods' statistics.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from batching.errors import InvalidParameter
+from batching.replacing import replacing
 from speculation.drafting.suffix_index import (
     LENGTHS,
     LONGEST_CONTEXT,
@@ -109,19 +110,11 @@ class SuffixMemory:
         return 0
 
     def save(self, path: Path, fingerprint: str) -> None:
-        """Write the texts to ``path``, of the model with this ``fingerprint``. Raises OSError.
-
-        The file is written under a temporary name and renamed.
-        """
+        """Write the texts to ``path``, of the model with this ``fingerprint``. Raises OSError."""
         tokens = np.asarray(self.index.tokens(), "<i4")
-        partial = path.with_name(f"{path.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(_HEADER.pack(_MAGIC, fingerprint.encode(), len(tokens)))
-                file.write(tokens.tobytes())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(_HEADER.pack(_MAGIC, fingerprint.encode(), len(tokens)))
+            file.write(tokens.tobytes())
 
     @classmethod
     def load(cls, path: Path, fingerprint: str, n_vocab: int) -> SuffixMemory:

@@ -1,8 +1,7 @@
 """Drafting heads: their forward passes and file formats.
 
-Each kind of heads has a module; a ``_file`` module beside it reads and writes its files, or checks
-llama.cpp's. ``kind`` describes how files are recognised, ``load`` loads them, ``file`` has what the
-formats of this project share, ``converted`` the checks of llama.cpp's formats, ``tree`` the static
-trees of Medusa and EAGLE-1.
+Each kind of heads has a module, with its files. ``file`` has how files are recognised and what the
+formats of this project share, ``converted`` the checks of llama.cpp's formats; ``load`` loads
+files, ``arrays`` computes in NumPy or PyTorch, ``tree`` has the static trees of Medusa and EAGLE-1.
 Nothing here knows about drafters or texts.
 """

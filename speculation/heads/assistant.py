@@ -20,8 +20,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.llama.vocabulary import check_same_vocabulary
 from speculation.heads.base import opened
-from speculation.heads.file import model_name
-from speculation.heads.kind import llama_format
+from speculation.heads.file import llama_format, model_name
 from speculation.heads.mtp import KIND as MTP
 from speculation.heads.mtp import MtpHead
 

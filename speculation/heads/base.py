@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from batching.llama.context import Context, ContextParams
-from batching.llama.devices import gpus
 from batching.llama.model import Model
 from batching.slots import Slot, Slots
 from batching.target import Output, Target
@@ -186,13 +184,3 @@ def opened(path: Path, target: Model, *, mtp: bool = False) -> Iterator[Model]:
     except BaseException:
         model.close()
         raise
-
-
-def torch_on_gpu() -> Any:
-    """The torch module if both llama.cpp and PyTorch can use a GPU, else None."""
-    if gpus() and find_spec("torch") is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            return torch
-    return None

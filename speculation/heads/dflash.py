@@ -16,19 +16,88 @@ that a draft is accepted.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs, internal
 from batching.target import Output
 from batching.tree import Floats
 from speculation.drafting.tree_growth import top_tokens
-from speculation.heads import dflash_file
 from speculation.heads.aux_states import AuxStatesHead
-from speculation.heads.kind import llama_format
+from speculation.heads.converted import CONVERT_AGAIN, ConvertedHead
+from speculation.heads.file import llama_format
 
-ARCHITECTURE = dflash_file.ARCHITECTURE
+ARCHITECTURE = "dflash"
+DEFAULT_SIZE = 16  # llama.cpp's default if the file has no block size
+MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_hidden.weight"
+
+
+class Block(NamedTuple):
+    """The layout of a head's blocks, and its inputs.
+
+    layers        layers of the target whose inputs it reads
+    size          rows of a block, including the text's last token
+    mask          the token of all other rows
+    first         row of the first draft: 1, or 0 if the last token's own row predicts it
+    causal        whether a row attends only to those before it
+    n_candidates  DFlash 2: candidates per position; otherwise 0
+    is_dspark     whether logits depend on the previous position's likeliest token
+    has_confidence  DSpark: whether it predicts the probability that a draft is accepted
+    """
+
+    layers: tuple[int, ...]
+    size: int
+    mask: int
+    first: int
+    causal: bool
+    n_candidates: int
+    is_dspark: bool
+    has_confidence: bool
+
+    @property
+    def outputs_hidden(self) -> bool:
+        """Whether its rows have ``Output.hidden`` besides logits."""
+        return bool(self.n_candidates) or self.has_confidence
+
+
+def check_dflash(gguf: GGUFFile, model: Model) -> Block:
+    """Check a head; return the layout of its blocks.
+
+    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it.
+    """
+    head = ConvertedHead(gguf, model)
+    value = head.value
+    head.check_width("embedding_length")
+    keys, values = value("attention.key_length"), value("attention.value_length")
+    if keys != values:
+        fault = f"has keys {keys} wide and values {values} wide, but llama.cpp needs equal widths"
+        raise head.error(fault, "use another")
+    head.check_draft_vocabulary()
+    layers = value("target_layers")
+    if not isinstance(layers, list) or not layers:
+        raise head.error(f"lists {layers!r} as the layers it reads", CONVERT_AGAIN)
+    head.check_last_layer(layers)
+    mask = gguf.metadata.get("tokenizer.ggml.mask_token_id")
+    if not isinstance(mask, int) or not 0 <= mask < model.n_vocab:
+        fault = f"has the mask token {mask!r}, which is not one of {model.n_vocab} tokens"
+        raise head.error(fault, CONVERT_AGAIN)
+    is_dspark = MARKOV in gguf.tensors
+    first = 0 if is_dspark and value("sample_from_anchor", True) else 1
+    size = value("block_size", None if is_dspark else DEFAULT_SIZE)
+    if not isinstance(size, int) or size <= first:
+        raise head.error(f"has blocks of {size!r} tokens", CONVERT_AGAIN)
+    return Block(
+        layers=tuple(layers),
+        size=size,
+        mask=mask,
+        first=first,
+        causal=value("attention.causal", False),
+        n_candidates=value("selector_top_k", 0) if SELECTOR in gguf.tensors else 0,
+        is_dspark=is_dspark,
+        has_confidence=is_dspark and CONFIDENCE in gguf.tensors,
+    )
 
 
 def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
@@ -37,11 +106,8 @@ def load_dflash(gguf: GGUFFile, model: Model) -> DFlashHead:
     Raises HeadsError if the head does not fit the model or llama.cpp cannot run it,
     VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
-    block = dflash_file.check_dflash(gguf, model)
-    check_layer_inputs(model, block.layers)
-    if block.outputs_hidden:
-        internal("llama_set_embeddings_nextn")
-        internal("llama_get_embeddings_nextn")
+    block = check_dflash(gguf, model)
+    model.check_layer_inputs(block.layers)
     return DFlashHead(gguf, model, block)
 
 
@@ -57,7 +123,7 @@ class DFlashHead(AuxStatesHead):
 
     drafts_blocks = True
 
-    def __init__(self, gguf: GGUFFile, target: Model, block: dflash_file.Block) -> None:
+    def __init__(self, gguf: GGUFFile, target: Model, block: Block) -> None:
         super().__init__(gguf.path, target, block.layers)
         self.causal = block.causal
         self.outputs_hidden = block.outputs_hidden

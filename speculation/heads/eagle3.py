@@ -7,24 +7,135 @@ token with the state before it, from the encoder or predicted by the head:
 
     g_t = F [l_t; m_t; h_t]        g^_t = layer([norm(e(token_t)); norm(g_(t-1))]) + g_(t-1)
 
-llama.cpp runs the encoder, the layer and the output.
+llama.cpp runs the encoder, the layer and the output. Its converter accepts heads that it does not
+run correctly: it ignores unknown tensors, and aborts the process on some mismatches. So all are
+checked before anything is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from batching.gguf.reader import GGUFFile
+from batching.gguf.writer import FILE_TYPES, QUANTIZATION_VERSION, Value, write_gguf
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs, internal
 from batching.slots import encoding
 from batching.together import Coroutine
 from batching.tree import Floats
-from speculation.heads import eagle3_file
 from speculation.heads.aux_states import AuxStatesHead
-from speculation.heads.kind import llama_format
+from speculation.heads.converted import (
+    CONVERT_AGAIN,
+    DRAFT_TOKENS,
+    EMBEDDINGS,
+    OUTPUT,
+    ConvertedHead,
+)
+from speculation.heads.eagle import EagleShape
+from speculation.heads.file import HeadsInfo, copied_tokenizer, llama_format, new_tensor
 
-ARCHITECTURE = eagle3_file.ARCHITECTURE
+ARCHITECTURE = "eagle3"
+NORM_BEFORE_FC = "enc.output_norm.weight"
+TENSORS = {"fc", "output_norm", "rope_freqs", "token_embd", "output"}
+LAYER_TENSORS = {
+    *("attn_norm", "attn_norm_2", "attn_q", "attn_k", "attn_v", "attn_output"),
+    *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+}
+
+
+def check_eagle3(gguf: GGUFFile, model: Model) -> tuple[int, ...]:
+    """Check a head; return the layers of ``model`` whose inputs it reads, in its order.
+
+    Raises HeadsError if the head does not fit the model or llama.cpp cannot run it.
+    """
+    head = ConvertedHead(gguf, model)
+    head.check_width("target_hidden_size")
+    _check_graph(head)
+    _check_sharing(head, model)
+    head.check_draft_vocabulary()
+    layers = head.value("target_layers")
+    if not isinstance(layers, list) or len(layers) != 3:
+        raise head.error(
+            f"lists {layers!r} as the layers it reads, but llama.cpp runs only heads that read "
+            f"three",
+            f"use another, or if an old llama.cpp converted this one, {CONVERT_AGAIN}",
+        )
+    head.check_last_layer(layers)
+    return tuple(layers)
+
+
+def _check_graph(head: ConvertedHead) -> None:
+    """Raise HeadsError if llama.cpp would leave out a part of the head."""
+    n_blocks = head.value("block_count")
+    if n_blocks != 1:
+        fault = f"has {n_blocks} layers, but llama.cpp runs only heads with one"
+        raise head.error(fault, "use another")
+    known = {DRAFT_TOKENS, *(f"{tensor}.weight" for tensor in TENSORS)}
+    known |= {f"blk.0.{tensor}.weight" for tensor in LAYER_TENSORS}
+    if head.value("norm_before_fc"):
+        known.add(NORM_BEFORE_FC)
+    unknown = sorted(set(head.tensors) - known)
+    if unknown:
+        fault = f"has {', '.join(unknown)}, which llama.cpp ignores in EAGLE-3 heads"
+        raise head.error(fault, "use a head without them")
+
+
+def _check_sharing(head: ConvertedHead, model: Model) -> None:
+    """Raise HeadsError if the embeddings or output matrix, own or shared, do not fit."""
+    own_width = head.value("embedding_length")
+    for shared in (EMBEDDINGS, OUTPUT):
+        if shared not in head.tensors and own_width != model.n_embd:
+            raise head.error(
+                f"is {own_width} wide and has no {shared}; it cannot share that of {head.target}, "
+                f"which is {model.n_embd} wide"
+            )
+    n_embeddings = head.tensors[EMBEDDINGS].shape[0] if EMBEDDINGS in head.tensors else None
+    if n_embeddings is not None and n_embeddings < model.n_vocab:
+        raise head.error(
+            f"has embeddings of {n_embeddings} tokens, but {head.target} has {model.n_vocab}"
+        )
+
+
+def write_eagle3(
+    path: Path,
+    info: HeadsInfo,
+    shape: EagleShape,
+    tensors: Mapping[str, Floats],
+    layers: Sequence[int],
+    target: GGUFFile,
+    tokens: npt.NDArray[np.int32] | None = None,
+    kind: str = "q8_0",
+) -> None:
+    """Write a head that reads auxiliary hidden states, the inputs of ``layers``, as llama.cpp's
+    converter does; its programs can load it.
+
+    Copies the tokenizer of ``target``. A head that drafts only ``tokens`` has ``output.weight``,
+    (n_drafted, n_embd), among its tensors; otherwise it uses the target's. It always uses the
+    target's embeddings. The file is written to a temporary name and renamed. Raises DiskFull.
+    """
+    metadata: dict[str, Value] = {
+        "general.architecture": ARCHITECTURE,
+        "general.type": "model",
+        "general.name": f"EAGLE-3 head for {info.target_name}",
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": QUANTIZATION_VERSION,
+        "heads.target.name": info.target_name,
+        "heads.target.fingerprint": info.fingerprint,
+        **shape.metadata(ARCHITECTURE, 1, info.n_vocab),
+        "eagle3.target_layers": list(layers),
+        "eagle3.target_hidden_size": info.n_embd,
+        "eagle3.norm_before_residual": False,  # variants that this project does not train
+        "eagle3.norm_before_fc": False,
+        **copied_tokenizer(target),
+    }
+    arrays: dict[str, npt.NDArray[Any]] = dict(tensors)
+    if tokens is not None:
+        arrays[DRAFT_TOKENS] = tokens.astype(np.int64)
+    write_gguf(path, metadata, {name: new_tensor(of, kind) for name, of in arrays.items()})
 
 
 def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
@@ -33,9 +144,8 @@ def load_eagle3(gguf: GGUFFile, model: Model) -> Eagle3Head:
     Raises HeadsError if the head does not fit the model or llama.cpp cannot run it,
     VocabularyMismatch, UnsupportedModel if llama.cpp does not expose the model's layer inputs.
     """
-    layers = eagle3_file.check_eagle3(gguf, model)
-    check_layer_inputs(model, layers)
-    internal("llama_set_embeddings_nextn")
+    layers = check_eagle3(gguf, model)
+    model.check_layer_inputs(layers)
     return Eagle3Head(gguf.path, model, layers)
 
 

@@ -1,14 +1,14 @@
-"""Reads and writes GGUF files of drafting heads: what Medusa, ReDrafter and EAGLE files share.
+"""Files of drafting heads: how kinds are recognised, and what Medusa, ReDrafter and EAGLE share.
 
 A file records the model the heads were trained on. docs/heads.md lists metadata and tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from batching.llama.hardware import available_memory
 from batching.llama.model import Model
 from batching.llama.weights import Weights, encoded_tensor
 from batching.tree import Floats
+from speculation.heads.base import Head
 
 ARCHITECTURE = "speculation-heads"
 
@@ -128,23 +129,58 @@ class HeadsFile:
             )
         return tokens
 
-    @property
-    def shares_target(self) -> bool:
-        """Whether the heads' output matrix is the target's."""
-        return bool(self.value(f"{self.info.method}.shares_target_output", bool))
+    def output_matrix(self, target: Path) -> Floats:
+        """The rows of the target's output matrix for the draft vocabulary, (n_drafted, n_embd).
 
-    def output_matrix(self, target: Path | None, name: str = "output.weight") -> Floats:
-        """The output matrix, (n_drafted, n_embd): the target's, or ``name`` in this file.
-
-        ``target`` is the target's GGUF. Without it, a shared matrix is empty, (0, n_embd), for
-        tools that do not need it. Raises the errors of ``tensor`` and ``target_output``.
+        ``target`` is the target's GGUF. Raises HeadsError if the heads have a matrix of their own,
+        as some had before this version, and as ``target_output``.
         """
-        tokens, n_embd, n_vocab = self.tokens(), self.info.n_embd, self.info.n_vocab
-        if not self.shares_target:
-            return self.tensor(name, n_vocab if tokens is None else len(tokens), n_embd)
-        if target is None:
-            return np.empty((0, n_embd), np.float32)
-        return target_output(target, n_vocab, n_embd, tokens)
+        if not self.value(f"{self.info.method}.shares_target_output", bool):
+            raise HeadsError(
+                f"{self.path} has an output matrix of its own, which this version does not read; "
+                f"train the heads again"
+            )
+        return target_output(target, self.info.n_vocab, self.info.n_embd, self.tokens())
+
+
+class HeadsKind(NamedTuple):
+    """A kind of heads file.
+
+    method    the method that drafts with the heads
+    matches   whether a file is of this kind
+    load      loads the heads for a model; raises HeadsError if they do not fit it
+    of_model  the heads that the model itself contains, or None
+    """
+
+    method: str
+    matches: Callable[[GGUFFile], bool]
+    load: Callable[[GGUFFile, Model], Head]
+    of_model: Callable[[Model], Head | None] = lambda model: None
+
+
+def own_format(method: str, load: Callable[[HeadsFile, Model], Head]) -> HeadsKind:
+    """Heads in this project's file format."""
+
+    def matches(gguf: GGUFFile) -> bool:
+        if gguf.metadata.get("general.architecture") != ARCHITECTURE:
+            return False
+        return gguf.metadata.get("heads.method") == method
+
+    def load_checked(gguf: GGUFFile, model: Model) -> Head:
+        file = HeadsFile(gguf.path)
+        file.check_target(model)
+        return load(file, model)
+
+    return HeadsKind(method, matches, load_checked)
+
+
+def llama_format(
+    method: str, architecture: str, load: Callable[[GGUFFile, Model], Head]
+) -> HeadsKind:
+    """Heads written by llama.cpp's converter, with an architecture of their own."""
+    return HeadsKind(
+        method, lambda gguf: gguf.metadata.get("general.architecture") == architecture, load
+    )
 
 
 def check_trained_on(heads: Path, target_name: object, trained_on: object, model: Model) -> None:

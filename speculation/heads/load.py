@@ -9,8 +9,7 @@ from typing import Any
 from batching.errors import HeadsError, ModelError
 from batching.gguf.reader import GGUFFile
 from batching.llama.model import Model
-from speculation.heads.file import ARCHITECTURE, HeadsFile
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import ARCHITECTURE, HeadsFile, HeadsKind
 
 
 def require_no_heads(path: Path, kinds: Iterable[HeadsKind]) -> None:

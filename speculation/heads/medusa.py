@@ -1,29 +1,35 @@
 """Medusa heads: each predicts one token further ahead, all from the same hidden state.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads",
-arXiv 2401.10774. Head k consists of one or more residual blocks and an output matrix:
+arXiv 2401.10774. Head k consists of one or more residual blocks:
 
-    h_k = h + SiLU(W_k h + b_k)        logits_k = O_k h_k
+    h_k = h + SiLU(W_k h + b_k)        logits_k = O h_k
 
-The heads may share one output matrix: the target's, which is then not stored in their file, or
-another one. The matrices may be cut to a draft vocabulary, which makes drafting faster.
+O is the target's output matrix, which is not stored in their file. It may be cut to a draft
+vocabulary, which makes drafting faster. (In the paper each head has an output matrix of its own.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.errors import HeadsError
+from batching.llama.model import Model
 from batching.tree import Floats
+from speculation.heads.arrays import Arrays, Choices, fastest_arrays
 from speculation.heads.base import Head
-from speculation.heads.tree import Path
+from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
+from speculation.heads.tree import Path as TreePath
+from speculation.heads.tree import assumed_accuracy, best_tree, parse_choices, show_choices
 
-Ints = npt.NDArray[np.int64]
-_BLOCKS = 64
+DEFAULT_NODES = 15
+_N_RANKS = 10  # choices per head if the file has no measured accuracies
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,7 @@ class MedusaWeights:
 
     weights   W of each residual block, (n_blocks, n_heads, n_embd, n_embd)
     biases    b of each residual block, (n_blocks, n_heads, n_embd)
-    output    O of each head, (n_heads, n_drafted, n_embd), or of all, (n_drafted, n_embd)
-    shares_target  whether O is the target's
+    output    O, (n_drafted, n_embd)
     tokens    the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
     accuracy  accuracy of choice r of head k, measured in training, (n_heads, n_ranks)
     tree      the nodes to draft by default, see ``heads.tree``
@@ -42,10 +47,9 @@ class MedusaWeights:
     weights: Floats
     biases: Floats
     output: Floats
-    shares_target: bool
     tokens: npt.NDArray[np.int32] | None
     accuracy: Floats
-    tree: tuple[Path, ...]
+    tree: tuple[TreePath, ...]
 
     @property
     def n_heads(self) -> int:
@@ -64,102 +68,111 @@ class Heads(Protocol):
         ...
 
     @property
-    def tree(self) -> tuple[Path, ...]:
+    def tree(self) -> tuple[TreePath, ...]:
         """The nodes to draft by default."""
         ...
 
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[tuple[Ints, Floats]]:
-        """For each state of the target, (n_embd,), and n: the n likeliest tokens of each head and
-        their probabilities, both (n_heads, n).
+    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
+        """For each state of the target, (n_embd,), and n: each head's n likeliest tokens.
 
-        The likeliest come first; fewer than n if the draft vocabulary is smaller.
+        Fewer than n if the draft vocabulary is smaller.
         """
         ...
 
 
 class MedusaHeads(Head):
-    """Medusa heads in NumPy, on the CPU."""
+    """Medusa heads; on a GPU in PyTorch, otherwise in NumPy."""
 
-    def __init__(self, weights: MedusaWeights) -> None:
+    def __init__(self, weights: MedusaWeights, arrays: Arrays | None = None) -> None:
         self.n_heads = weights.n_heads
         self.accuracy = weights.accuracy
         self.tree = weights.tree
-        self._weights = weights
+        self._arrays = arrays = arrays or Arrays()
+        self._blocks = [
+            (arrays.array(weight), arrays.array(bias[:, :, None]))
+            for weight, bias in zip(weights.weights, weights.biases, strict=True)
+        ]
+        self._output = arrays.array(weights.output)
+        self._tokens = None if weights.tokens is None else weights.tokens.tolist()
 
-    def logits(self, hidden: Floats) -> Floats:
+    def logits(self, hidden: Floats) -> Any:
         """Logits of all heads, (n_heads, n, n_drafted), for n states, (n, n_embd)."""
-        w, (n, n_embd) = self._weights, hidden.shape
-        state: Floats = np.broadcast_to(hidden.T, (self.n_heads, n_embd, n))
-        for weight, bias in zip(w.weights, w.biases, strict=True):
-            inner = np.matmul(weight, state) + bias[:, :, None]
-            with np.errstate(over="ignore"):  # exp(-inner) is infinite where SiLU is zero
-                state = state + inner / (1.0 + np.exp(-inner))
-        if w.output.ndim == 2:
-            # OpenBLAS takes 0.3 ms for 4096 × 256 by 256 × 4, 0.8 ms for the transposed product.
-            flat = state.transpose(1, 0, 2).reshape(n_embd, -1)
-            logits: Floats = (w.output @ flat).T
-            return logits.reshape(self.n_heads, n, -1)
-        logits = np.matmul(w.output, state)
-        return logits.transpose(0, 2, 1)
+        n, n_embd = hidden.shape
+        state = self._arrays.array(hidden.T)
+        for weight, bias in self._blocks:  # from the first on, (n_heads, n_embd, n)
+            state = state + self._arrays.silu(weight @ state + bias)
+        # OpenBLAS takes 0.3 ms for 4096 × 256 by 256 × 4, 0.8 ms for the transposed product.
+        flat = state.swapaxes(0, 1).reshape(n_embd, -1)
+        return (self._output @ flat).T.reshape(self.n_heads, n, -1)
 
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[tuple[Ints, Floats]]:
-        logits = np.ascontiguousarray(self.logits(np.stack([hidden for hidden, _ in parts])))
-        return [self._top(logits[:, i], n) for i, (_, n) in enumerate(parts)]
-
-    def _top(self, logits: Floats, n: int) -> tuple[Ints, Floats]:
-        rows = np.stack([_top_indexes(row, n) for row in logits])
-        values = np.take_along_axis(logits, rows, axis=1)
-        peak = values[:, :1]
-        weights: Floats = np.exp(values - peak)
-        total: Floats = np.exp(logits - peak).sum(axis=1, keepdims=True)
-        tokens = self._weights.tokens
-        return (rows if tokens is None else tokens[rows].astype(np.int64)), weights / total
-
-
-def _top_indexes(logits: Floats, n: int) -> Ints:
-    """Indexes of the ``n`` highest of ``logits``, (n_drafted,), highest first; all if fewer.
-
-    Takes the maxima of 64 blocks. At least n values reach the n-th highest maximum, and few more
-    do, so only these are sorted. Compared with a partition of all logits, this takes a third of the
-    time at 4,096 tokens and a twentieth at 150,000.
-    """
-    size = len(logits) // _BLOCKS
-    if n <= _BLOCKS // 2 and size > 1:
-        maxima = logits[: _BLOCKS * size].reshape(_BLOCKS, size).max(axis=1)
-        rows = np.flatnonzero(logits >= np.partition(maxima, -n)[-n])
-    else:
-        rows = np.arange(len(logits))
-    return rows[np.argsort(-logits[rows], kind="stable")[:n]]
-
-
-class MedusaHeadsOnGPU(Head):
-    """Medusa heads in PyTorch. The weights stay on the GPU; only the top tokens are copied back."""
-
-    def __init__(self, weights: MedusaWeights, torch: Any, device: str = "cuda") -> None:
-        """``torch`` is the module, ``device`` the PyTorch device to use."""
-        self.n_heads = weights.n_heads
-        self.accuracy = weights.accuracy
-        self.tree = weights.tree
-        self._torch = torch
-        self._device = device
-        self._weights, self._biases, self._output = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(device)
-            for array in (weights.weights, weights.biases, weights.output)
-        )
-        self._tokens = weights.tokens
-
-    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[tuple[Ints, Floats]]:
-        torch, most = self._torch, max(n for _, n in parts)
-        hidden = np.stack([hidden for hidden, _ in parts], axis=1)  # (n_embd, n)
-        with torch.inference_mode():
-            state = torch.from_numpy(hidden).to(self._device).expand(self.n_heads, -1, -1)
-            for weight, bias in zip(self._weights, self._biases, strict=True):
-                inner = torch.matmul(weight, state) + bias.unsqueeze(-1)
-                state = state + torch.nn.functional.silu(inner)
-            logits = torch.matmul(self._output, state)  # (n_heads, n_drafted, n)
-            top = torch.softmax(logits, dim=1).topk(min(most, logits.shape[1]), dim=1)
-            rows: Ints = top.indices.cpu().numpy()
-            probs: Floats = top.values.cpu().numpy()
+    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
+        logits = self.logits(np.stack([hidden for hidden, _ in parts]))
+        rows = self._arrays.top(logits.reshape(-1, logits.shape[-1]), max(n for _, n in parts))
         if self._tokens is not None:
-            rows = self._tokens[rows].astype(np.int64)
-        return [(rows[:, :n, i], probs[:, :n, i]) for i, (_, n) in enumerate(parts)]
+            rows = [[(self._tokens[token], prob) for token, prob in row] for row in rows]
+        return [[row[:n] for row in rows[i :: len(parts)]] for i, (_, n) in enumerate(parts)]
+
+
+def load_medusa(file: HeadsFile, model: Model) -> MedusaHeads:
+    """Load heads for ``model``, after ``HeadsFile.check_target``.
+
+    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
+    for the target's output matrix.
+    """
+    return MedusaHeads(read_weights(file, model.path), fastest_arrays())
+
+
+KIND = own_format("medusa", load_medusa)
+
+
+def read_weights(file: HeadsFile, target: Path) -> MedusaWeights:
+    """Read the parameters; ``target`` is the target's GGUF, which has the output matrix."""
+    n_embd = file.info.n_embd
+    n_heads, n_blocks = file.value("medusa.head_count", int), file.value("medusa.block_count", int)
+    weights = np.empty((n_blocks, n_heads, n_embd, n_embd), np.float32)
+    biases = np.empty((n_blocks, n_heads, n_embd), np.float32)
+    for head in range(n_heads):
+        for block in range(n_blocks):
+            name = f"head.{head}.block.{block}"
+            weights[block, head] = file.tensor(f"{name}.weight", n_embd, n_embd)
+            biases[block, head] = file.tensor(f"{name}.bias", n_embd)
+    accuracy = np.array(file.value("medusa.accuracy", list), np.float32)
+    if accuracy.size == 0:
+        accuracy = assumed_accuracy(n_heads, _N_RANKS)
+    elif accuracy.size % n_heads:
+        raise HeadsError(
+            f"{file.path}: medusa.accuracy has {accuracy.size} values for {n_heads} heads; train "
+            f"the heads again"
+        )
+    accuracy = accuracy.reshape(n_heads, -1)
+    choices = file.gguf.metadata.get("medusa.choices", "")
+    tree = parse_choices(choices) if choices else default_tree(accuracy, DEFAULT_NODES)
+    if len(tree[-1]) > n_heads:
+        raise HeadsError(
+            f"{file.path}: the tree is {len(tree[-1])} deep, but there are only {n_heads} heads; "
+            f"train the heads again"
+        )
+    output = file.output_matrix(target)
+    return MedusaWeights(weights, biases, output, file.tokens(), accuracy, tree)
+
+
+def default_tree(accuracy: Floats, n_nodes: int) -> tuple[TreePath, ...]:
+    """The best tree by ``accuracy``, or by ``assumed_accuracy`` if every accuracy is 0."""
+    return best_tree(accuracy, n_nodes) or best_tree(assumed_accuracy(*accuracy.shape), n_nodes)
+
+
+def write_medusa(path: Path, info: HeadsInfo, weights: MedusaWeights) -> None:
+    """Write heads to a GGUF, matrices as F16."""
+    metadata: dict[str, bool | int | float | str | list[float]] = {
+        "medusa.head_count": weights.n_heads,
+        "medusa.block_count": len(weights.weights),
+        "medusa.shares_target_output": True,
+        "medusa.accuracy": weights.accuracy.ravel().tolist(),
+        "medusa.choices": show_choices(weights.tree),
+    }
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for block, (matrices, biases) in enumerate(zip(weights.weights, weights.biases, strict=True)):
+        for head, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
+            tensors[f"head.{head}.block.{block}.weight"] = matrix
+            tensors[f"head.{head}.block.{block}.bias"] = bias.astype(np.float32)
+    write_heads(path, info, metadata, tensors, tokens=weights.tokens)

@@ -19,13 +19,12 @@ from batching.gguf.mtp import find_mtp_layers
 from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import MTP_GRAPHS, internal
+from batching.llama.private_api import MTP_GRAPHS, check_functions
 from batching.llama.vocabulary import check_same_vocabulary
 from batching.target import Output
 from batching.tree import Floats
 from speculation.heads.base import HeadInContext, opened
-from speculation.heads.file import model_name
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind, model_name
 
 
 def load_mtp(gguf: GGUFFile, target: Model) -> MtpHead:
@@ -78,8 +77,7 @@ class MtpHead(HeadInContext):
 
         Raises UnsupportedModel if this build of llama.cpp does not expose the states.
         """
-        internal("llama_set_embeddings_nextn")
-        internal("llama_get_embeddings_nextn")
+        check_functions()
         super().__init__(model)
         self.layers = (target.n_layer,)
         self._is_separate = model is not target

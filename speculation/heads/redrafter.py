@@ -8,8 +8,8 @@ the network's own state s; both states together predict the next token:
     u = SiLU(A s_i + B h + c)           u = u + SiLU(D u + d), for every further block
     logits_i = O (h + P u)
 
-e is the target's embedding. O is the target's output matrix, which is then not stored in the file,
-or another one; it may be cut to a draft vocabulary. In the paper, the blocks are as wide as both
+e is the target's embedding. O is the target's output matrix, which is not stored in the file; it
+may be cut to a draft vocabulary. In the paper, the blocks are as wide as both
 states together, and a trained O takes their result. Here they are as wide as h, and P maps their
 result to the input of the target's O.
 """
@@ -18,13 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.llama.model import Model
+from batching.llama.weights import Weights
 from batching.tree import Floats
+from speculation.heads.arrays import Arrays, fastest_arrays
 from speculation.heads.base import Head
+from speculation.heads.file import HeadsFile, HeadsInfo, own_format, write_heads
 
 Embeddings = Callable[[Sequence[int]], Floats]  # tokens -> embeddings, (n, n_embd)
 
@@ -42,7 +49,6 @@ class ReDrafterWeights:
     block_biases  d of each further block, (n_blocks, n_embd)
     projection P, (n_embd, n_embd)
     output     O, (n_drafted, n_embd)
-    shares_target  whether O is the target's
     tokens     the draft vocabulary, a token per row of O, (n_drafted,); None = all tokens
     """
 
@@ -55,22 +61,7 @@ class ReDrafterWeights:
     block_biases: Floats
     projection: Floats
     output: Floats
-    shares_target: bool
     tokens: npt.NDArray[np.int32] | None
-
-    def matrices(self) -> tuple[Floats, ...]:
-        """The arrays of the forward pass, in the order of the fields."""
-        return (
-            self.token,
-            self.recurrent,
-            self.bias,
-            self.mixing,
-            self.mixing_bias,
-            self.blocks,
-            self.block_biases,
-            self.projection,
-            self.output,
-        )
 
 
 class RecurrentHead(Protocol):
@@ -120,93 +111,108 @@ class Level(NamedTuple):
         return Beams(self.hidden, tokens, self.states[list(parents)])
 
 
-def _split(parts: Sequence[Beams], values: Floats, states: Any) -> list[Level]:
-    """The levels of the parts, whose rows follow each other."""
-    levels, first = [], 0
-    for part in parts:
-        end = first + len(part.tokens)
-        levels.append(Level(values[first:end], states[first:end], part.hidden))
-        first = end
-    return levels
-
-
 class ReDrafterHead(Head):
-    """The head in NumPy, on the CPU."""
-
-    def __init__(self, weights: ReDrafterWeights, embeddings: Embeddings) -> None:
-        """``embeddings`` returns the target's embeddings."""
-        self.tokens = weights.tokens
-        self._weights = weights
-        self._embeddings = embeddings
-        n_embd = len(weights.bias)
-        self._state_matrix = np.ascontiguousarray(weights.mixing[:, :n_embd])
-        self._hidden_matrix = np.ascontiguousarray(weights.mixing[:, n_embd:])
-
-    def advance(self, parts: Sequence[Beams]) -> list[Level]:
-        w = self._weights
-        sizes = [len(part.tokens) for part in parts]
-        hidden = np.stack([part.hidden for part in parts])
-        # B h + c is the same for all rows of a text.
-        offset = np.repeat(hidden @ self._hidden_matrix.T + w.mixing_bias, sizes, axis=0)
-        inner = self._embeddings([token for part in parts for token in part.tokens]) @ w.token.T
-        inner += w.bias
-        first = 0
-        for part, size in zip(parts, sizes, strict=True):
-            if part.states is not None:
-                inner[first : first + size] += part.states @ w.recurrent.T
-            first += size
-        states = _silu(inner)
-        u = _silu(states @ self._state_matrix.T + offset)
-        for matrix, bias in zip(w.blocks, w.block_biases, strict=True):
-            u += _silu(u @ matrix.T + bias)
-        z = np.repeat(hidden, sizes, axis=0) + u @ w.projection.T
-        # OpenBLAS is over twice as fast with the large matrix on the left, see ``heads.medusa``.
-        return _split(parts, (w.output @ z.T).T, states)
-
-
-class ReDrafterHeadOnGPU(Head):
-    """The head in PyTorch, with its weights on the GPU."""
+    """The head; on a GPU in PyTorch, otherwise in NumPy."""
 
     def __init__(
-        self, weights: ReDrafterWeights, embeddings: Embeddings, torch: Any, device: str = "cuda"
+        self, weights: ReDrafterWeights, embeddings: Embeddings, arrays: Arrays | None = None
     ) -> None:
-        """``torch`` is the module, ``device`` the PyTorch device to use."""
+        """``embeddings`` returns the target's embeddings."""
         self.tokens = weights.tokens
         self._embeddings = embeddings
-        self._torch = torch
-        self._device = device
-        self._matrices = [self._to_device(array) for array in weights.matrices()]
-
-    def _to_device(self, array: Floats) -> Any:
-        return self._torch.from_numpy(np.array(array, np.float32)).to(self._device)
+        self._arrays = arrays = arrays or Arrays()
+        n_embd = len(weights.bias)
+        self._token, self._recurrent = arrays.array(weights.token), arrays.array(weights.recurrent)
+        self._bias, self._mixing_bias = (
+            arrays.array(weights.bias),
+            arrays.array(weights.mixing_bias),
+        )
+        self._state_matrix = arrays.array(weights.mixing[:, :n_embd])
+        self._hidden_matrix = arrays.array(weights.mixing[:, n_embd:])
+        self._blocks = [
+            (arrays.array(matrix), arrays.array(bias))
+            for matrix, bias in zip(weights.blocks, weights.block_biases, strict=True)
+        ]
+        self._projection = arrays.array(weights.projection)
+        self._output = arrays.array(weights.output)
 
     def advance(self, parts: Sequence[Beams]) -> list[Level]:
-        torch, functional = self._torch, self._torch.nn.functional
-        token, recurrent, bias, mixing, mixing_bias, *rest = self._matrices
-        blocks, block_biases, projection, output = rest
+        arrays, silu = self._arrays, self._arrays.silu
         sizes = [len(part.tokens) for part in parts]
+        rows = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        part_of = np.repeat(np.arange(len(parts)), sizes)  # of each row
+        hidden = arrays.array(np.stack([part.hidden for part in parts]))
+        # B h + c is the same for all rows of a text.
+        offset = (hidden @ self._hidden_matrix.T + self._mixing_bias)[part_of]
         embeddings = self._embeddings([token for part in parts for token in part.tokens])
-        with torch.inference_mode():
-            hidden = self._to_device(
-                np.repeat(np.stack([part.hidden for part in parts]), sizes, axis=0)
-            )
-            inner = self._to_device(embeddings) @ token.T + bias
-            first = 0
-            for part, size in zip(parts, sizes, strict=True):
-                if part.states is not None:
-                    inner[first : first + size] += part.states @ recurrent.T
-                first += size
-            states = functional.silu(inner)
-            u = functional.silu(torch.cat([states, hidden], dim=1) @ mixing.T + mixing_bias)
-            for matrix, block_bias in zip(blocks, block_biases, strict=True):
-                u = u + functional.silu(u @ matrix.T + block_bias)
-            z = hidden + u @ projection.T
-            values: Floats = (z @ output.T).cpu().numpy()
-        return _split(parts, values, states)
+        inner = arrays.array(embeddings) @ self._token.T + self._bias
+        for part, own in zip(parts, rows, strict=True):
+            if part.states is not None:
+                inner[own] += part.states @ self._recurrent.T
+        states = silu(inner)
+        u = silu(states @ self._state_matrix.T + offset)
+        for matrix, bias in self._blocks:
+            u = u + silu(u @ matrix.T + bias)
+        z = hidden[part_of] + u @ self._projection.T
+        # OpenBLAS is over twice as fast with the large matrix on the left, see ``heads.medusa``.
+        values = arrays.floats((self._output @ z.T).T)
+        return [
+            Level(values[own], states[own], part.hidden)
+            for part, own in zip(parts, rows, strict=True)
+        ]
 
 
-def _silu(inner: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # exp(-inner) is infinite where SiLU is zero
-        denominator: Floats = np.exp(-inner)
-    denominator += 1.0
-    return inner / denominator
+def load_redrafter(file: HeadsFile, model: Model) -> ReDrafterHead:
+    """Load the head for ``model``, after ``HeadsFile.check_target``.
+
+    Raises HeadsError if the file's tensors contradict its metadata, OutOfMemory if there is no room
+    for the target's output matrix, UnsupportedModel if the target's file lacks a matrix.
+    """
+    embeddings = partial(Weights(model.path).rows, "token_embd.weight")
+    return ReDrafterHead(read_weights(file, model.path), embeddings, fastest_arrays())
+
+
+KIND = own_format("redrafter", load_redrafter)
+
+
+def read_weights(file: HeadsFile, target: Path) -> ReDrafterWeights:
+    """Read the parameters; ``target`` is the target's GGUF, which has the output matrix."""
+    n = file.info.n_embd
+    n_blocks = file.value("redrafter.block_count", int)
+    blocks = np.empty((n_blocks, n, n), np.float32)
+    block_biases = np.empty((n_blocks, n), np.float32)
+    for block in range(n_blocks):
+        blocks[block] = file.tensor(f"block.{block}.weight", n, n)
+        block_biases[block] = file.tensor(f"block.{block}.bias", n)
+    return ReDrafterWeights(
+        token=file.tensor("token.weight", n, n),
+        recurrent=file.tensor("recurrent.weight", n, n),
+        bias=file.tensor("recurrent.bias", n),
+        mixing=file.tensor("mixing.weight", n, 2 * n),
+        mixing_bias=file.tensor("mixing.bias", n),
+        blocks=blocks,
+        block_biases=block_biases,
+        projection=file.tensor("projection.weight", n, n),
+        output=file.output_matrix(target),
+        tokens=file.tokens(),
+    )
+
+
+def write_redrafter(path: Path, info: HeadsInfo, weights: ReDrafterWeights) -> None:
+    """Write a head to a GGUF, matrices as F16."""
+    metadata = {
+        "redrafter.block_count": len(weights.blocks),
+        "redrafter.shares_target_output": True,
+    }
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "token.weight": weights.token,
+        "recurrent.weight": weights.recurrent,
+        "recurrent.bias": weights.bias,
+        "mixing.weight": weights.mixing,
+        "mixing.bias": weights.mixing_bias,
+        "projection.weight": weights.projection,
+    }
+    for block, (matrix, bias) in enumerate(zip(weights.blocks, weights.block_biases, strict=True)):
+        tensors[f"block.{block}.weight"] = matrix
+        tensors[f"block.{block}.bias"] = bias
+    write_heads(path, info, metadata, tensors, tokens=weights.tokens)

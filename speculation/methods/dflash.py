@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import if_loaded
 from speculation.heads.dflash import KIND
 
 
@@ -23,8 +23,6 @@ class DFlashParams(GrownParams):
 
     depth   draft tokens in a row, limited by the head's block size (one less for some heads)
     top_k   candidates per position, and paths continued to the next: 1 = a chain
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
-    p_min   minimum probability the head must give a draft
     window  tokens at the end of a prompt that the head reads. 0 = none: drafting starts with the
             second step
     """
@@ -36,10 +34,6 @@ class DFlashParams(GrownParams):
     window: int = 8192
 
 
-def _source_params(resources: Resources) -> DFlashParams | None:
-    return DFlashParams(top_k=8, nodes=64) if KIND.method in resources.heads else None
-
-
 spec = MethodSpec(
     name="dflash",
     title="DFlash",
@@ -48,6 +42,6 @@ spec = MethodSpec(
     make=lambda params, resources: HeadDrafter.for_head(
         KIND.method, params, resources, "dflash", timed=False
     ),
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, DFlashParams(top_k=8, nodes=64))),
     heads=(KIND,),
 )

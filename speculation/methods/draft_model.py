@@ -25,7 +25,6 @@ from speculation.drafting.tree_growth import (
     Candidate,
     Candidates,
     best_nodes,
-    depths_of,
     grow,
     top_tokens,
 )
@@ -40,8 +39,6 @@ class DraftModelParams:
     """The size of the draft, and how it is verified.
 
     draft_max  levels: draft tokens in a row
-    draft_min  shorter drafts are dropped, as in llama.cpp; only with match, because with sampled
-               drafts the decision would depend on the samples
     p_min      drafting stops when the draft model's first choice is less probable
     p_path     a chain also ends when its calibrated path probability falls below this: every row
                costs the same, and the last is the least likely
@@ -53,7 +50,6 @@ class DraftModelParams:
     """
 
     draft_max: int = 16
-    draft_min: int = 0
     p_min: float = 0.5
     p_path: float = 0.4
     width: int = 1
@@ -66,7 +62,6 @@ class DraftModelParams:
             self,
             (
                 ("draft_max", 1, 64),
-                ("draft_min", 0, 64),
                 ("p_min", 0.0, 1.0),
                 ("p_path", 0.0, 1.0),
                 ("width", 1, 16),
@@ -74,17 +69,8 @@ class DraftModelParams:
                 ("nodes", 1, 63),
             ),
         )
-        if self.draft_min > self.draft_max:
-            raise InvalidParameter(
-                f"draft_min {self.draft_min} is above draft_max {self.draft_max}; lower it"
-            )
         if self.verify not in VERIFIERS:
             raise InvalidParameter(f"verify is {self.verify!r}; give {' or '.join(VERIFIERS)}")
-        if self.draft_min and self.verify == "rejection":
-            raise InvalidParameter(
-                f"draft_min is {self.draft_min}: dropping short drafts depends on what was drawn, "
-                "which would change the distribution; with verify=rejection give 0"
-            )
 
 
 class DraftModel(TreeDrafter):
@@ -144,8 +130,6 @@ class DraftModel(TreeDrafter):
             width=context.n_leaves,
         )
         max_nodes = min(params.nodes, budget.room(tree))
-        if max(depths_of(nodes), default=0) < params.draft_min:
-            return nodes, ()
         if self._sampler is None:
             return nodes, best_nodes(nodes, max_nodes)
         # All siblings or none: the choice must not depend on the samples.

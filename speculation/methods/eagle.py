@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from batching.errors import InvalidParameter
 from batching.together import Coroutine
@@ -25,10 +24,10 @@ from speculation.drafting.head_drafter import (
     HeadDrafter,
     check_window,
 )
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import if_loaded
 from speculation.drafting.tree_growth import Candidate, Scores, grow_static
+from speculation.heads.eagle import KIND as EAGLE
 from speculation.heads.eagle3 import KIND as EAGLE_3
-from speculation.heads.eagle_file import KIND as EAGLE
 from speculation.heads.tree import Choices, Path, n_leaves, parse_choices
 
 # The tree of EAGLE-1's published code: 25 nodes, five levels.
@@ -82,10 +81,6 @@ class Eagle1Params:
 class Eagle2Params(GrownParams):
     """The size of the tree.
 
-    depth   levels: draft tokens in a row
-    top_k   nodes expanded per level, and candidates below each
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
-    p_min   minimum probability the head must give a draft
     window  tokens at the end of a prompt that the head reads. The target computes their states and
             output, which takes time. 0 = none: drafting starts with the second step
     """
@@ -104,10 +99,6 @@ class FixedTreeDrafter(HeadDrafter):
         return nodes, range(len(nodes))
 
 
-def _source_params(kind: str, resources: Resources) -> Eagle2Params | None:
-    return Eagle2Params() if kind in resources.heads else None
-
-
 eagle_1 = MethodSpec(
     name="eagle-1",
     title="EAGLE-1",
@@ -122,7 +113,7 @@ eagle_2 = MethodSpec(
     title="EAGLE-2",
     params=Eagle2Params,
     make=lambda params, resources: HeadDrafter.for_head(EAGLE.method, params, resources, "eagle-2"),
-    as_source=AsSource(partial(_source_params, EAGLE.method), name="eagle"),
+    as_source=AsSource(if_loaded(EAGLE.method, Eagle2Params()), name="eagle"),
     heads=(EAGLE,),
 )
 eagle_3 = MethodSpec(
@@ -132,6 +123,6 @@ eagle_3 = MethodSpec(
     make=lambda params, resources: HeadDrafter.for_head(
         EAGLE_3.method, params, resources, "eagle-3"
     ),
-    as_source=AsSource(partial(_source_params, EAGLE_3.method)),
+    as_source=AsSource(if_loaded(EAGLE_3.method, Eagle2Params())),
     heads=(EAGLE_3,),
 )

@@ -16,7 +16,6 @@ level j-1. The argmax of the last level is the next iteration; each column then 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,23 +30,16 @@ _FIRST_GUESS = 100  # llama.cpp starts column i of every level with token 100 + 
 
 @dataclass(frozen=True)
 class LookaheadParams:
-    """The defaults are llama.cpp's; its example lacks the options below the line.
+    """The defaults are llama.cpp's.
 
-    window            W: columns of the window
-    ngram             N: length of the n-grams, including the key token
-    guesses           G: n-grams verified per step and kept per key
-    ---
-    pool_from_prompt  fill the pool with the prompt's n-grams
-    window_from_prompt  start the window with tokens from the prompt instead of 100 + i
-    merge             verify common prefixes of n-grams only once
+    window   W: columns of the window
+    ngram    N: length of the n-grams, including the key token
+    guesses  G: n-grams verified per step and kept per key
     """
 
     window: int = 15
     ngram: int = 5
     guesses: int = 15
-    pool_from_prompt: bool = False
-    window_from_prompt: bool = False
-    merge: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, (("window", 1, 128), ("ngram", 3, 32), ("guesses", 1, 128)))
@@ -96,16 +88,10 @@ class Lookahead(Drafter):
         self._levels: list[list[int]] = []  # (N-1) lists of W tokens
         self._last_level: list[int] = []  # nodes of this step's last level; empty = no window
         self._pool = NgramPool(params.guesses)
-        self._prompt: Sequence[int] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        n, size = self.params.ngram, self.params.guesses
-        self._prompt = prompt
         self._levels = []
-        self._pool = NgramPool(size)
-        if self.params.pool_from_prompt:
-            for i in range(len(prompt) - n + 1):
-                self._pool.add(prompt[i], tuple(prompt[i + 1 : i + n]))
+        self._pool = NgramPool(self.params.guesses)
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> None:
         self._last_level = []
@@ -120,20 +106,13 @@ class Lookahead(Drafter):
         ends = self._add_ngrams(tree, ngrams)
         self._last_level = self._add_window(tree)
         tree.n_seq = 1 + self.requires.branches
-        tree.branches += self._last_level
-        tree.branches += dict.fromkeys(ends)  # without duplicates, which merging can produce
+        tree.branches += [*self._last_level, *ends]
 
     def _add_ngrams(self, tree: TokenTree, ngrams: list[tuple[int, ...]]) -> Sequence[int]:
         """Add the n-grams below the root, level by level; return their last nodes."""
         g, levels = len(ngrams), self.params.ngram - 1
         if not g:
             return []
-        if self.params.merge:
-            ends = [0] * g
-            for level in range(levels):
-                for i, ngram in enumerate(ngrams):
-                    ends[i] = tree.add(ends[i], ngram[level])
-            return ends
         tokens = [token for level in zip(*ngrams, strict=True) for token in level]
         parents, depths = _ngrams_shape(g, levels, len(tree))
         tree.add_nodes(parents, depths, tokens, [True] * len(tokens))
@@ -168,13 +147,8 @@ class Lookahead(Drafter):
         self._levels = [*self._levels[1:], list(newest)]
 
     def _start_window(self, n_vocab: int) -> None:
-        w, n = self.params.window, self.params.ngram
-        if self.params.window_from_prompt:
-            rng = random.Random(0)
-            self._levels = [rng.choices(self._prompt, k=w) for _ in range(n - 1)]
-        else:
-            start = [(_FIRST_GUESS + i) % n_vocab for i in range(w)]
-            self._levels = [list(start) for _ in range(n - 1)]
+        start = [(_FIRST_GUESS + i) % n_vocab for i in range(self.params.window)]
+        self._levels = [list(start) for _ in range(self.params.ngram - 1)]
 
 
 @lru_cache(maxsize=256)

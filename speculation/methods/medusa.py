@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from batching.errors import InvalidParameter, check_ranges
 from batching.together import Coroutine, Work
-from batching.tree import Floats, TokenTree
+from batching.tree import TokenTree
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import BY_PROBABILITY, N_STRENGTHS, Acceptance, of_probability
 from speculation.drafting.last_state import LastState
-from speculation.drafting.resources import Resources
-from speculation.heads.medusa import Heads, Ints
-from speculation.heads.medusa_file import KIND
+from speculation.drafting.resources import Resources, if_loaded
+from speculation.heads.arrays import Choices as HeadChoices
+from speculation.heads.medusa import KIND, Heads
 from speculation.heads.tree import (
     MAX_NODES,
     Choices,
@@ -120,8 +120,7 @@ class Medusa(Drafter):
         if hidden is None:
             return  # the first step of a text, or it missed a step
         n = _N_CHOICES if budget.min_path_prob else max(self._n_ranks, _N_LEARNT)
-        tokens_probs = yield Work(self._heads.top, (hidden, n))
-        self._predictions = self._predictions_of(*tokens_probs)
+        self._predictions = self._predictions_of((yield Work(self._heads.top, (hidden, n))))
         if budget.min_path_prob:
             self._add_likeliest(tree, budget)
         else:
@@ -134,14 +133,13 @@ class Medusa(Drafter):
         self._predictions = []
         self._state.observe(step)
 
-    def _predictions_of(self, tokens: Ints, probs: Floats) -> list[list[tuple[int, int, float]]]:
+    def _predictions_of(self, choices: Sequence[HeadChoices]) -> list[list[tuple[int, int, float]]]:
         """The likeliest tokens of each head, with their acceptance probabilities."""
         predictions = []
-        for head, (choices, values) in enumerate(zip(tokens.tolist(), probs.tolist(), strict=True)):
+        for head, likeliest in enumerate(choices):
             first = N_STRENGTHS * min(head, _MAX_HEADS - 1)
-            kinds = [first + of_probability(value) for value in values]
-            accepted = [self._acceptance.prob(kind) for kind in kinds]
-            predictions.append(list(zip(choices, kinds, accepted, strict=True)))
+            cells = [(token, first + of_probability(prob)) for token, prob in likeliest]
+            predictions.append([(token, c, self._acceptance.prob(c)) for token, c in cells])
         return predictions
 
     def _add_fixed_tree(self, tree: TokenTree, budget: DraftBudget) -> None:
@@ -186,16 +184,12 @@ def _verifier(params: MedusaParams, resources: Resources) -> Verifier:
     return Typical(params.epsilon, params.delta) if is_typical else Match()
 
 
-def _source_params(resources: Resources) -> MedusaParams | None:
-    return MedusaParams() if KIND.method in resources.heads else None
-
-
 spec = MethodSpec(
     name="medusa",
     title="Medusa",
     params=MedusaParams,
     make=_make,
     verifier=_verifier,
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, MedusaParams())),
     heads=(KIND,),
 )

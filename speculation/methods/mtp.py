@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from speculation.drafter import AsSource, MethodSpec
 from speculation.drafting.head_drafter import GrownParams, HeadDrafter
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import if_loaded
 from speculation.heads import assistant
 from speculation.heads.mtp import KIND
 
@@ -20,8 +20,6 @@ class MtpParams(GrownParams):
     """The size of the tree.
 
     depth   levels: draft tokens in a row; the layer was trained for the first
-    top_k   nodes expanded per level, and candidates below each
-    nodes   draft tokens in the tree: the candidates with the likeliest paths
     p_min   minimum probability the layer must give a draft; auto decides by cost instead
     window  tokens at the end of a prompt that the layer reads. 0 = none: drafting starts with the
             second step
@@ -32,10 +30,6 @@ class MtpParams(GrownParams):
     nodes: int = 24
     p_min: float = 0.75
     window: int = 1024
-
-
-def _source_params(resources: Resources) -> MtpParams | None:
-    return MtpParams(depth=8) if KIND.method in resources.heads else None
 
 
 spec = MethodSpec(
@@ -49,6 +43,6 @@ spec = MethodSpec(
         "mtp",
         what="a model with multi-token-prediction layers, or a file of such layers,",
     ),
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, MtpParams(depth=8))),
     heads=(KIND, assistant.KIND),
 )

@@ -5,7 +5,8 @@ They are free, because the target computes them anyway. Each step grows a tree t
 from the text's last token, best path first, and updates the table from its rows. Luo et al. 2024,
 "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling",
 arXiv 2408.08696. The paper's tree has a shape fixed by ranks; here it follows the successors'
-calibrated probabilities.
+calibrated probabilities, and only accepted rows update the
+table: each costs a partial sort of the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from batching.errors import InvalidParameter, check_ranges
+from batching.errors import check_ranges
 from batching.tree import TokenTree
 from speculation.bigrams import BigramTable, load_bigrams
 from speculation.drafter import AsSource, DraftBudget, Drafter, MethodSpec, Requirements, Step
 from speculation.drafting.acceptance import N_STRENGTHS, Acceptance, by_probability, of_probability
 from speculation.drafting.resources import Resources
 
-ROWS = ("path", "all")
 # A successor was likely after another text, so it is accepted less often than its probability.
 PRIORS = by_probability(-0.6, 0.85)
 
@@ -33,20 +33,15 @@ class RecyclingParams:
 
     nodes   draft tokens in a tree
     depth   longest path
-    rows    rows that update the table: accepted ones (path), or rejected ones too (all), as in the
-            paper; each costs a partial sort of the vocabulary
     warm    start with the table supplied with the model, if any
     """
 
     nodes: int = 39
     depth: int = 6
-    rows: str = "path"
     warm: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, (("nodes", 1, 63), ("depth", 1, 32)))
-        if self.rows not in ROWS:
-            raise InvalidParameter(f"rows is {self.rows!r}; give one of {', '.join(ROWS)}")
 
 
 class Recycling(Drafter):
@@ -101,13 +96,8 @@ class Recycling(Drafter):
         for node, token in zip(step.path, step.tokens, strict=True):
             for successor, p in table.of(tree.tokens[node])[:2]:
                 self._acceptance.learn(of_probability(p), accepted=successor == token)
-        if self.params.rows == "all":
-            for node, output in enumerate(tree.outputs):
-                if output:
-                    table.learn(tree.tokens[node], step.output.logits(node))
-        else:
-            for node in step.path:
-                table.learn(tree.tokens[node], step.output.logits(node))
+        for node in step.path:
+            table.learn(tree.tokens[node], step.output.logits(node))
 
 
 def _make(params: RecyclingParams, resources: Resources) -> Recycling:

@@ -19,7 +19,7 @@ from speculation.drafting.acceptance import Acceptance
 from speculation.drafting.confidence import LevelTime
 from speculation.drafting.head_drafter import TreeDrafter
 from speculation.drafting.last_state import LastState
-from speculation.drafting.resources import Resources
+from speculation.drafting.resources import Resources, if_loaded
 from speculation.drafting.tree_growth import (
     Candidate,
     best_nodes,
@@ -28,8 +28,7 @@ from speculation.drafting.tree_growth import (
     top_tokens,
     with_target_ids,
 )
-from speculation.heads.redrafter import Beams, Level, RecurrentHead
-from speculation.heads.redrafter_file import KIND
+from speculation.heads.redrafter import KIND, Beams, Level, RecurrentHead
 
 MAX_NODES = 255
 
@@ -118,15 +117,11 @@ def _make(params: ReDrafterParams, resources: Resources) -> ReDrafter:
     )
 
 
-def _source_params(resources: Resources) -> ReDrafterParams | None:
-    return ReDrafterParams() if KIND.method in resources.heads else None
-
-
 spec = MethodSpec(
     name="redrafter",
     title="ReDrafter",
     params=ReDrafterParams,
     make=_make,
-    as_source=AsSource(_source_params),
+    as_source=AsSource(if_loaded(KIND.method, ReDrafterParams())),
     heads=(KIND,),
 )

@@ -23,7 +23,7 @@ from typing import Any
 from batching.errors import InvalidParameter
 from speculation.auto.drafter import auto_spec
 from speculation.drafter import Method, MethodSpec
-from speculation.heads.kind import HeadsKind
+from speculation.heads.file import HeadsKind
 from speculation.methods import (
     autoregressive,
     dflash,
@@ -219,12 +219,13 @@ def parameter_docs(params: type[Any]) -> dict[str, str]:
     """The description of each field in the docstring of a parameters dataclass, on one line.
 
     The docstring has a line ``name  text`` or ``name: text`` for each field; indented lines
-    continue it.
+    continue it. A field that it leaves out is described by the class that it derives from.
     """
     names = [field.name for field in dataclasses.fields(params)]
     docs = dict.fromkeys(names, "")
     current = ""
-    for line in (inspect.getdoc(params) or "").splitlines():
+    classes = reversed(params.__mro__)
+    for line in [line for each in classes for line in (inspect.getdoc(each) or "").splitlines()]:
         head = re.match(r"(\w+)(?::| {2,}) *(.*)", line)
         if head is not None and head[1] in docs:
             current = head[1]

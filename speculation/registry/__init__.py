@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,16 +133,7 @@ def paired_draft(model: str | os.PathLike[str]) -> str:
 
     Raises ModelNotFound if there is none.
     """
-    entries = read_registry()
-    entry = entries.get(os.fspath(model))
-    if entry is None or entry.draft is None:
-        paired = ", ".join(name for name, other in entries.items() if other.draft)
-        raise ModelNotFound(
-            f"models.txt pairs no draft model with {os.fspath(model)!r}; give its name or path "
-            f"with {{draft_model}} (models with one: {paired or 'none'})",
-            settings=("draft_model",),
-        )
-    return entry.draft
+    return _paired(model, "draft model", "draft_model", lambda e: (e.draft,) if e.draft else ())[0]
 
 
 def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -150,16 +141,25 @@ def paired_heads(model: str | os.PathLike[str]) -> tuple[str, ...]:
 
     Raises ModelNotFound if there are none.
     """
+    return _paired(model, "drafting heads", "heads", lambda entry: entry.heads)
+
+
+def _paired(
+    model: str | os.PathLike[str],
+    what: str,
+    setting: str,
+    names: Callable[[ModelEntry], tuple[str, ...]],
+) -> tuple[str, ...]:
     entries = read_registry()
     entry = entries.get(os.fspath(model))
-    if entry is None or not entry.heads:
-        paired = ", ".join(name for name, other in entries.items() if other.heads)
+    if entry is None or not names(entry):
+        paired = ", ".join(name for name, other in entries.items() if names(other))
         raise ModelNotFound(
-            f"models.txt pairs no drafting heads with {os.fspath(model)!r}; give their names or "
-            f"paths with {{heads}} (models with some: {paired or 'none'})",
-            settings=("heads",),
+            f"models.txt pairs no {what} with {os.fspath(model)!r}; give a name or path with "
+            f"{{{setting}}} (models with some: {paired or 'none'})",
+            settings=(setting,),
         )
-    return entry.heads
+    return names(entry)
 
 
 def heads_for(

@@ -1,12 +1,15 @@
-"""Console output: unencodable characters are replaced, and errors name settings by their flags."""
+"""What the commands share: output to any console, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 
 from batching.errors import SpeculationError
 
+OK, FAILED, INTERRUPTED = 0, 2, 130
 FLAGS = {
     "model": "--model",
     "draft_model": "--draft-model",
@@ -33,3 +36,25 @@ def replace_unencodable() -> None:
 def worded(error: Exception) -> str:
     """The error's message, with settings named by their command-line flags."""
     return error.worded(FLAGS) if isinstance(error, SpeculationError) else str(error)
+
+
+def run_command(
+    command: Callable[[], int | None], interrupted: str = "interrupted; nothing was written"
+) -> int:
+    """Run a command; return its exit code: its own, or 2 after an error, 130 after Ctrl-C.
+
+    Errors end with one line on stderr; ``interrupted`` is that for Ctrl-C.
+    """
+    replace_unencodable()
+    try:
+        return command() or OK
+    except BrokenPipeError:  # the reader has gone
+        with suppress(BrokenPipeError):
+            sys.stdout.close()  # or Python would try to write the rest when it exits
+        return FAILED
+    except (SpeculationError, OSError) as error:
+        print(f"error: {worded(error)}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED

@@ -7,11 +7,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from batching.errors import SpeculationError
-from speculation.system.console import replace_unencodable, worded
-from speculation.train import commands, tree
-
-OK, FAILED, INTERRUPTED = 0, 2, 130
+from speculation.system.console import FAILED, run_command
+from speculation.train import commands
 
 DESCRIPTION = """\
 Train drafting heads or a draft model for a GGUF model, the target. See docs/training.md.
@@ -24,14 +21,12 @@ run the same command again to resume. The target's own replies are the best data
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; return the exit code. Errors end with one line on stderr."""
-    replace_unencodable()
+    """Run a subcommand; return the exit code."""
     args = _parser().parse_args(arguments)
     try:
-        args.run(args)
-    except (SpeculationError, OSError, UnicodeDecodeError) as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return FAILED
+        return run_command(
+            lambda: args.run(args), "interrupted; run the same command again to resume"
+        )
     except (MemoryError, RuntimeError) as error:  # PyTorch raises RuntimeError when out of memory
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
@@ -41,10 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return FAILED
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED
-    return OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,10 +49,6 @@ def _parser() -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(name, help=f"train {kind.what}", allow_abbrev=False)
         commands.add_arguments(subparser, name)
         subparser.set_defaults(run=partial(commands.run, name))
-    choose = "choose the draft tree of trained Medusa heads"
-    subparser = subparsers.add_parser("tree", help=choose, allow_abbrev=False)
-    tree.add_arguments(subparser)
-    subparser.set_defaults(run=tree.run)
     return parser
 
 

@@ -86,9 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser, kind: str) -> None:
     add("--gpu-layers", type=int, help="layers on the GPU, if any (default: all that fit)")
     add("--device", help="PyTorch device, such as cpu or cuda (default: cuda if available)")
     params = KINDS[kind].params
-    docs = parameter_docs(TrainingParams) | {
-        name: text for name, text in parameter_docs(params).items() if text
-    }
+    docs = parameter_docs(params)
     for field in dataclasses.fields(params):
         flag, text = f"--{field.name.replace('_', '-')}", docs[field.name]
         if isinstance(field.default, bool):

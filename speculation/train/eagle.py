@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batching.llama.weights import Weights
-from speculation.heads.eagle import EagleShape
-from speculation.heads.eagle3_file import write_eagle3
-from speculation.heads.eagle_file import write_eagle
+from speculation.heads.eagle import EagleShape, write_eagle
+from speculation.heads.eagle3 import write_eagle3
 from speculation.train import TrainError
 from speculation.train.layer import Eagle3Module, EagleModule
 from speculation.train.params import EagleTraining

@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speculation.heads.medusa import MedusaWeights
-from speculation.heads.medusa_file import default_tree, write_medusa
-from speculation.train.loss import MAX_LOGITS
+from speculation.heads.medusa import MedusaWeights, default_tree, write_medusa
 from speculation.train.params import MedusaTraining
 from speculation.train.ranks import (
     NONE,
@@ -31,7 +29,7 @@ from speculation.train.ranks import (
 )
 from speculation.train.sequences import held_out_start, labels_of
 from speculation.train.states import States
-from speculation.train.training import LOSS_DECAY, Target, Trainer
+from speculation.train.training import LOSS_DECAY, MAX_LOGITS, Target, Trainer
 
 
 class MedusaModule(nn.Module):
@@ -41,13 +39,11 @@ class MedusaModule(nn.Module):
         """``output`` is the target's output matrix, (n_drafted, n_embd)."""
         super().__init__()
         n_embd = output.shape[1]
+        self.output = output
         shape = (params.blocks, params.heads, n_embd, n_embd)
         self.n_heads = params.heads
         self.matrices = nn.Parameter(torch.zeros(shape))  # initially the heads add nothing
         self.biases = nn.Parameter(torch.zeros(shape[:-1]))
-        if params.output == "each":
-            output = output.repeat(params.heads, 1, 1)
-        self.output = nn.Parameter(output.clone(), requires_grad=params.output != "target")
 
     def forward(self, hidden: Tensor) -> Tensor:
         state = hidden.expand(self.n_heads, -1, -1)  # (n_heads, n, n_embd)
@@ -93,11 +89,10 @@ class MedusaTrainer(Trainer[MedusaTraining]):
 
     def _trained(self, ranks: Ints) -> MedusaWeights:
         accuracy = accuracy_of(ranks)
-        parameters = (self.module.matrices, self.module.biases, self.module.output)
+        parameters = (self.module.matrices, self.module.biases, self.matrix)
         weights, biases, output = (array.detach().cpu().numpy() for array in parameters)
-        shares_target = self.params.output == "target"
         tree = default_tree(accuracy, self.params.nodes)
-        return MedusaWeights(weights, biases, output, shares_target, self.tokens, accuracy, tree)
+        return MedusaWeights(weights, biases, output, self.tokens, accuracy, tree)
 
     def write(self, path: Path, ranks: Ints) -> None:
         write_medusa(path, self.target.info, self._trained(ranks))

@@ -5,12 +5,10 @@ Needs no PyTorch, so that ``--help`` and errors come without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batching.errors import InvalidParameter, check_ranges
 from batching.llama.model import Model
-from batching.llama.private_api import check_layer_inputs
 from speculation.heads.eagle import EagleShape
 
 FILE_TYPES = ("f32", "f16", "q8_0")
@@ -60,8 +58,6 @@ class MedusaTraining(TrainingParams):
 
     heads   number of heads; each drafts one token further ahead
     blocks  residual blocks per head
-    output  target = all heads use the target's output matrix; one = train one copy for all heads;
-            each = train one copy per head
     nodes   draft tokens in the tree written to the file
     batch   states per step
     """
@@ -70,13 +66,11 @@ class MedusaTraining(TrainingParams):
     batch: int = 256
     heads: int = 4
     blocks: int = 2
-    output: str = "target"
     nodes: int = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, (("heads", 1, 8), ("blocks", 1, 8), ("nodes", 1, 255)))
-        _check_choice("output", self.output, ("target", "one", "each"))
 
 
 @dataclass(frozen=True)
@@ -85,17 +79,14 @@ class ReDrafterTraining(TrainingParams):
 
     length  draft length the head is trained for
     blocks  residual blocks after the first
-    output  target = use the target's output matrix; one = train a copy of it
     """
 
     length: int = 5
     blocks: int = 1
-    output: str = "target"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, (("length", 1, 16), ("blocks", 0, 8)))
-        _check_choice("output", self.output, ("target", "one"))
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class EagleTraining(TrainingParams):
                 ("noise", 0.0, 10.0),
             ),
         )
-        _check_choice("kind", self.kind, FILE_TYPES)
+        _check_kind(self.kind)
         if self.layers and not self.eagle3:
             raise InvalidParameter(
                 "--layers is for EAGLE-3 only; add --eagle3 or leave --layers out"
@@ -152,7 +143,7 @@ class EagleTraining(TrainingParams):
                     f"--layers has {layer}, but the model has {n} layers; give numbers from 0 to "
                     f"{n - 1}"
                 )
-        check_layer_inputs(model, layers)
+        model.check_layer_inputs(layers)
         return layers
 
 
@@ -179,7 +170,7 @@ class DraftTraining(TrainingParams):
         for name, value, size in (("width", self.width, _HEAD_SIZE), ("ff", self.ff, 32)):
             if value % size:
                 raise InvalidParameter(f"{name} is {value}; give a multiple of {size}")
-        _check_choice("kind", self.kind, FILE_TYPES)
+        _check_kind(self.kind)
 
     @property
     def shape(self) -> EagleShape:
@@ -188,6 +179,6 @@ class DraftTraining(TrainingParams):
         return EagleShape(self.width, n_head, n_head, self.ff or 3 * self.width)
 
 
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise InvalidParameter(f"{name} is {value!r}; give one of {', '.join(choices)}")
+def _check_kind(kind: str) -> None:
+    if kind not in FILE_TYPES:
+        raise InvalidParameter(f"kind is {kind!r}; give one of {', '.join(FILE_TYPES)}")

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batching.tree import Floats
-from speculation.heads.redrafter import ReDrafterWeights
-from speculation.heads.redrafter_file import write_redrafter
+from speculation.heads.redrafter import ReDrafterWeights, write_redrafter
 from speculation.train.params import ReDrafterTraining
 from speculation.train.ranks import Ints
 from speculation.train.sequences import Batch
@@ -28,12 +27,10 @@ from speculation.train.training import ChainTrainer, Target
 class ReDrafterModule(nn.Module):
     """The head; ``speculation.heads.redrafter`` has its formulas."""
 
-    def __init__(self, params: ReDrafterTraining, output: Tensor, size: float) -> None:
-        """``output`` is the target's output matrix, (n_drafted, n_embd), ``size`` the root mean
-        square of its embeddings."""
+    def __init__(self, params: ReDrafterTraining, n_embd: int, size: float) -> None:
+        """``size`` is the root mean square of the target's embeddings."""
         super().__init__()
-        n_embd = self.n_embd = output.shape[1]
-        self.shares_target = params.output == "target"
+        self.n_embd = n_embd
         self.token = nn.Linear(n_embd, n_embd)  # its bias serves the recurrence too
         self.recurrent = nn.Linear(n_embd, n_embd, bias=False)
         self.mixing = nn.Linear(2 * n_embd, n_embd)
@@ -43,7 +40,6 @@ class ReDrafterModule(nn.Module):
         nn.init.normal_(self.token.weight, std=n_embd**-0.5 / size)
         self.projection = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.projection.weight)  # initially the head adds nothing
-        self.output = nn.Parameter(output.clone(), requires_grad=not self.shares_target)
 
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
         """As ``ChainTrainer.chains``. A chain ends before the first position outside the mask."""
@@ -71,7 +67,7 @@ class ReDrafterModule(nn.Module):
             if not len(places):
                 return
 
-    def weights(self, tokens: npt.NDArray[np.int32] | None) -> ReDrafterWeights:
+    def weights(self, output: Tensor, tokens: npt.NDArray[np.int32] | None) -> ReDrafterWeights:
         def array(parameter: Tensor) -> Floats:
             return parameter.detach().cpu().numpy()
 
@@ -85,8 +81,7 @@ class ReDrafterModule(nn.Module):
             blocks=np.array([array(of.weight) for of in blocks], np.float32).reshape(-1, n, n),
             block_biases=np.array([array(of.bias) for of in blocks], np.float32).reshape(-1, n),
             projection=array(self.projection.weight),
-            output=array(self.output),
-            shares_target=self.shares_target,
+            output=array(output),
             tokens=tokens,
         )
 
@@ -99,14 +94,10 @@ class ReDrafterTrainer(ChainTrainer[ReDrafterTraining]):
         super().__init__(params, states, target, device, embeddings, states.hidden)
         self.depth = params.length
         size = float(np.sqrt((embeddings**2).mean()))
-        self.module = ReDrafterModule(params, self.matrix, size).to(device)
-
-    @property
-    def output(self) -> Tensor:
-        return self.module.output
+        self.module = ReDrafterModule(params, embeddings.shape[1], size).to(device)
 
     def chains(self, batch: Batch, depth: int) -> Iterator[tuple[Tensor, Tensor]]:
         return self.module.chains(batch, depth)
 
     def write(self, path: Path, ranks: Ints) -> None:
-        write_redrafter(path, self.target.info, self.module.weights(self.tokens))
+        write_redrafter(path, self.target.info, self.module.weights(self.matrix, self.tokens))

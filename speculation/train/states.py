@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.llama.context import Context
+from batching.replacing import replacing
 from batching.rows import text_rows
 from batching.target import Output
 from speculation.train import TrainError
@@ -203,11 +204,9 @@ def collect(
     return States(folder)
 
 
-def _write_whole(file: Path, content: bytes) -> None:
-    """Write a file atomically: to a temporary name, then rename it."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(file)
+def _write_whole(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
 
 
 def _read_samples(folder: Path) -> list[Sample]:

@@ -5,8 +5,6 @@ A file is plain UTF-8 text, or JSON Lines, optionally gzipped, with one of these
     {"text": "..."}                                           plain text
     {"messages": [{"role": "user", "content": "..."}, ...]}   a chat with its replies
     {"prompt": "..."} or {"turns": ["...", ...]}              prompts, for the target to answer
-    {"ids": [1, 17, ...], "spans": [[5, 40], ...]}            token ids of this target; the optional
-                                                              spans are those it generated itself
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ class Sample:
         return Sample(self.ids[start:end], [(a, b) for a, b in inside if a < b])
 
 
-# The content of a JSON line or of a plain text file: text, a chat or its prompts, or tokens.
-Record = str | list[Message] | Sample
+# The content of a JSON line or of a plain text file: text, or a chat or its prompts.
+Record = str | list[Message]
 
 
 def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) -> Iterator[Sample]:
@@ -63,21 +61,16 @@ def read_texts(model: Model, files: Sequence[Path], length: int, skip: int = 0) 
     """
     for record in _records(files):
         if isinstance(record, str):
-            record = Sample(model.tokenize(record))
-        elif isinstance(record, list):
-            if all(message["role"] != "assistant" for message in record):
-                raise TrainError("the data has prompts without replies; add --generate N")
-            record = Sample(chat_prompt(model, record).tokens)
-        elif record.ids and max(record.ids) >= model.n_vocab:
-            raise TrainError(
-                f"the data has token {max(record.ids)}, but this model's tokens are 0 to "
-                f"{model.n_vocab - 1}; give token ids of this model"
-            )
-        for start in range(0, len(record.ids), length):
+            ids = model.tokenize(record)
+        elif all(message["role"] != "assistant" for message in record):
+            raise TrainError("the data has prompts without replies; add --generate N")
+        else:
+            ids = chat_prompt(model, record).tokens
+        for start in range(0, len(ids), length):
             if skip > 0:
                 skip -= 1
             else:
-                yield record.cut(start, start + length)
+                yield Sample(ids[start : start + length])
 
 
 def replying(path: Path, context: ContextParams, n_gpu_layers: int | None) -> Engine:
@@ -98,8 +91,8 @@ def generate_replies(
 ) -> Iterator[Sample]:
     """Prompts with the target's own greedy continuations of at most ``n_tokens`` tokens.
 
-    In a chat, the target replies to every user turn; the replies in the data are dropped. For plain
-    text and tokens it continues the first ``_PREFIX_TOKENS`` tokens. The first ``skip`` records are
+    In a chat, the target replies to every user turn; the replies in the data are dropped. Plain
+    text is continued after its first ``_PREFIX_TOKENS`` tokens. The first ``skip`` records are
     skipped: an earlier run continued them. As many records are continued at once as ``engine`` has
     room for; they are returned in their order.
 
@@ -111,8 +104,8 @@ def generate_replies(
     def reply(record: Record) -> Sample:
         if isinstance(record, list):
             return _reply_to_chat(engine, record, length, n_tokens, too_long)
-        ids = record.ids if isinstance(record, Sample) else engine.model.tokenize(record)
-        return _continue_text(engine, ids[:_PREFIX_TOKENS], length, n_tokens, too_long)
+        prompt = engine.model.tokenize(record)[:_PREFIX_TOKENS]
+        return _continue_text(engine, prompt, length, n_tokens, too_long)
 
     for sample in _in_order(reply, islice(_records(files), skip, None), engine.parallel):
         any_fits = any_fits or bool(sample.ids)
@@ -219,8 +212,6 @@ def _parse_line(line: str, where: str) -> Record:
         found = json.loads(line)
         if isinstance(found.get("text"), str):
             return str(found["text"])
-        if "ids" in found:
-            return _parse_ids(found["ids"], found.get("spans"), where)
         turns = [found["prompt"]] if "prompt" in found else found.get("turns")
         if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
             return [{"role": "user", "content": turn} for turn in turns]
@@ -231,29 +222,8 @@ def _parse_line(line: str, where: str) -> Record:
         pass
     raise TrainError(
         f"{where} is {line.strip()[:60]!r}; each line must be an object with text, messages, "
-        f"prompt, turns or ids"
+        f"prompt or turns"
     )
-
-
-def _parse_ids(ids: object, spans: object, where: str) -> Sample:
-    """Raises TrainError for invalid ids or spans, ValueError or TypeError for malformed ones."""
-    if not isinstance(ids, list):
-        raise TypeError
-    for token in ids:
-        if type(token) is not int or not 0 <= token < 2**31:
-            raise TrainError(f"{where}: {token!r} is not a token id; give integers from 0")
-    if spans is None:
-        return Sample(ids)
-    if not isinstance(spans, list):
-        raise TypeError
-    parts = [(start, end) for start, end in spans]
-    for start, end in parts:
-        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(ids):
-            raise TrainError(
-                f"{where}: the span [{start!r}, {end!r}] is not within the {len(ids)} tokens; give "
-                f"its first position, counted from 0, and the one after its last"
-            )
-    return Sample(ids, parts)
 
 
 def _check_chat(messages: list[Message], where: str) -> list[Message]:

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.file import HeadsInfo
 from speculation.train import TrainError
-from speculation.train.loss import distribution_loss
 from speculation.train.params import TrainingParams
 from speculation.train.ranks import Ints, chain_report, ranks_of
 from speculation.train.sequences import Batch, Sequences, batches, draft_vocab
@@ -31,6 +31,10 @@ from speculation.train.states import States
 
 LOSS_DECAY = 0.8  # weight of a draft token's loss relative to the token before
 N_DEPTHS = 6  # length of the chains whose accuracy is measured
+# Logits are by far the largest tensors of a step: for 8 sequences of 512 tokens and a vocabulary of
+# 152,000 they take 2.5 GB, and a step needs a dozen such tensors. So they are computed in chunks,
+# and again in the backward pass (gradient checkpointing).
+MAX_LOGITS = 2**26  # in one chunk; 256 MB
 _WARM_UP = 0.03  # share of the steps
 _FINAL_RATE = 0.05  # learning rate at the last step, as a share of its peak
 
@@ -135,6 +139,32 @@ def rate_at(step: int, n_steps: int) -> float:
         return (step + 1) / warm_up
     done = (step - warm_up) / max(1, n_steps - warm_up)
     return _FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def distribution_loss(
+    ours: Tensor, output: Tensor, wanted: Tensor, matrix: Tensor, n_zero: int = 0
+) -> Tensor:
+    """Mean cross-entropy of our logits, ``ours @ output.T``, with the target's distribution,
+    softmax of ``wanted @ matrix.T``.
+
+    States are (n, width), output matrices (n_drafted, width), each with widths of its own. We have
+    ``n_zero`` more logits, which are 0; the target has none of these tokens.
+    """
+
+    def of(ours: Tensor, wanted: Tensor) -> Tensor:
+        p = (wanted @ matrix.T).softmax(dim=1)
+        logits = ours @ output.T
+        if not n_zero:
+            return torch.nn.functional.cross_entropy(logits, p, reduction="sum")
+        zeros = torch.full_like(logits[:, :1], math.log(n_zero))
+        n_all = torch.cat([logits, zeros], dim=1).logsumexp(dim=1)
+        return (n_all - (p * logits).sum(dim=1)).sum()
+
+    n = max(1, MAX_LOGITS // len(matrix))
+    if len(ours) <= n:
+        return of(ours, wanted) / len(ours)
+    parts = zip(ours.split(n), wanted.split(n), strict=True)
+    return sum(checkpoint(of, *part, use_reentrant=False) for part in parts) / len(ours)
 
 
 class ChainTrainer(Trainer[P]):

@@ -33,7 +33,7 @@ METHODS = (
     "suffix:memory=off",
     "jacobi",
     "lookahead",
-    "lookahead:window=5,ngram=4,guesses=3,merge=on,pool_from_prompt=on,window_from_prompt=on",
+    "lookahead:window=5,ngram=4,guesses=3",
 )
 SAMPLINGS = {
     "greedy": SamplingParams(),

@@ -85,7 +85,7 @@ METHODS = (
     "auto:sources=draft+recycling",
     "auto:sources=recycling+suffix",
     "recycling",
-    "recycling:nodes=7,depth=2,rows=all",
+    "recycling:nodes=7,depth=2",
     "draft",
     "draft:p_min=0,p_path=0,draft_max=4",
     "draft:width=3,nodes=9,p_min=0.05,draft_max=3",
@@ -115,8 +115,7 @@ METHODS = (
     f"{ROOT / 'examples' / 'forks.py'}:spec",
     "jacobi:guesses=5",
     "lookahead:window=5,ngram=4,guesses=2",
-    "lookahead:window=3,ngram=3,guesses=4,merge=on",
-    "lookahead:window=4,ngram=5,guesses=6,pool_from_prompt=on,window_from_prompt=on",
+    "lookahead:window=4,ngram=5,guesses=6",
     "lookahead:window=1,ngram=3,guesses=1",
 )
 

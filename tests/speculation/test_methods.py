@@ -52,10 +52,10 @@ def test_verification_follows_all_unmerged_branches_until_only_one_matches() -> 
 
 
 def test_a_method_is_written_with_parameters_after_a_colon() -> None:
-    method = parse_method("lookahead:window=7, ngram=4,merge=on")
+    method = parse_method("lookahead:window=7, ngram=4")
     assert (method.params.window, method.params.ngram, method.params.guesses) == (7, 4, 15)
-    assert method.params.merge is True
-    assert str(method) == "lookahead:window=7,ngram=4,merge=on"
+    assert str(method) == "lookahead:window=7,ngram=4"
+    assert parse_method("suffix:memory=off").params.memory is False
     assert str(parse_method("ar")) == "ar"
 
 
@@ -70,9 +70,8 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
         ("lookahead:window", "lookahead: window has no value; write window=value"),
         ("lookahead:window=3,ngram=4,window=5", "lookahead: window is given twice; give it once"),
         ("lookahead:window=many", "window is 'many'; give a value like 15"),
-        ("lookahead:merge=perhaps", "merge is 'perhaps'; give on or off"),
+        ("suffix:memory=perhaps", "memory is 'perhaps'; give on or off"),
         ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
-        ("recycling:rows=best", "rows is 'best'; give one of path, all"),
         ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
         (
             "auto:sources=all+draft",

@@ -21,6 +21,7 @@ from batching.target import Cancelled, Output, Watch
 from batching.together import Coroutine, done
 from batching.tree import NO_LIMIT, Floats
 from speculation.chat.detokenizer import Token
+from speculation.heads.arrays import Choices
 from speculation.heads.base import Head
 from speculation.heads.tree import best_tree
 
@@ -63,19 +64,16 @@ class FakeHeads(Head):
     accuracy: Floats = np.array([[0.5, 0.3, 0.2]] * n_heads, np.float32)
     tree = best_tree(accuracy, 12)
 
-    def top(
-        self, parts: Sequence[tuple[Floats, int]]
-    ) -> list[tuple[npt.NDArray[np.int64], Floats]]:
-        return [self._top(hidden, n) for hidden, n in parts]
+    def top(self, parts: Sequence[tuple[Floats, int]]) -> list[list[Choices]]:
+        return [
+            [self._top(hidden, head)[:n] for head in range(self.n_heads)] for hidden, n in parts
+        ]
 
-    def _top(self, hidden: Floats, n: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        tokens = []
-        for head in range(self.n_heads):
-            correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
-            others = [token for token in range(N_VOCAB) if token != correct]
-            tokens.append([*others[:rank], correct, *others[rank:]][:n])
-        probs = np.array([0.5, 0.3, 0.15, *[0.05 / 9] * 9], np.float32)
-        return np.array(tokens), np.tile(probs[:n], (self.n_heads, 1))
+    def _top(self, hidden: Floats, head: int) -> Choices:
+        correct, rank = int(hidden[head + 1]), (0, 0, 1, 2)[int(hidden.sum() + head) % 4]
+        others = [token for token in range(N_VOCAB) if token != correct]
+        probs = [0.5, 0.3, 0.15, *[0.05 / 9] * 9]
+        return list(zip([*others[:rank], correct, *others[rank:]], probs, strict=False))
 
 
 class FakeEagleHead(Head):

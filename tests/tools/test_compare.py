@@ -17,8 +17,7 @@ from speculation.bench.prompt_file import Prompt
 from speculation.methods import parse_method
 from tools.compare import __main__ as bench
 from tools.compare import programs
-from tools.compare.libraries import compare_libraries
-from tools.compare.mode import choose, draft_flags
+from tools.compare.mode import choose, draft_flags, libraries_line
 from tools.compare.pairs import (
     Comparison,
     Failure,
@@ -28,7 +27,14 @@ from tools.compare.pairs import (
     tasks,
     window_mismatch,
 )
-from tools.compare.programs import PROGRAMS, Figures, ProgramFailed, Settings, read
+from tools.compare.programs import (
+    PROGRAMS,
+    Figures,
+    ProgramFailed,
+    Settings,
+    read,
+    unlike_libraries,
+)
 from tools.compare.report import failures, table
 
 LOOKUP = b"""\
@@ -51,7 +57,7 @@ LOOKAHEAD = b"""\
 """
 BENCH = b"""[
   { "build_commit": "0c1e570", "n_gen": 16, "n_depth": 4, "avg_ts": 2540.027124,
-    "samples_ts": [ 2488.34, 2591.72 ] }
+    "samples_ts": [ 2488.34 ] }
 ]
 """
 SETTINGS = Settings(Path("m.gguf"), 512, 2, "f16", flash_attn=True)
@@ -65,7 +71,6 @@ def test_the_first_token_of_llama_lookup_is_not_counted() -> None:
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens) == (5, 32)
     assert figures.tokens_per_second == pytest.approx(2200 * 32 / 33)
-    assert figures.with_prompt == pytest.approx(33 / (0.002 + 33 / 2200))
     assert figures.window == {}
 
 
@@ -74,17 +79,14 @@ def test_the_window_is_read_from_llama_lookaheads_output() -> None:
     figures = read(PROGRAMS["lookahead"], printed, LOOKAHEAD, 5)
     assert figures is not None
     assert (figures.n_tokens, figures.tokens_per_second) == (33, 100.755)
-    assert figures.with_prompt == pytest.approx(34 / (0.002 + 33 / 100.755))
     assert figures.window == {"W": 15, "N": 5, "G": 15}
     assert figures.text == b"Once upon a"
 
 
-def test_the_first_run_of_llama_bench_counts_and_the_second_is_shown() -> None:
+def test_llama_bench_prints_its_figures_as_json() -> None:
     figures = read(PROGRAMS["ar"], BENCH, b"", 5)
     assert figures is not None
     assert (figures.n_prompt, figures.n_tokens, figures.tokens_per_second) == (5, 16, 2488.34)
-    assert figures.restored == 2591.72
-    assert figures.with_prompt is None
     assert figures.text is None
 
 
@@ -123,7 +125,7 @@ def test_llama_lookahead_is_asked_for_two_tokens_fewer() -> None:
 
 def test_llama_bench_decodes_what_follows_the_prompt_and_first_token() -> None:
     assert arguments("ar", Settings(Path("m.gguf"), 512, 1, "f32", False, 0)) == (
-        "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 63 -d 40 -r 2 -o json"
+        "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 63 -d 40 -r 1 -o json"
     )
 
 
@@ -202,7 +204,7 @@ def test_a_different_window_is_not_compared() -> None:
 
 def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
     pairs = [
-        Pair(f"p{i}", 0, "ours", Figures(5, 10, 50 * r, 45 * r), Figures(5, 10, 50.0, 40.0), i > 0)
+        Pair(f"p{i}", 0, "ours", Figures(5, 10, 50 * r), Figures(5, 10, 50.0), i > 0)
         for i, r in enumerate(ratios)
     ]
     parsed = parse_method(method)
@@ -217,20 +219,10 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
     assert shown.rows == [
         [
             *("lookahead", "llama-lookahead", "3", "1.020 (0.900 to 1.100)"),
-            *("51.0", "50.0", "1.147", "2 of 3"),
+            *("51.0", "50.0", "2 of 3"),
         ],
-        ["prompt-lookup", "llama-lookup", "0 of 1", "failed", "–", "–", "–", "–"],
+        ["prompt-lookup", "llama-lookup", "0 of 1", "failed", "–", "–", "–"],
     ]
-
-
-def test_llama_bench_has_a_row_for_the_run_that_skips_the_prompt() -> None:
-    ours, theirs = Figures(5, 10, 90.0, 80.0), Figures(5, 10, 100.0, restored=120.0)
-    pairs = [Pair(f"p{i}", 0, "ours", ours, theirs, None) for i in range(3)]
-    one = Comparison(parse_method("ar"), PROGRAMS["ar"], Path("x"), pairs=pairs)
-    first, second = table([one]).rows
-    assert first[1:4] == ["llama-bench", "3", "0.900 (0.900 to 0.900)"]
-    assert first[-2:] == ["–", "–"]
-    assert second[1:4] == ["llama-bench, restored", "3", "0.750 (0.750 to 0.750)"]
 
 
 def test_every_failure_is_listed() -> None:
@@ -251,16 +243,17 @@ def test_libraries_are_the_same_only_if_their_bytes_are(tmp_path: Path) -> None:
         folder.mkdir()
         for name in ("libllama.so", "libggml-cpu.so", "libllama.so.0", "libmtmd.so"):
             (folder / name).write_bytes(name.encode())
-    assert compare_libraries(ours, theirs).same
     (theirs / "libmtmd.so").write_bytes(b"not used")
-    assert compare_libraries(ours, theirs).same
+    assert unlike_libraries(ours, theirs) == []
+    assert libraries_line([], theirs) == "libraries: identical on both sides"
     (theirs / "libggml-cpu.so").write_bytes(b"other")
     (theirs / "libggml-cuda.so").write_bytes(b"new")
-    differ = compare_libraries(ours, theirs)
-    assert (differ.same, differ.unlike) == (False, ("libggml-cpu.so", "libggml-cuda.so"))
-    assert "NOT the same build (libggml-cpu.so, libggml-cuda.so differ)" in differ.text(theirs)
-    assert f"LLAMA_CPP_LIB_PATH={theirs}" in differ.text(theirs)
-    assert "so its build cannot be compared" in compare_libraries(ours, tmp_path).text(tmp_path)
+    unlike = unlike_libraries(ours, theirs)
+    assert unlike == ["libggml-cpu.so", "libggml-cuda.so"]
+    line = libraries_line(unlike, theirs)
+    assert "NOT the same build (libggml-cpu.so, libggml-cuda.so differ)" in line
+    assert f"LLAMA_CPP_LIB_PATH={theirs}" in line
+    assert unlike_libraries(ours, tmp_path) is None
 
 
 def test_the_library_folder_contains_the_loaded_library() -> None:
@@ -333,7 +326,7 @@ def fake_programs(tmp_path: Path, tiny_model: Path) -> Path:
     with Model(tiny_model) as model:
         n_prompt = len(model.tokenize(PROMPT, parse_special=True))
     show = SHOW.format(n_prompt=n_prompt)
-    put(folder, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [500.0, 600.0]}]\'\n')
+    put(folder, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [500.0]}]\'\n')
     put(folder, "llama-lookup", FORGETS + show)
     put(folder, "llama-lookahead", show + 'echo "W = 15\nN =  5\nG = 15" >&2\n')
     return folder
@@ -365,8 +358,7 @@ def test_each_method_and_its_program_take_turns_going_first(
     assert (theirs["n_tokens"], theirs["tokens_per_second"]) == (8, 400.0)
     assert lookup["ours"]["n_tokens"] < 12  # the first step does not count
     assert lookup["same_text"] is True
-    assert document["llama_cpp"]["version"] == "7 (fake)"
-    assert document["llama_cpp"]["same"] is False
+    assert document["llama_cpp"] == {"version": "7 (fake)", "unlike": None}
     assert document["model"]["file"] == tiny_model.name
     assert str(tmp_path) not in (tmp_path / "out.json").read_text(encoding="utf-8")
     shown = capsys.readouterr().out
@@ -423,7 +415,7 @@ def test_a_program_that_never_shows_figures_is_reported_and_abandoned(
 ) -> None:
     put(fake_programs, "llama-lookup", 'echo x >>"$0.runs"\n')
     put(fake_programs, "llama-lookahead", "echo 'E error: no such thing' >&2; exit 3\n")
-    put(fake_programs, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [9.0, 9.0]}]\'\n')
+    put(fake_programs, "llama-bench", 'echo \'[{"n_gen": 12, "samples_ts": [9.0]}]\'\n')
     document = compare(fake_programs, tiny_model, tmp_path / "out.json", "--repeat", "5")
     bench_, lookup, lookahead = document["compare_llama_cpp"]
     assert len(bench_["pairs"]) == 5

@@ -9,11 +9,9 @@ ours, ours, theirs), so that machine drift favours neither. What is compared:
 - ``llama-speculative-simple`` decodes the last prompt token in a step of its own, and counts that
   step and all its tokens.
 - ``llama-bench`` decodes as many tokens as plain decoding generates after its first, at the same
-  depth. It decodes random tokens and does no sampling; ours includes sampling. The ratio uses its
-  first run, which follows a prefill, as ours does. Its second run restores the prompt's state
-  instead and is listed separately.
+  depth. It decodes random tokens and does no sampling; ours includes sampling.
 - The programs sample with top-k 1, their cheapest way of greedy decoding.
 
-``programs`` finds, runs and parses the programs, ``pairs`` measures, ``libraries`` checks whether
-both sides run the same llama.cpp, ``report`` formats, ``mode`` runs it all and writes the JSON.
+``programs`` finds, runs and parses the programs, ``pairs`` measures, ``report`` formats, ``mode``
+runs it all and writes the JSON.
 """

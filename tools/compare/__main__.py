@@ -7,32 +7,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from batching.errors import SpeculationError
 from speculation.bench.json_file import check_writable
 from speculation.bench.options import add_json, add_model, add_prompts, add_runs, complete
-from speculation.system.console import replace_unencodable, worded
+from speculation.system.console import INTERRUPTED, OK, run_command
 from tools.compare.mode import Options, compare
 from tools.compare.programs import PROGRAMS
 
-OK, FAILED, INTERRUPTED = 0, 2, 130
 # Methods without a draft model or heads; the others are added if what they need is loaded.
 COMPARED = tuple(program.method for program in PROGRAMS.values() if not program.drafts_by)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare; return the exit code. Errors end with one line on stderr."""
-    replace_unencodable()
-    options = parse_options(arguments)
-    try:
-        if options.json is not None:
-            check_writable(options.json)
-        return OK if compare(options) else INTERRUPTED
-    except (SpeculationError, OSError) as error:
-        print(f"error: {worded(error)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured", file=sys.stderr)
-        return INTERRUPTED
+    """Compare; return the exit code."""
+    return run_command(
+        lambda: _compare(parse_options(arguments)), "interrupted before anything was measured"
+    )
+
+
+def _compare(options: Options) -> int:
+    if options.json is not None:
+        check_writable(options.json)
+    return OK if compare(options) else INTERRUPTED
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:

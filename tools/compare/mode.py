@@ -18,9 +18,8 @@ from speculation.drafter import Method
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
 from speculation.methods import parse_method
-from tools.compare.libraries import compare_libraries
 from tools.compare.pairs import Comparison, Task, measure, tasks
-from tools.compare.programs import PROGRAMS, Settings, find, version
+from tools.compare.programs import PROGRAMS, Settings, find, unlike_libraries, version
 from tools.compare.report import failures, table
 
 DRAFT = "draft"
@@ -29,7 +28,6 @@ DRAFT = "draft"
 _DRAFT_FLAGS = {
     "draft_max": "--spec-draft-n-max",
     "depth": "--spec-draft-n-max",
-    "draft_min": "--spec-draft-n-min",
     "p_min": "--spec-draft-p-min",
 }
 # Compared whenever what they need is loaded. As chains, since llama.cpp drafts no trees.
@@ -74,14 +72,14 @@ def compare(options: Options) -> bool:
                 f"none of the {len(prompts)} prompts leaves room for {options.n_predict} "
                 f"tokens in a context of {engine.context.n_ctx}; raise --ctx or lower --n-predict"
             )
-        libraries = compare_libraries(library_folder(), options.folder)
+        unlike = unlike_libraries(library_folder(), options.folder)
         theirs = version(comparisons[0].file)
         print(describe_context(engine))
         print(
             f"{counted(len(todo), 'prompt')}, first turns, up to {options.n_predict} tokens each, "
             f"{options.repeat}x; llama.cpp's programs: {theirs or 'version unknown'}"
         )
-        print(libraries.text(options.folder))
+        print(libraries_line(unlike, options.folder))
         for line in left_out:
             print(f"not compared: {line}")
         sys.stdout.flush()
@@ -101,7 +99,7 @@ def compare(options: Options) -> bool:
                     "model": describe_model(engine),
                     "device": describe_device(engine),
                     "settings": options.settings(engine),
-                    "llama_cpp": {"version": theirs, **dataclasses.asdict(libraries)},
+                    "llama_cpp": {"version": theirs, "unlike": unlike},
                     "not_compared": [line.split(" ", 1)[0] for line in left_out],
                 }
                 lists = {
@@ -150,6 +148,21 @@ def choose(
             f"be compared, and how to build its programs"
         )
     return comparisons, left_out
+
+
+def libraries_line(unlike: Sequence[str] | None, folder: Path) -> str:
+    """Whether the programs in ``folder`` run the same build of llama.cpp as we do."""
+    if unlike is None:
+        return (
+            f"libraries: none next to the programs in {folder}; llama.cpp is linked statically, so "
+            f"its build cannot be compared with ours"
+        )
+    if unlike:
+        return (
+            f"libraries: NOT the same build ({', '.join(unlike)} differ), which affects the "
+            f"ratios; to use theirs for both sides, set LLAMA_CPP_LIB_PATH={folder}"
+        )
+    return "libraries: identical on both sides"
 
 
 def draft_flags(method: Method) -> list[str]:

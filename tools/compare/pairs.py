@@ -27,7 +27,7 @@ from tools.compare.programs import Figures, Program, ProgramFailed, Settings
 
 HEADROOM = 128  # KV cells for a step's rows beyond the text
 MIN_TOKENS = 3  # shortest reply that can be timed
-MAX_FAILURES = 3  # a comparison that has only failed is abandoned after this many
+MAX_FAILURES = 3  # a comparison that has only failed is given up after this many
 PLAIN, GREEDY = parse_method("ar"), SamplingParams()
 
 
@@ -260,14 +260,13 @@ def _ours(engine: Engine, task: Task, method: Method, n_tokens: int) -> Figures:
     generate(engine, task.tokens[:1], PLAIN, GREEDY, 2)
     generation = generate(engine, task.tokens, method, GREEDY, n_tokens)
     stats = generation.stats
-    n_counted, rate = stats.n_tokens - stats.n_first, stats.tokens_per_second
+    n_counted = stats.n_tokens - stats.n_first
     if not n_counted:
         raise NotComparable(
             f"{method} generated all {stats.n_first} tokens in one step; nothing to time"
         )
-    with_prompt = stats.n_tokens / (stats.prefill_seconds + stats.decode_seconds)
     text = engine.model.detokenize([*task.tokens, *generation.token_ids])
-    return Figures(len(task.tokens), n_counted, rate, with_prompt, text)
+    return Figures(len(task.tokens), n_counted, stats.tokens_per_second, text)
 
 
 def _piece(model: Model, name: str) -> str:

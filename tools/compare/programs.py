@@ -23,9 +23,9 @@ from batching.errors import SpeculationError
 TRIES = 10
 ALL_LAYERS = 999
 _DECODED = re.compile(r"decoded +(\d+) tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s")
-# Without its speed, in which llama-lookup includes the reply's tokens.
-_ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
+_ENCODED = re.compile(r"encoded +(\d+) tokens")
 _WINDOW = re.compile(r"\b([WNG]) = +(\d+)\s*$", re.MULTILINE)
+_LIBRARY = re.compile(r"(lib)?(llama|ggml(-[\w-]+)?)\.(so|dylib|dll)")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _LIBRARY_PATHS = {"linux": "LD_LIBRARY_PATH", "darwin": "DYLD_LIBRARY_PATH"}
 
@@ -38,19 +38,17 @@ class ProgramFailed(SpeculationError):
 class Program:
     """A program of llama.cpp and how its counts differ from ours.
 
-    name         file name
-    method       name of our corresponding method
-    n_more       tokens it generates beyond ``-n``
-    n_free       counted tokens that needed no decode
-    n_uncounted  generated tokens that it does not count
-    drafts_by    its ``--spec-type``, if it has several
+    name       file name
+    method     name of our corresponding method
+    n_more     tokens it generates beyond ``-n``
+    n_free     counted tokens that needed no decode
+    drafts_by  its ``--spec-type``, if it has several
     """
 
     name: str
     method: str
     n_more: int = 0
     n_free: int = 0
-    n_uncounted: int = 0
     drafts_by: str = ""
 
 
@@ -59,7 +57,7 @@ PROGRAMS = {
     for program in (
         Program("llama-bench", "ar"),
         Program("llama-lookup", "prompt-lookup", n_more=1, n_free=1),
-        Program("llama-lookahead", "lookahead", n_more=2, n_uncounted=1),
+        Program("llama-lookahead", "lookahead", n_more=2),
         Program("llama-speculative-simple", "draft", n_more=1, drafts_by="draft-simple"),
         Program("llama-speculative-simple", "eagle-3", n_more=1, drafts_by="draft-eagle3"),
         Program("llama-speculative-simple", "mtp", n_more=1, drafts_by="draft-mtp"),
@@ -92,21 +90,15 @@ class Figures:
     n_prompt           prompt tokens it read
     n_tokens           tokens generated in the timed part, without free ones
     tokens_per_second  of these
-    with_prompt        tokens per second of the whole run, including the prompt's time; None = it
-                       reads no prompt
     text               the printed prompt and continuation; None = it prints no text
     window             W, N and G of llama-lookahead; empty for other programs
-    restored           tokens per second of llama-bench's second run, which restores the prompt's
-                       state instead of reading the prompt; None for other programs
     """
 
     n_prompt: int
     n_tokens: int
     tokens_per_second: float
-    with_prompt: float | None = None
     text: bytes | None = None
     window: Mapping[str, int] = field(default_factory=dict)
-    restored: float | None = None
 
 
 def find(program: Program, folder: Path) -> Path | None:
@@ -134,7 +126,7 @@ def command(
     common = [str(file), "-m", str(settings.model), "-t", threads, "-ngl", str(layers)]
     common += ["-fa", flash_attn, "-ctk", settings.kv_type, "-ctv", settings.kv_type]
     if program.method == "ar":  # llama-bench; one token less, since ours comes with the prompt
-        work = ["-p", "0", "-n", str(n_tokens - 1), "-d", str(n_prompt), "-r", "2"]
+        work = ["-p", "0", "-n", str(n_tokens - 1), "-d", str(n_prompt), "-r", "1"]
         return [*common, *work, "-o", "json", *more]
     work = ["-bf", str(prompt_file), "--no-escape", "-n", str(n_tokens - program.n_more)]
     greedy = ["--temp", "0", "--samplers", "top_k", "--top-k", "1"]
@@ -183,14 +175,12 @@ def read(program: Program, stdout: bytes, stderr: bytes, n_prompt: int) -> Figur
     encoded, decoded = _ENCODED.search(printed), _DECODED.search(printed)
     if encoded is None or decoded is None or not float(decoded[2]):
         return None
-    n_counted, rate = int(decoded[1]), float(decoded[2])
+    n_counted = int(decoded[1])
     n_tokens = n_counted - program.n_free
-    seconds = float(encoded[2]) + n_counted / rate
     return Figures(
         n_prompt=int(encoded[1]),
         n_tokens=n_tokens,
-        tokens_per_second=rate * n_tokens / n_counted,
-        with_prompt=(n_counted + program.n_uncounted) / seconds,
+        tokens_per_second=float(decoded[2]) * n_tokens / n_counted,
         text=_COLOUR.sub(b"", stdout),
         window={name: int(value) for name, value in _WINDOW.findall(printed)},
     )
@@ -217,6 +207,24 @@ def environment(folder: Path, outer: Mapping[str, str]) -> dict[str, str]:
     return inner
 
 
+def unlike_libraries(ours: Path, theirs: Path) -> list[str] | None:
+    """Names of llama.cpp's libraries that differ between two folders, or are in one of them only.
+
+    None if ``theirs`` has none: its programs are linked statically.
+    """
+    here, there = (
+        {file.name: file.read_bytes() for file in folder.iterdir() if _is_library(file)}
+        for folder in (ours, theirs)
+    )
+    names = sorted({*here, *there})
+    return [name for name in names if here.get(name) != there.get(name)] if there else None
+
+
+def _is_library(file: Path) -> bool:
+    """Whether a file is one of the libraries, not a link to it with a version number."""
+    return _LIBRARY.fullmatch(file.name) is not None and file.is_file()
+
+
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     folder = Path(arguments[0]).absolute().parent
     try:
@@ -235,11 +243,11 @@ def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
 def _read_bench(stdout: bytes, n_prompt: int) -> Figures | None:
     try:
         test: Any = json.loads(stdout)[-1]
-        rate, restored = map(float, test["samples_ts"])
+        rate = float(test["samples_ts"][0])
         n_tokens = int(test["n_gen"])
     except (ValueError, LookupError, TypeError):
         return None
-    return Figures(n_prompt, n_tokens, rate, restored=restored) if rate and restored else None
+    return Figures(n_prompt, n_tokens, rate) if rate else None
 
 
 def _error_line(done: subprocess.CompletedProcess[bytes]) -> str:

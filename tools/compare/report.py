@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from speculation.bench.table import Table
-from tools.compare.pairs import Comparison, Failure, Pair
+from tools.compare.pairs import Comparison, Failure
 
 TITLE = "ours ÷ llama.cpp's own programs"
 NOTE = """\
 ratio: our tokens/s over theirs after the first token, median of the pairs (minimum to maximum);
-whole: the same including the prompt; same text: pairs with equal texts. Same GGUF, prompts and
-settings, greedy, alternating. restored: llama-bench's second run, which restores the prompt's state
-instead of reading the prompt."""
-HEADINGS = ("method", "program", "pairs", "ratio", "ours t/s", "theirs t/s", "whole", "same text")
+same text: pairs with equal texts. Same GGUF, prompts and settings, greedy, alternating."""
+HEADINGS = ("method", "program", "pairs", "ratio", "ours t/s", "theirs t/s", "same text")
 MAX_LISTED = 10
 NONE = "–"
 
@@ -25,7 +22,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     return Table(
         title=TITLE,
         headings=HEADINGS,
-        rows=[row for comparison in comparisons for row in _rows(comparison)],
+        rows=[_row(comparison) for comparison in comparisons],
         note=NOTE,
     )
 
@@ -46,39 +43,20 @@ def failures(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
-    """The row of a comparison, and a second one for llama-bench's restored runs."""
-    rows = [_row(comparison, comparison.pairs)]
-    restored = [
-        replace(pair, theirs=replace(pair.theirs, tokens_per_second=pair.theirs.restored))
-        for pair in comparison.pairs
-        if pair.theirs.restored is not None
-    ]
-    if restored:
-        rows.append(_row(comparison, restored))
-        rows[-1][1] += ", restored"
-    return rows
-
-
-def _row(comparison: Comparison, pairs: Sequence[Pair]) -> list[str]:
+def _row(comparison: Comparison) -> list[str]:
+    pairs = comparison.pairs
     n_all = len(pairs) + len(comparison.failures)
     counted = f"{len(pairs)} of {n_all}" if comparison.failures else str(len(pairs))
     head = [str(comparison.method), comparison.program.name, counted]
     if not pairs:
-        return [*head, "failed", NONE, NONE, NONE, NONE]
+        return [*head, "failed", NONE, NONE, NONE]
     ratios = [pair.ratio for pair in pairs]
-    whole = [
-        pair.ours.with_prompt / pair.theirs.with_prompt
-        for pair in pairs
-        if pair.ours.with_prompt and pair.theirs.with_prompt
-    ]
     texts = [pair.same_text for pair in pairs if pair.same_text is not None]
     return [
         *head,
         f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
         f"{median(pair.ours.tokens_per_second for pair in pairs):.1f}",
         f"{median(pair.theirs.tokens_per_second for pair in pairs):.1f}",
-        f"{median(whole):.3f}" if whole else NONE,
         f"{sum(texts)} of {len(texts)}" if texts else NONE,
     ]
 

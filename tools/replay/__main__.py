@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from batching.errors import SpeculationError
 from batching.llama.context import ContextParams
-from speculation.bench.prompt_file import BUILTIN, read_prompts
+from speculation.bench.prompt_file import BUILTIN, read_prompts, select_prompts
 from speculation.drafter import BASELINE
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
+from speculation.system.console import run_command
 from tools.replay import recording
 from tools.replay.play import Replay, Result, scaled
 from tools.replay.record import record
@@ -24,11 +24,7 @@ from tools.replay.together import run_together
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    try:
-        return int(options.run(options))
-    except (SpeculationError, OSError) as error:
-        print(f"tools.replay: {error}", file=sys.stderr)
-        return 2
+    return run_command(lambda: options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,15 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _record(options: argparse.Namespace) -> int:
+def _record(options: argparse.Namespace) -> None:
     params = ContextParams(n_ctx=options.ctx, n_threads=options.threads)
-    prompts = []
-    for source in options.prompts:
-        counts: dict[str, int] = {}
-        for prompt in read_prompts(source):
-            counts[prompt.category] = counts.get(prompt.category, 0) + 1
-            if options.limit is None or counts[prompt.category] <= options.limit:
-                prompts.append(prompt)
+    prompts = [
+        prompt
+        for source in options.prompts
+        for prompt in select_prompts(read_prompts(source), None, options.limit)
+    ]
     with Engine.load(options.model, params, draft_model=options.draft_model) as engine:
         header, texts = record(
             engine,
@@ -89,10 +83,9 @@ def _record(options: argparse.Namespace) -> int:
             on_text=lambda text: print(f"{text.id}: {len(text.reply)} tokens", file=sys.stderr),
         )
     recording.write(options.out, header, texts)
-    return 0
 
 
-def _play(options: argparse.Namespace) -> int:
+def _play(options: argparse.Namespace) -> None:
     for path in options.recordings:
         header, texts = recording.read(path)
         for name in options.costs:
@@ -112,7 +105,6 @@ def _play(options: argparse.Namespace) -> int:
             print(f"\n{path.name}, cost {name}, {len(chosen)} texts")
             results = {method: replay.run(method, chosen) for method in options.methods}
             print(table(plain, results))
-    return 0
 
 
 def _cost(name: str, header: recording.Header) -> Cost:

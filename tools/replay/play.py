@@ -117,7 +117,7 @@ class Replay:
         specs = {spec.name: _charged(spec, clock, context) for spec in _SOURCES}
         specs[BASELINE] = autoregressive.spec
         auto = auto_spec(lambda: specs.values())
-        specs[auto.name] = replace(auto, make=lambda p, r: _ChargedAuto.of(auto.make(p, r), clock))
+        specs[auto.name] = replace(auto, make=lambda p, r: _ChargedAuto(auto.make(p, r), clock))
         if parsed.name not in specs:
             raise InvalidParameter(
                 f"method {parsed.name} cannot be replayed; give one of {', '.join(specs)}"
@@ -216,8 +216,11 @@ class _Charged(Drafter):
     ) -> None:
         self._drafter, self._clock = drafter, clock
         self._node, self._row, self._read = node, row, read
-        self.requires = drafter.requires
         self._n_seen = 0  # tokens at the last look
+
+    @property
+    def requires(self) -> Requirements:  # type: ignore[override]
+        return self._drafter.requires
 
     def begin(self, prompt: Sequence[int]) -> Coroutine[None] | None:
         self._clock.now += self._read * len(prompt)
@@ -247,24 +250,14 @@ class _Charged(Drafter):
         self._drafter.end(tokens)
 
 
-class _ChargedAuto(Drafter):
+class _ChargedAuto(_Charged):
     """``auto``, whose own work takes time, too."""
 
-    def __init__(self, auto: Auto, clock: Clock) -> None:
-        self._auto, self._clock = auto, clock
-        self.cost = auto.cost
-
-    @classmethod
-    def of(cls, auto: Drafter | None, clock: Clock) -> Drafter:
+    def __init__(self, auto: Drafter | None, clock: Clock) -> None:
         assert isinstance(auto, Auto)
-        return cls(auto, clock)
-
-    @property
-    def requires(self) -> Requirements:  # type: ignore[override]
-        return self._auto.requires
-
-    def begin(self, prompt: Sequence[int]) -> Coroutine[None]:
-        return self._auto.begin(prompt)
+        super().__init__(auto, clock)
+        self._auto = auto
+        self.cost = auto.cost
 
     def draft(self, tokens: Sequence[int], tree: TokenTree, budget: DraftBudget) -> Coroutine[None]:
         self._clock.now += AUTO_ASK
@@ -279,15 +272,6 @@ class _ChargedAuto(Drafter):
     def observe(self, step: Step) -> None:
         self._clock.now += AUTO_OBSERVE if len(step.tree) > 1 else AUTO_ASK
         self._auto.observe(step)
-
-    def strength(self, tokens: Sequence[int]) -> int:
-        return self._auto.strength(tokens)
-
-    def observe_plain(self, steps: PlainSteps) -> None:
-        self._auto.observe_plain(steps)
-
-    def end(self, tokens: Sequence[int]) -> None:
-        self._auto.end(tokens)
 
 
 def _charged(spec: MethodSpec, clock: Clock, context: RecordedDraft) -> MethodSpec:

@@ -9,14 +9,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from batching.errors import SpeculationError
 from speculation.registry import BUNDLED_MODEL, resolve
-from speculation.system.console import replace_unencodable
+from speculation.system.console import run_command
 from speculation.system.files import require_writable
 from tools.upscale.gguf_file import TYPES, Source, write_upscaled
 from tools.upscale.shape import UpscaleError
-
-OK, FAILED, INTERRUPTED = 0, 2, 130
 
 DESCRIPTION = """\
 Write a function-preserving upscaling of a Llama-architecture GGUF: a wider and deeper model with
@@ -42,37 +39,26 @@ Memory use: a few times the largest tensor. Exit code: 0, 2 after an error, 130 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool; return the exit code. Errors end with one line on stderr."""
-    replace_unencodable()
+    """Run the tool; return the exit code."""
     args = _parser().parse_args(arguments)
-    try:
-        _upscale(args)
-    except (SpeculationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return INTERRUPTED
-    return OK
+    return run_command(lambda: _upscale(args))
 
 
 def _upscale(args: argparse.Namespace) -> None:
     out = Path(args.out)
     require_writable(out)
-    if args.seed < 0:
-        raise UpscaleError(f"--seed is {args.seed}; give 0 or more")
     path = resolve(args.model)
     if out.exists() and out.samefile(path):
         raise UpscaleError(f"--out {out} is the model itself; give another path")
     source = Source(path)
-    to = source.shape.upscaled(args.width, args.layers, args.hidden)
+    to = source.shape.upscaled(args.width, args.layers)
     with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        write_upscaled(source, out, to, args.type, seed=args.seed, progress=progress)
+        write_upscaled(source, out, to, args.type, progress)
     before = source.shape
     print(
         f"{out}: function-preserving upscaling of {source.name}\n"
@@ -104,16 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--layers", type=int, metavar="N", help="number of layers (unchanged)")
     parser.add_argument(
-        "--hidden",
-        type=int,
-        metavar="H",
-        help="feed-forward units per layer (in proportion to the width)",
-    )
-    parser.add_argument(
         "--type", choices=TYPES, default="f16", help="tensor type of the matrices (f16)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="seed of the new random weights (0)"
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="GGUF file to write")
     return parser

@@ -99,8 +99,6 @@ def write_upscaled(
     out: Path,
     to: Shape,
     kind: str,
-    *,
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write ``source`` upscaled to ``to``, with matrices of the type ``kind`` and vectors in F32.
@@ -112,7 +110,7 @@ def write_upscaled(
     if kind not in UNBLOCKED:
         for sizes in (source.shape, to):
             sizes.check_blocks(kind)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tensors = {
         plan.name: _planned(source, plan, to, TensorType[kind.upper()], rng)
         for plan in plans(list(source.gguf.tensors), source.shape.layers, to.layers)

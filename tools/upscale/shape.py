@@ -44,23 +44,16 @@ class Shape:
             "kv_heads": self.kv_heads * self.head_dim,
         }[axis]
 
-    def upscaled(
-        self, width: int | None = None, layers: int | None = None, hidden: int | None = None
-    ) -> Shape:
-        """The upscaled shape. None keeps a size, except that ``hidden`` grows with the width.
+    def upscaled(self, width: int | None = None, layers: int | None = None) -> Shape:
+        """The upscaled shape; ``hidden`` grows with the width. None keeps a size.
 
         The head size and the query heads per key head stay the same. Raises UpscaleError for
         smaller sizes, or a width that is not a whole number of heads.
         """
         width = self.width if width is None else width
         layers = self.layers if layers is None else layers
-        if hidden is None:
-            hidden = max(self.hidden, BLOCK * round(self.hidden * width / self.width / BLOCK))
-        for name, new, old in (
-            ("width", width, self.width),
-            ("layers", layers, self.layers),
-            ("hidden", hidden, self.hidden),
-        ):
+        hidden = max(self.hidden, BLOCK * round(self.hidden * width / self.width / BLOCK))
+        for name, new, old in (("width", width, self.width), ("layers", layers, self.layers)):
             if new < old:
                 raise UpscaleError(
                     f"--{name} is {new}, but the model has {old}; give at least that"

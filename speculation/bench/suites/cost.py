@@ -1,15 +1,14 @@
 """The cost curve c(n): the time to decode n rows, and up to which n extra rows are nearly free.
 
-Speculation pays because several rows in one batch cost less than one after the other. A model of
-two lines is fitted. On a GPU the first line is nearly flat, because the weights are read once for
-all rows; past the bend, each row costs its arithmetic. On a CPU the second row often adds the most,
-because a single row has a faster kernel.
+Speculation pays because several rows in one batch cost less than one after the other. On a GPU the
+first rows are nearly free, because the weights are read once for all; past a bend, each row costs
+its arithmetic. On a CPU the second row often adds the most, because a single row has a faster
+kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,29 +28,9 @@ if TYPE_CHECKING:
 
 SIZES = (*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64)
 N_PAST = (0, 128, 512, 1024, 2048, 4096, 8192)
+RELATIVE = (2, 4, 8, 16, 32, 64)
 TICKS = (1, 2, 4, 8, 16, 32, 64)  # of the logarithmic axes
 BUDGET_SECONDS = 60.0  # per curve; the sizes left after it are skipped
-
-
-@dataclass(frozen=True)
-class TwoLines:
-    """c(n) as two lines that meet at ``bend`` rows. Seconds.
-
-    fixed       constant cost of a decode
-    row         cost of each row up to the bend
-    row_beyond  cost of each row past it
-    error       root mean square of the relative error
-    """
-
-    fixed: float
-    row: float
-    row_beyond: float
-    bend: int
-    error: float
-
-    def at(self, n: int) -> float:
-        """Seconds for ``n`` rows."""
-        return self.fixed + self.row * min(n, self.bend) + self.row_beyond * max(0, n - self.bend)
 
 
 class Cost(Suite):
@@ -99,7 +78,6 @@ class Cost(Suite):
             {n: f"{1e3 * s:.3f}" for n, s in zip(curve.sizes, curve.seconds, strict=True)}
             for curve in curves
         ]
-        fits = [(curve, fit) for curve in curves if (fit := fit_two_lines(curve)) is not None]
         return [
             Table(
                 "decode time, ms",
@@ -107,25 +85,13 @@ class Cost(Suite):
                 [[str(n), *(column.get(n, NONE) for column in times)] for n in sizes],
             ),
             Table(
-                "fit of two lines",
+                "relative to one row",
+                ["n_past", *(f"{n} rows" for n in RELATIVE)],
                 [
-                    *("n_past", "fixed ms", "row µs", "bend", "beyond µs", "error"),
-                    *("2 rows", "8 rows", "32 rows"),
+                    [str(curve.n_past), *(f"{_relative_cost(curve, n):.1f}" for n in RELATIVE)]
+                    for curve in curves
                 ],
-                [
-                    [
-                        str(curve.n_past),
-                        f"{1e3 * fit.fixed:.3f}",
-                        f"{1e6 * fit.row:.1f}",
-                        str(fit.bend) if fit.row_beyond != fit.row else "none",
-                        f"{1e6 * fit.row_beyond:.1f}",
-                        f"{100 * fit.error:.0f}%",
-                        *(f"{_relative_cost(curve, n):.1f}" for n in (2, 8, 32)),
-                    ]
-                    for curve, fit in fits
-                ],
-                "c(n) = fixed + row · n up to the bend, then a second line; error: root mean "
-                "square of the relative error;\nlast three columns: measured c(n) / c(1)",
+                "a step of n rows pays if it makes more tokens than that",
             ),
         ]
 
@@ -137,12 +103,7 @@ class Cost(Suite):
         for i, curve in enumerate(results.curves):
             milliseconds = [1e3 * value for value in curve.seconds]
             label = f"n_past {curve.n_past}"
-            left.plot(curve.sizes, milliseconds, linestyle="none", label=label, **marked(i))
-            fit = fit_two_lines(curve)
-            if fit is not None:
-                corners = sorted({curve.sizes[0], fit.bend, curve.sizes[-1]})
-                times = [1e3 * fit.at(n) for n in corners]
-                left.plot(corners, times, color=marked(i)["color"], linewidth=1.2)
+            left.plot(curve.sizes, milliseconds, label=label, **marked(i))
             relative = [value / curve.seconds[0] for value in curve.seconds]
             right.plot(curve.sizes, relative, **marked(i))
         left.set_ylabel("ms")
@@ -158,9 +119,9 @@ class Cost(Suite):
             ax.set_xlabel("rows per batch")
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
         caption = (
-            "Left: time to decode n rows (points; lower quartile) and the fitted model (lines). "
-            "Right: the same relative to a single row, on logarithmic axes: a step of n rows pays "
-            "off if it makes more tokens than that. Dashed: n times a single row."
+            "Left: time to decode n rows (lower quartile). Right: the same relative to a single "
+            "row, on logarithmic axes: a step of n rows pays off if it makes more tokens than "
+            "that. Dashed: n times a single row."
         )
         return [("cost", caption, figure)]
 
@@ -171,34 +132,6 @@ def _reachable(engine: Engine) -> list[int]:
     return [n_past for n_past in N_PAST if n_past <= longest]
 
 
-def fit_two_lines(curve: Curve) -> TwoLines | None:
-    """Fit two lines to a curve, or one if the second improves the fit little.
-
-    Least squares of the relative error, trying a bend at each size. None below four sizes.
-    """
-    if len(curve.sizes) < 4:
-        return None
-    straight = _fit(curve, curve.sizes[-1])
-    bent = [_fit(curve, bend) for bend in curve.sizes[1:-2]]
-    rising = [fit for fit in bent if min(fit.row, fit.row_beyond) >= 0]
-    best = min(rising, key=lambda fit: fit.error, default=straight)
-    return best if best.error < 0.8 * straight.error - 0.005 else straight
-
-
 def _relative_cost(curve: Curve, n: int) -> float:
     """c(n) / c(1), interpolated linearly between measured sizes."""
     return float(np.interp(n, curve.sizes, curve.seconds)) / curve.seconds[0]
-
-
-def _fit(curve: Curve, bend: int) -> TwoLines:
-    """Least squares of the relative error for a given bend; the last size means no bend."""
-    sizes = np.asarray(curve.sizes, dtype=float)
-    seconds = np.asarray(curve.seconds, dtype=float)
-    parts = [np.ones_like(sizes), np.minimum(sizes, bend)]
-    if bend < curve.sizes[-1]:
-        parts.append(np.maximum(0.0, sizes - bend))
-    design = np.stack(parts, axis=1) / seconds[:, None]
-    solution = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)[0]
-    error = float(np.sqrt(np.mean((design @ solution - 1.0) ** 2)))
-    fixed, row, *beyond = map(float, solution)
-    return TwoLines(fixed, row, beyond[0] if beyond else row, bend, error)

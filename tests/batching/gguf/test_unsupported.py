@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from batching.gguf.reader import GGUFFile
 from batching.gguf.unsupported import check_model_file
 from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
-from batching.llama.private_api import BROKEN_GRAPHS, LIMITS
-from batching.llama.text_model import not_a_text_model
+from batching.llama.private_api import BROKEN_GRAPHS, LIMITS, not_a_text_model
 from speculation.engine import Engine
 from tests.support.paths import ROOT
 from tests.support.tiny_eagle3 import write_tiny_eagle3
@@ -109,8 +107,7 @@ def test_a_head_that_shares_a_context_is_not_a_model_by_itself(tmp_path: Path) -
 
 @pytest.mark.parametrize("architecture", BROKEN_GRAPHS)
 def test_architectures_that_llama_cpp_computes_incorrectly_are_refused(architecture: str) -> None:
-    model: Any = SimpleNamespace(native=None, architecture=architecture)
-    found = not_a_text_model(model)
+    found = not_a_text_model(None, architecture, causal=True)
     assert found == f"({architecture}) has an architecture that llama.cpp computes incorrectly"
 
 

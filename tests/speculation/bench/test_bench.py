@@ -290,6 +290,12 @@ def test_parameter_docs_are_read_from_both_docstring_forms() -> None:
         "silent": "",
     }
 
+    @dataclasses.dataclass(frozen=True)
+    class Further(Params):
+        """guesses  other tokens"""
+
+    assert parameter_docs(Further) == {**parameter_docs(Params), "guesses": "other tokens"}
+
 
 def test_auto_is_measured_by_default() -> None:
     assert [method.name for method in parse_options([]).methods] == ["ar", "auto", "prompt-lookup"]

@@ -241,7 +241,7 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
     monkeypatch.setattr(bench, "differences", interrupted)
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
-    assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
+    assert bench_json(path, arguments, code=130)["complete"] is True
     assert capsys.readouterr().err.splitlines()[-2:] == [
         f"results saved in {path}",
         "interrupted",
@@ -251,7 +251,7 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
 def test_an_empty_prompt_on_the_command_line_is_refused(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == bench.FAILED
+    assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == 2
     assert "--prompt is empty; give a text" in capsys.readouterr().err
 
 
@@ -270,7 +270,7 @@ def test_ctrl_c_shows_and_keeps_the_finished_runs(
 
     monkeypatch.setattr(suite, "measure", interrupted)
     arguments = short_run(tiny_model, prompt_file)
-    document = bench_json(tmp_path / "out.json", arguments, code=bench.INTERRUPTED)
+    document = bench_json(tmp_path / "out.json", arguments, code=130)
     assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
     assert document["complete"] is False
     assert "cats: 2 prompts" in capsys.readouterr().out

@@ -160,20 +160,6 @@ def test_the_same_tokens_per_step_for_every_window_say_nothing_about_the_law() -
 # cost
 
 
-@pytest.mark.parametrize(
-    ("fixed", "row", "beyond", "bend"),
-    [(0.010, 0.0001, 0.001, 16), (0.001, 0.003, 0.0005, 4), (0.005, 0.001, 0.001, 64)],
-)
-def test_a_roof_of_two_lines_is_fitted(fixed: float, row: float, beyond: float, bend: int) -> None:
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64]
-    seconds = [fixed + row * min(n, bend) + beyond * max(0, n - bend) for n in sizes]
-    fit = cost.fit_two_lines(Curve(0, sizes, seconds))
-    assert fit is not None
-    assert (fit.fixed, fit.row, fit.row_beyond) == pytest.approx((fixed, row, beyond))
-    assert fit.bend == bend
-    assert fit.error == pytest.approx(0.0, abs=1e-9)
-
-
 def test_cost_curves_are_measured_and_saved(
     tiny_model: Path,
     tmp_path: Path,

@@ -10,7 +10,7 @@ from batching.errors import HeadsError
 from batching.llama.model import Model
 from speculation.drafter import MethodSpec
 from speculation.heads.base import Head
-from speculation.heads.kind import HeadsKind, llama_format
+from speculation.heads.file import HeadsKind, llama_format
 from speculation.heads.load import load_heads, require_no_heads
 from speculation.methods import METHODS, MethodTable
 from tests.support.tiny_gguf import finish_writer, started_writer

@@ -121,13 +121,6 @@ def lengths(**params: float) -> list[int]:
     return found
 
 
-def test_drafts_shorter_than_draft_min_are_dropped() -> None:
-    all_lengths = lengths(p_min=0.4, p_path=0.0, draft_max=6)
-    assert {1, 2, 3} < set(all_lengths)
-    kept = lengths(p_min=0.4, p_path=0.0, draft_max=6, draft_min=3)
-    assert kept == [n if n >= 3 else 0 for n in all_lengths]
-
-
 def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     free, shorter, bound = (
         lengths(p_min=0.3, p_path=p_path, draft_max=6) for p_path in (0.0, 0.2, 0.95)
@@ -135,11 +128,6 @@ def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     assert all(a >= b for a, b in zip(free, shorter, strict=True))
     assert sum(free) > sum(shorter) > 0
     assert set(bound) == {0}  # even the most certain draft is estimated at 92%
-
-
-def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
-    with pytest.raises(InvalidParameter, match="draft_min is 2: .* verify=rejection give 0"):
-        DraftModelParams(draft_min=2, verify="rejection")
 
 
 def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:

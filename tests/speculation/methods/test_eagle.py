@@ -32,8 +32,7 @@ from speculation.drafting.tree_growth import (
     top_tokens,
 )
 from speculation.engine import Engine
-from speculation.heads.eagle import EagleShape
-from speculation.heads.eagle_file import write_eagle
+from speculation.heads.eagle import EagleShape, write_eagle
 from speculation.heads.file import HeadsInfo
 from speculation.heads.tree import Choices, parse_choices
 from speculation.methods import parse_method

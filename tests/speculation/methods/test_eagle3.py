@@ -21,7 +21,7 @@ from batching.together import run
 from batching.tree import Floats
 from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
-from speculation.heads.eagle3_file import write_eagle3
+from speculation.heads.eagle3 import write_eagle3
 from speculation.heads.file import HeadsInfo
 from tests.support.exact import EXACT, PROMPT
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, load_heads, started
@@ -133,7 +133,7 @@ def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
             context.want_layers((1,))
     other = write_recurrent_gguf(tmp_path / "other.gguf")
     with Model(other) as model, pytest.raises(UnsupportedModel, match="architecture mamba"):
-        private_api.check_layer_inputs(model, (0,))
+        model.check_layer_inputs((0,))
 
 
 def test_a_library_without_a_needed_function_is_refused_by_name(

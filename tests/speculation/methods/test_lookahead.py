@@ -130,18 +130,6 @@ def test_each_further_accepted_token_rolls_the_window_and_repeats_the_new_level(
     ]
 
 
-def test_merged_ngrams_share_their_common_prefix() -> None:
-    lookahead = started(LookaheadParams(window=5, ngram=4, guesses=2, merge=True))
-    lookahead._pool.add(40, (7, 8, 9))
-    lookahead._pool.add(40, (7, 8, 5))
-    assert table(drafted(lookahead, [40]), n_past=0)[1:5] == [
-        "7 1 1 | 6 7",
-        "8 2 1 | 6 7",
-        "9 3 1 | 6",
-        "5 3 1 | 7",
-    ]
-
-
 def test_no_window_is_drafted_if_the_context_has_no_room_for_it() -> None:
     lookahead = started()
     tree = TokenTree(40)
@@ -157,13 +145,6 @@ def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
     pool.add(9, (4,))
     assert pool.starting_with(9) == [(3,), (4,)]
     assert pool.starting_with(8) == []
-
-
-def test_pool_from_prompt_fills_the_pool_with_the_prompt() -> None:
-    lookahead = Lookahead(LookaheadParams(window=5, ngram=3, guesses=2, pool_from_prompt=True))
-    lookahead.begin([1, 2, 3, 1, 2, 4])
-    assert lookahead._pool.starting_with(1) == [(2, 3), (2, 4)]
-    assert lookahead._pool.starting_with(2) == [(3, 1)]
 
 
 def test_too_many_columns_and_guesses_are_refused_with_their_sum() -> None:

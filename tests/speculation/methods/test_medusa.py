@@ -26,9 +26,9 @@ from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
+from speculation.heads.arrays import Arrays, TorchArrays
 from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.medusa import MedusaHeads, MedusaHeadsOnGPU, MedusaWeights, _top_indexes
-from speculation.heads.medusa_file import read_weights, write_medusa
+from speculation.heads.medusa import MedusaHeads, MedusaWeights, read_weights, write_medusa
 from speculation.heads.tree import (
     Choices,
     best_tree,
@@ -61,7 +61,6 @@ def random_weights(
     n_heads: int = 3,
     n_blocks: int = 1,
     n_embd: int = 32,
-    own: bool = False,
     tokens: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> MedusaWeights:
@@ -70,8 +69,7 @@ def random_weights(
     return MedusaWeights(
         normal(n_blocks, n_heads, n_embd, n_embd),
         normal(n_blocks, n_heads, n_embd),
-        normal(n_heads, n_drafted, n_embd) if own else normal(n_drafted, n_embd),
-        not own,
+        normal(n_drafted, n_embd),
         None if tokens is None else np.array(tokens, np.int32),
         np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
         parse_choices("0.0.0/0.1/1.0"),
@@ -92,7 +90,6 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
         weights=np.array([[[[1, 0], [0, 2]]]], np.float32),
         biases=np.array([[[0, -1]]], np.float32),
         output=np.array([[1, 0], [0, -1], [1, 1]], np.float32),
-        shares_target=False,
         tokens=np.array([7, 8, 9], np.int32),
         accuracy=np.ones((1, 1), np.float32),
         tree=((0,),),
@@ -103,21 +100,22 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
     np.testing.assert_allclose(
         heads.logits(hidden[None])[:, 0], [[1.73106, -1.73106, 3.46212]], atol=1e-5
     )
-    tokens, probs = heads.top([(hidden, 2)])[0]
-    assert tokens.tolist() == [[9, 7]]
-    np.testing.assert_allclose(probs, [[0.84555, 0.14975]], atol=1e-5)
-    assert heads.top([(hidden, 5)])[0][0].tolist() == [[9, 7, 8]]
+    ((choices,),) = heads.top([(hidden, 2)])
+    tokens, probs = zip(*choices, strict=True)
+    assert tokens == (9, 7)
+    np.testing.assert_allclose(probs, [0.84555, 0.14975], atol=1e-5)
+    ((choices,),) = heads.top([(hidden, 5)])
+    assert [token for token, _ in choices] == [9, 7, 8]
 
 
-@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("tokens", [None, [3, 300, 17, 5, 270]])
 @pytest.mark.train
-def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int] | None) -> None:
+def test_numpy_and_pytorch_give_the_same_candidates(tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
-    weights = random_weights(n_blocks=2, own=own, tokens=tokens, scale=3.0)
-    hidden = np.random.default_rng(1).standard_normal(32).astype(np.float32)
+    weights = random_weights(n_blocks=2, tokens=tokens, scale=3.0)
+    hidden = np.random.default_rng(1).standard_normal((2, 32)).astype(np.float32)
 
-    state = torch.from_numpy(hidden).expand(3, -1)
+    state = torch.from_numpy(hidden[0]).expand(3, -1)
     for weight, bias in zip(weights.weights, weights.biases, strict=True):
         layers = [torch.nn.Linear(32, 32) for _ in range(3)]
         for head, layer in enumerate(layers):
@@ -126,18 +124,17 @@ def test_numpy_and_pytorch_give_the_same_candidates(own: bool, tokens: list[int]
         state = torch.stack(
             [s + torch.nn.functional.silu(layer(s)) for s, layer in zip(state, layers, strict=True)]
         )
-    matrices = weights.output if own else [weights.output] * 3
-    expected = torch.stack([torch.from_numpy(m) @ s for m, s in zip(matrices, state, strict=True)])
-    ours = MedusaHeads(weights)
-    np.testing.assert_allclose(
-        ours.logits(hidden[None])[:, 0], expected.detach().numpy(), atol=2e-4
-    )
-    there = MedusaHeadsOnGPU(weights, torch, "cpu")
-    (our_tokens, our_probs), (tokens_there, probs_there) = (
-        heads.top([(hidden, 4)])[0] for heads in (ours, there)
-    )
-    np.testing.assert_array_equal(our_tokens, tokens_there)
-    np.testing.assert_allclose(our_probs, probs_there, rtol=1e-4)
+    expected = (state @ torch.from_numpy(weights.output).T).detach().numpy()
+    ours, there = MedusaHeads(weights), MedusaHeads(weights, TorchArrays(torch, "cpu"))
+    np.testing.assert_allclose(ours.logits(hidden)[:, 0], expected, atol=2e-4)
+    parts = [(hidden[0], 4), (hidden[1], 2)]
+    (our_first, our_second), (first_there, second_there) = ours.top(parts), there.top(parts)
+    for our_choices, choices_there in zip(
+        [*our_first, *our_second], [*first_there, *second_there], strict=True
+    ):
+        np.testing.assert_allclose(our_choices, choices_there, rtol=1e-4)
+    assert [len(choices) for choices in our_second] == [2, 2, 2]
+    np.testing.assert_allclose(ours.top(parts[1:])[0], our_second, rtol=1e-4)
 
 
 @pytest.mark.parametrize("n_drafted", [3, 64, 130, 1000])
@@ -146,7 +143,8 @@ def test_the_likeliest_tokens_come_first(n_drafted: int) -> None:
     for n in (1, 8, 40, 200):
         logits = rng.standard_normal(n_drafted).astype(np.float32)
         expected = np.argsort(-logits)[:n]
-        np.testing.assert_array_equal(_top_indexes(logits, n), expected)
+        (choices,) = Arrays().top(logits[None], n)
+        assert [token for token, _ in choices] == expected.tolist()
 
 
 # Trees
@@ -217,8 +215,9 @@ def drafted(params: MedusaParams, floor: float = 0.0) -> TokenTree:
 
 def test_the_tree_has_the_chosen_ranks_of_each_head() -> None:
     tree = drafted(MedusaParams(choices="0.0/1"))
-    tokens, _ = FakeHeads().top([(fake_hidden((1, 2, 3)), 2)])[0]
-    assert tree.tokens[1:] == [tokens[0, 0], tokens[0, 1], tokens[1, 0]]
+    (heads,) = FakeHeads().top([(fake_hidden((1, 2, 3)), 2)])
+    tokens = [[token for token, _ in choices] for choices in heads]
+    assert tree.tokens[1:] == [tokens[0][0], tokens[0][1], tokens[1][0]]
     assert tree.parents[1:] == [0, 0, 1]
 
 
@@ -246,7 +245,7 @@ def test_acceptance_is_learnt_from_the_token_that_followed() -> None:
     state = FakeOutput([(1, 2, 3)], [True], fake_logits, True)
     medusa.observe(Step(TokenTree(3), state, [0], 4))
     run(medusa.draft([*text, 4], TokenTree(4), DraftBudget()))
-    best = int(heads.top([(fake_hidden((1, 2, 3)), 1)])[0][0][0, 0])
+    best, _ = heads.top([(fake_hidden((1, 2, 3)), 1)])[0][0][0]
     medusa.observe(Step(TokenTree(4), state, [0], best))
     assert acceptance.prob(5) > acceptance.prob(3)  # its first choice had 0.5, its second 0.3
 
@@ -323,31 +322,26 @@ def test_typical_acceptance_takes_the_longest_path_that_is_likely_enough() -> No
 def test_heads_are_the_same_after_a_round_trip_through_their_file(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    weights = random_weights(own=True, n_blocks=2, tokens=[5, 6, 280])
+    weights = random_weights(n_blocks=2, tokens=[5, 6, 280])
     file = HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights))
     assert (file.info.method, file.info.target_name) == ("medusa", "tiny")
-    again = read_weights(file)
+    assert not any("output" in name for name in file.gguf.tensors)
+    again = read_weights(file, tiny_model)
     np.testing.assert_allclose(again.weights, weights.weights, atol=1e-3)
-    np.testing.assert_allclose(again.output, weights.output, atol=1e-3)
+    np.testing.assert_array_equal(again.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
     np.testing.assert_allclose(again.accuracy, weights.accuracy)
     assert again.tokens is not None
     assert again.tokens.tolist() == [5, 6, 280]
     assert again.tree == weights.tree
 
 
-def test_one_output_matrix_for_all_heads_need_not_be_the_targets(
+def test_heads_with_an_output_matrix_of_their_own_are_refused(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    weights = replace(random_weights(), shares_target=False)
-    again = read_weights(HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights)))
-    np.testing.assert_allclose(again.output, weights.output, atol=1e-3)
-
-
-def test_a_shared_output_matrix_is_read_from_the_target(tmp_path: Path, tiny_model: Path) -> None:
-    path = write_heads(tmp_path / "heads.gguf", tiny_model, random_weights(tokens=[5, 6, 280]))
-    assert not any("output" in name for name in GGUFFile(path).tensors)
-    read = read_weights(HeadsFile(path), tiny_model)
-    np.testing.assert_array_equal(read.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
+    file = HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, random_weights()))
+    file.gguf.metadata["medusa.shares_target_output"] = False
+    with pytest.raises(HeadsError, match=r"heads\.gguf has an output matrix of its own, which"):
+        read_weights(file, tiny_model)
 
 
 def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) -> None:
@@ -390,12 +384,12 @@ def test_two_files_for_one_method_are_refused(tmp_path: Path, tiny_model: Path) 
 METHODS = ("medusa", "medusa:choices=0.0.0/1.1/2/3", "medusa:nodes=6", "auto:sources=medusa")
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("n_blocks", [1, 2])
 def test_heads_of_any_kind_give_the_text_of_plain_decoding(
-    tmp_path: Path, tiny_model: Path, own: bool
+    tmp_path: Path, tiny_model: Path, n_blocks: int
 ) -> None:
-    words = random.Random(0).sample(range(N_TINY), 100)
-    weights = random_weights(own=own, n_blocks=2 if own else 1, tokens=words if own else None)
+    words = None if n_blocks == 1 else random.Random(0).sample(range(N_TINY), 100)
+    weights = random_weights(n_blocks=n_blocks, tokens=words)
     path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
@@ -439,6 +433,6 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
 
 
 def test_the_fake_heads_return_the_shapes_of_the_protocol() -> None:
-    tokens, probs = FakeHeads().top([(fake_hidden((1, 2, 3)), 3)])[0]
-    assert tokens.shape == probs.shape == (4, 3)
-    assert tokens.max() < N_VOCAB
+    (choices,) = FakeHeads().top([(fake_hidden((1, 2, 3)), 3)])
+    assert np.shape(choices) == (4, 3, 2)
+    assert max(token for head in choices for token, _ in head) < N_VOCAB

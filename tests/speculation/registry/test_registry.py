@@ -181,7 +181,7 @@ def test_a_paired_draft_is_the_one_that_the_file_names(monkeypatch: pytest.Monke
     entries = parse_registry(text, Path("/x/models.txt"))
     monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
     assert paired_draft("big") == "small"
-    with pytest.raises(ModelNotFound, match=r"no draft model with 'small'.*models with one: big"):
+    with pytest.raises(ModelNotFound, match=r"no draft model with 'small'.*models with some: big"):
         paired_draft("small")
     with pytest.raises(ModelNotFound, match=r"with draft_model \(") as caught:
         paired_draft("a/b.gguf")
@@ -195,7 +195,7 @@ def test_paired_heads_are_those_that_the_file_names(monkeypatch: pytest.MonkeyPa
     assert paired_heads("big") == ("b", "a")
     with pytest.raises(ModelNotFound, match=r"heads with 'x'.*models with some: big") as caught:
         paired_heads("x")
-    assert "paths with --heads (" in worded(caught.value)
+    assert "path with --heads (" in worded(caught.value)
 
 
 # Models in several files

@@ -12,7 +12,6 @@ from batching.llama.weights import Weights
 from batching.rows import text_rows
 from speculation.engine import Engine
 from speculation.heads.file import HeadsInfo
-from speculation.train.loss import distribution_loss
 from speculation.train.params import DraftTraining
 from tests.support.exact import EXACT
 
@@ -55,6 +54,8 @@ def test_the_trained_network_is_the_one_that_llama_cpp_runs(
 
 
 def test_tokens_that_are_never_drafted_count_in_the_loss() -> None:
+    from speculation.train.training import distribution_loss
+
     generator = torch.Generator().manual_seed(0)
     ours, wanted = torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
     output, matrix = torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)

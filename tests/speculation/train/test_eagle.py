@@ -14,7 +14,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.weights import Weights
 from batching.tree import Floats
 from speculation.heads.eagle import EagleShape
-from speculation.train import TrainError, loss
+from speculation.train import TrainError
 from speculation.train.params import EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
@@ -134,6 +134,8 @@ def test_each_position_pairs_a_token_with_the_states_before_and_after_it(tmp_pat
 
 
 def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    from speculation.train import training
+
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(7, 4, generator=generator)
     matrix = torch.randn(9, 4, generator=generator)
@@ -147,10 +149,10 @@ def test_a_loss_computed_in_parts_equals_the_whole_loss(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.Tensor, "softmax", counted)
     found = []
     for most in (2**26, 2 * 9):
-        monkeypatch.setattr(loss, "MAX_LOGITS", most)
+        monkeypatch.setattr(training, "MAX_LOGITS", most)
         ours = (states + 0.5).requires_grad_()
         output = (matrix * 0.5).requires_grad_()
-        value = loss.distribution_loss(ours, output, states, matrix)
+        value = training.distribution_loss(ours, output, states, matrix)
         value.backward()
         found.append((value, ours.grad, output.grad))
     assert made[0] == 7
@@ -224,7 +226,8 @@ def test_sequences_too_short_to_draft_from_are_skipped(tmp_path: Path) -> None:
 def test_texts_shorter_than_the_passes_do_not_spoil_the_head(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = lines(tmp_path / "ids.jsonl", *({"ids": [1, 5, token]} for token in range(270, 280)))
+    texts = [f" {a} {b}" for a in ("the", "a") for b in ("the", "a", "cat", "dog", "saw")]
+    data = lines(tmp_path / "texts.jsonl", *({"text": text} for text in texts))  # 3 tokens each
     flags = ("--passes", 3, "--epochs", 2, "--batch", 1, "--kind", "f32")
     out = tmp_path / "head.gguf"
     assert train("eagle", tiny_model, data, out, *flags) == 0

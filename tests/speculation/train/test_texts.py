@@ -29,20 +29,15 @@ def writer(tiny_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path: Path) -> None:
+def test_texts_and_chats_are_cut_into_sequences(engine: Engine, tmp_path: Path) -> None:
     plain = tmp_path / "a.txt"
     plain.write_text("the cat saw a dog", encoding="utf-8")
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    mixed = lines(
-        tmp_path / "b.jsonl.gz",
-        {"text": "the cat"},
-        {"messages": chat},
-        {"ids": [1, 2, 3, 4, 5], "spans": [[1, 3], [4, 5]]},
-    )
+    mixed = lines(tmp_path / "b.jsonl.gz", {"text": "the cat"}, {"messages": chat})
     samples = list(read_texts(engine.model, [plain, mixed], 4))
     texts = [engine.model.detokenize(sample.ids) for sample in samples]
     assert b"".join(texts).startswith(b"<s>the cat saw a dog<s>the cat<s><|user|>a<|end|>")
-    assert samples[-2:] == [Sample([1, 2, 3, 4], [(1, 3)]), Sample([5], [(0, 1)])]
+    assert all(len(sample.ids) <= 4 and sample.spans is None for sample in samples)
     assert list(read_texts(engine.model, [plain, mixed], 4, skip=2)) == samples[2:]
 
 
@@ -51,20 +46,8 @@ def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path:
     [
         *(
             (line, "is .*must be an object with text")
-            for line in ('{"story": "x"}', "nonsense", '{"ids": 5}', '{"ids": "12"}', "[1]")
+            for line in ('{"story": "x"}', "nonsense", '{"text": 5}', '{"turns": "12"}', "[1]")
         ),
-        ('{"ids": [1, -3]}', "-3 is not a token id; give integers from 0"),
-        ('{"ids": [1, 1099511627777]}', "1099511627777 is not a token id"),
-        ('{"ids": [1, 1e400]}', "inf is not a token id"),
-        ('{"ids": [1, 2.5]}', "2.5 is not a token id"),
-        (
-            '{"ids": [1, 2], "spans": [[0, 3]]}',
-            r"the span \[0, 3\] is not within the 2 tokens; give",
-        ),
-        ('{"ids": [1, 2], "spans": [[-1, 2]]}', r"the span \[-1, 2\] is not within the 2 tokens"),
-        ('{"ids": [1, 2], "spans": [[2, 1]]}', r"the span \[2, 1\] is not within the 2 tokens"),
-        ('{"ids": [1, 2], "spans": 1}', "must be an object with text"),
-        ('{"ids": [1, 2], "spans": [[1]]}', "must be an object with text"),
         *(
             (
                 '{"messages": [{"role": "user", "content": "a"}, {' + message + "}]}",
@@ -76,7 +59,7 @@ def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path:
 )
 def test_an_invalid_line_is_named(writer: Engine, tmp_path: Path, line: str, reason: str) -> None:
     file = tmp_path / "bad.jsonl"
-    file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
+    file.write_text('{"text": "the cat"}\n' + line + "\n", encoding="utf-8")
     for samples in (
         read_texts(writer.model, [file], 64),
         generate_replies(writer, [file], 64, 2),
@@ -85,16 +68,10 @@ def test_an_invalid_line_is_named(writer: Engine, tmp_path: Path, line: str, rea
             list(samples)
 
 
-def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
-    file = lines(tmp_path / "ids.jsonl", {"ids": [1, engine.model.n_vocab]})
-    with pytest.raises(TrainError, match=f"has token {engine.model.n_vocab}, but this model's"):
-        list(read_texts(engine.model, [file], 4))
-
-
 def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
-    file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
+    file = lines(tmp_path / "p.jsonl", {"text": "the"})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert list(read_texts(engine.model, [file], 4)) == [Sample([1, 2])]
+    assert list(read_texts(engine.model, [file], 4)) == [Sample(engine.model.tokenize("the"))]
 
 
 def test_the_error_for_prompts_without_replies_suggests_generate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,6 @@ import pytest
 
 from batching.errors import InvalidParameter
 from speculation.engine import Engine
-from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.medusa import MedusaWeights
-from speculation.heads.medusa_file import read_weights, write_medusa
-from speculation.heads.tree import show_choices
-from speculation.registry import resolve
-from speculation.train.__main__ import main
 from speculation.train.params import (
     DraftTraining,
     EagleTraining,
@@ -109,90 +102,6 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
     assert ranks_of(logits, np.array([0, 1, 2])).tolist() == [2, 0, 1]
 
 
-# Trees
-
-
-def heads(path: Path, accuracy: float) -> Path:
-    """A file of two heads whose first choices have this accuracy."""
-    info = HeadsInfo("medusa", "tiny", "x", 4, 20)
-    rates = np.zeros((2, 10), np.float32)
-    rates[:, 0] = accuracy
-    weights = MedusaWeights(
-        np.zeros((1, 2, 4, 4), np.float32),
-        np.zeros((1, 2, 4), np.float32),
-        np.zeros((20, 4), np.float32),
-        False,
-        None,
-        rates,
-        ((0,),),
-    )
-    write_medusa(path, info, weights)
-    return path
-
-
-def tree(file: Path, *flags: object) -> int:
-    return main(["tree", "--heads", str(file), *map(str, flags)])
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "flags", "expected"),
-    [
-        (0.5, "--nodes 1", "0"),
-        (0.5, "--nodes 2", "0.0"),
-        (0.5, "--choices 0.1/2", "0.1/2"),
-        # Heads that were never accepted get a tree, too.
-        (0.0, "--nodes 3", "0.0/1"),
-    ],
-)
-def test_a_tree_is_chosen_without_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: float, flags: str, expected: str
-) -> None:
-    file, other = heads(tmp_path / "h.gguf", accuracy), tmp_path / "other.gguf"
-    before = file.read_bytes()
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert tree(file, *flags.split(), "--out", other) == 0
-    assert file.read_bytes() == before
-    assert tree(file, *flags.split()) == 0
-    for written in (file, other):
-        assert show_choices(read_weights(HeadsFile(written)).tree) == expected
-
-
-def test_without_a_tree_the_sizes_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tree(heads(tmp_path / "h.gguf", 0.5)) == 0
-    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
-
-
-def test_a_refused_tree_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, folder, other = heads(tmp_path / "h.gguf", 0.5), tmp_path / "folder", tmp_path / "other"
-    folder.mkdir()
-    before = file.read_bytes()
-    for flags, reason in (
-        (["--nodes", 0], "--nodes is 0; give 1 to 255\n"),
-        (["--nodes", -3], "--nodes is -3; give 1 to 255\n"),
-        (["--nodes", 256], "--nodes is 256; give 1 to 255\n"),
-        (["--nodes", 1, "--choices", "0.0"], "--choices and --nodes both choose a tree; give one"),
-        (["--choices", "0.0.0"], "the tree is deeper than the 2 heads"),
-        (["--out", other], "without a tree there is nothing to write to"),
-        (["--nodes", 3, "--out", folder], f"cannot write {folder}: it is a folder"),
-    ):
-        assert tree(file, *flags) == 2
-        assert capsys.readouterr().err.startswith(f"error: {reason}")
-    assert file.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "h.gguf"]
-
-
-@pytest.mark.parametrize("kind", ["redrafter", "eagle", "eagle3"])
-def test_heads_that_grow_their_own_tree_cannot_be_given_one(
-    capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    file = resolve(f"bundled-{kind}")
-    assert tree(file) == 2
-    error = capsys.readouterr().err
-    assert f"{file} has heads for {kind.replace('eagle3', 'eagle-3')}, which build their" in error
-
-
 @pytest.mark.parametrize(
     "training", [MedusaTraining, ReDrafterTraining, EagleTraining, DraftTraining]
 )
@@ -213,10 +122,10 @@ CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
     [
         ("medusa --heads 2 --epochs 30 --batch 32", {"medusa": 1.3}),
         (
-            "medusa --heads 2 --epochs 30 --batch 32 --output one --vocab 40 --blocks 2",
+            "medusa --heads 2 --epochs 30 --batch 32 --vocab 40 --blocks 2",
             {"medusa": 1.3},
         ),
-        ("redrafter --output one --epochs 150", {"redrafter": 1.5}),
+        ("redrafter --epochs 150", {"redrafter": 1.3}),
         # A chain of three gives less than a tree.
         (
             "eagle --epochs 60 --rate 0.005 --kind f32",
@@ -278,8 +187,6 @@ def test_missing_requirements_are_reported_in_one_line(
     assert "no such folder" in capsys.readouterr().err
     assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
     assert "heads is 20; give 1 to 8" in capsys.readouterr().err
-    assert tree(tiny_model) == 2
-    assert "contains no drafting heads" in capsys.readouterr().err
     assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
     assert "the data has no token to train on" in capsys.readouterr().err
     data.write_text("the cat saw a dog", encoding="utf-8")
