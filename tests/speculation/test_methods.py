@@ -1,7 +1,8 @@
-"""Jacobi, verification and parsing of methods."""
+"""Methods: Jacobi, verification, parsing, and what is learnt and kept of them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,15 @@ import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
+from speculation.auto.source import Gains
 from speculation.drafter import DraftBudget, MethodSpec, Step
-from speculation.methods import METHODS, MethodTable, load_method_file, parse_method
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
+from speculation.engine import Engine
+from speculation.methods import METHODS, SAVED, MethodTable, load_method_file, parse_method
 from speculation.methods.jacobi import Jacobi, JacobiParams
 from speculation.verify import Match
+from tests.support.exact import EXACT
 from tests.support.paths import ROOT
 from tests.support.scripted import ScriptedOutput, ScriptedSampler
 
@@ -133,3 +139,54 @@ def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
     assert list(table) == ["outside"]
     left_out = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
     assert left_out == ["broken", "again"]
+
+
+STRINGS = [
+    f"{method}{n}"
+    for n in range(1, 40)
+    for method in (
+        "prompt-lookup:draft=",
+        "suffix:draft_max=",
+        "recycling:nodes=",
+        "auto:rows_max=",
+    )
+]
+
+
+def cheap_rows() -> Cost:
+    return Cost(CostCurve.linear(1.0, 0.01))
+
+
+def test_learnt_state_does_not_grow_with_the_parameters_that_clients_write() -> None:
+    resources, sizes = Resources(cheap_rows), []
+    for text in STRINGS * 2:
+        parse_method(text).drafters(resources)
+        sizes.append((len(resources.to_save(SAVED)), len(resources._kept)))
+    assert sizes[-1] == sizes[3]
+    assert set(resources.to_save(SAVED)) == {
+        *("suffix", "recycling", "suffix acceptance", "recycling acceptance"),
+        "prompt-lookup acceptance",
+    }
+
+
+def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() -> None:
+    old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
+    resources = Resources(cheap_rows, saved=old)
+    resources.acceptance("outside")
+    resources.save("outside", Gains().state)
+    assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
+
+
+def test_what_is_learnt_of_heads_is_saved_by_the_method_or_the_source() -> None:
+    assert {"eagle", "eagle-2", "eagle-3", "mtp", "dflash", "medusa", "redrafter"} < SAVED
+
+
+def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, EXACT) as engine:
+        engine.resources._kept["cost"] = cheap_rows()
+        for text in STRINGS:
+            engine.generate("the cat saw a dog", method=text, max_tokens=3).run()
+        path = engine._loaded._learnt_file
+    states = json.loads(path.read_text(encoding="utf-8"))["states"][""]
+    assert {name.split(" ")[0] for name in states} <= SAVED
+    assert len(states) < 10
