@@ -26,11 +26,6 @@ from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
-from tests.speculation.methods.test_eagle import write_head as write_eagle_head
-from tests.speculation.methods.test_medusa import random_weights as medusa_weights
-from tests.speculation.methods.test_medusa import write_heads as write_medusa_heads
-from tests.speculation.methods.test_redrafter import random_weights as redrafter_weights
-from tests.speculation.methods.test_redrafter import write_head as write_redrafter_head
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import (
@@ -42,6 +37,7 @@ from tests.support.mtp_gguf import (
 from tests.support.tiny_dflash import write_counting_gguf, write_counting_head
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_heads import write_eagle_head, write_medusa_heads, write_redrafter_head
 
 METHODS = (
     "auto",
@@ -368,8 +364,8 @@ def states(folder: Path) -> tuple[Path, list[Path], list[str]]:
     heads = [
         write_eagle_head(folder / "eagle.gguf", target),
         write_tiny_eagle3(folder / "eagle3.gguf"),
-        write_medusa_heads(folder / "medusa.gguf", target, medusa_weights()),
-        write_redrafter_head(folder / "redrafter.gguf", target, redrafter_weights()),
+        write_medusa_heads(folder / "medusa.gguf", target),
+        write_redrafter_head(folder / "redrafter.gguf", target),
     ]
     methods = ["eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter", "draft:p_min=0.02", "auto"]
     return target, heads, methods

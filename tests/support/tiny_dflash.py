@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, TokenType
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
 from tests.support.tiny_gguf import (
+    N_TINY,
     finish_writer,
     started_writer,
     vocabulary,
@@ -21,7 +22,6 @@ from tests.support.tiny_gguf import (
 )
 
 N_HEAD, N_HEAD_KV, HEAD, N_FF = 4, 2, 8, 64
-N_TINY = len(vocabulary()[0])
 MASK = 0  # the unknown token, which occurs in no text
 ROPE_BASE = 10.0  # of the counting head: large enough to tell neighbouring positions apart
 

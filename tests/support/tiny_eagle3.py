@@ -11,10 +11,9 @@ from gguf import GGMLQuantizationType, GGUFValueType
 
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
-from tests.support.tiny_gguf import finish_writer, started_writer, vocabulary
+from tests.support.tiny_gguf import finish_writer, started_writer
 
 N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
-N_TINY = len(vocabulary()[0])
 
 
 def eagle3_tensors(

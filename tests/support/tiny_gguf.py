@@ -29,6 +29,9 @@ def vocabulary(*, n_bytes: int = 256) -> tuple[list[str], list[float], list[Toke
     return tokens + pieces, scores, types + [TokenType.NORMAL] * len(pieces)
 
 
+N_TINY = len(vocabulary()[0])
+
+
 def write_tiny_gguf(
     path: Path,
     *,

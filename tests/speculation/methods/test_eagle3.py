@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import MODEL_ARCH_NAMES
 
-from batching.errors import HeadsError, UnsupportedModel
+from batching.errors import UnsupportedModel
 from batching.gguf.reader import GGUFFile
 from batching.llama import private_api
 from batching.llama.context import Context
@@ -24,7 +24,7 @@ from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3_file import write_eagle3
 from speculation.heads.file import HeadsInfo
 from tests.support.exact import EXACT, PROMPT
-from tests.support.head_checks import TEXT, check_a_tree, check_texts, load_heads, started
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import (
@@ -136,15 +136,6 @@ def test_layers_that_a_model_lacks_or_does_not_expose_are_refused(
         private_api.check_layer_inputs(model, (0,))
 
 
-def test_a_library_without_a_needed_function_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "llama_get_embeddings_nextn"
-    monkeypatch.setitem(private_api.FUNCTIONS, name, None)
-    with pytest.raises(UnsupportedModel, match="does not export llama_get_embeddings_nextn"):
-        private_api.internal(name)
-
-
 # The head
 
 # Variants of published heads, as llama.cpp's converter writes them.
@@ -222,69 +213,6 @@ def test_the_native_graph_matches_the_reference_on_every_path_of_a_tree(
 
 
 # Files
-
-
-@pytest.mark.parametrize(
-    ("head", "reason"),
-    [
-        ({"n_target": 48}, "hidden states 48 wide, but those of 'tiny' are 32 wide; use the head"),
-        (
-            {"n_embd": 64},
-            r"64 wide and has no token_embd\.weight; it cannot share .* 'tiny', which is 32 wide",
-        ),
-        (
-            {"n_embd": 64, "tensors": {"token_embd.weight": matrix(N_TINY, 64)}},
-            r"64 wide and has no output\.weight; it cannot share .* 'tiny', which is 32 wide",
-        ),
-        (
-            {"tensors": {"token_embd.weight": matrix(9, 32)}},
-            f"has embeddings of 9 tokens, but 'tiny' has {N_TINY}",
-        ),
-        ({"layers": (1, 2)}, r"lists \[1, 2\] as the layers it reads, .* that read three"),
-        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
-        ({"metadata": {"eagle3.block_count": 2}}, "2 layers, but llama.cpp runs .* heads with one"),
-        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
-        (
-            {"tensors": {"blk.0.attn_q.bias": matrix(32), "blk.0.attn_k.bias": matrix(16)}},
-            r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp ignores",
-        ),
-        (
-            {"tensors": {"enc.output_norm.weight": matrix(96)}},
-            r"has enc\.output_norm\.weight, which llama\.cpp ignores",
-        ),
-        (
-            {"tokens": DRAFTED, "tensors": {"d2t": None}},
-            f"has {len(DRAFTED)} logits and no d2t to map them to the {N_TINY} tokens",
-        ),
-        (
-            {"tokens": DRAFTED, "tensors": {"output.weight": None}},
-            f"a d2t of {len(DRAFTED)} tokens, but the model's shared output.weight has",
-        ),
-        (
-            {"tokens": DRAFTED, "tensors": {"output.weight": matrix(3, 32)}},
-            f"a d2t of {len(DRAFTED)} tokens, but its output.weight has 3 rows",
-        ),
-        (
-            {"tokens": (1, 2, N_TINY)},
-            f"drafts tokens from 1 to {N_TINY}, but 'tiny' has {N_TINY}",
-        ),
-        (
-            {"tokens": (0, 0, 1, 1, 7)},
-            "has duplicate tokens in d2t: it may store differences",
-        ),
-        (
-            {"tokens": (1, 2), "tensors": {"d2t": np.array([1, 2], np.int32)}},
-            "has a d2t of type 26, but llama.cpp reads 64-bit integers",
-        ),
-    ],
-)
-def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
-    tmp_path: Path, target: Path, head: dict[str, Any], reason: str
-) -> None:
-    path = write_tiny_eagle3(tmp_path / "head.gguf", **head)
-    with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
-        load_heads([path], model)
-    assert "head.gguf" in str(refused.value)
 
 
 # Written by llama.cpp's converter for a head of the Llama family.

@@ -23,11 +23,12 @@ from speculation.train.params import DraftTraining, EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 from speculation.train.texts import Sample
-from tests.speculation.methods.test_eagle import SHAPE, random_tensors, reference
+from tests.speculation.methods.test_eagle import reference
 from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_heads import SHAPE, eagle_tensors
 from tests.support.train_data import collected, lines, train
 
 torch = pytest.importorskip("torch")
@@ -45,7 +46,7 @@ def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
 
 
 def test_the_trained_layer_matches_the_one_that_llama_cpp_runs() -> None:
-    w = random_tensors()
+    w = eagle_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     x = np.concatenate([embeddings, before], axis=1) @ w["fc.weight"].T + w["fc.bias"]
     with torch.inference_mode():
@@ -55,7 +56,7 @@ def test_the_trained_layer_matches_the_one_that_llama_cpp_runs() -> None:
 
 def test_in_each_training_pass_one_more_state_is_the_heads_own() -> None:
     """Pass 2 at position t equals a sequence drafted from position t - 2 on."""
-    w = random_tensors()
+    w = eagle_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     with torch.inference_mode():
         passes = module(w)(torch.from_numpy(embeddings)[None], torch.from_numpy(before)[None], 3)

@@ -1,0 +1,106 @@
+"""Random heads in this project's own files: Medusa's, ReDrafter's and EAGLE's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from batching.llama.model import Model
+from batching.tree import Floats
+from speculation.heads.eagle import EagleShape
+from speculation.heads.eagle_file import write_eagle
+from speculation.heads.file import HeadsInfo
+from speculation.heads.medusa import MedusaWeights
+from speculation.heads.medusa_file import write_medusa
+from speculation.heads.redrafter import ReDrafterWeights
+from speculation.heads.redrafter_file import write_redrafter
+from speculation.heads.tree import parse_choices
+from tests.support.head_checks import normal_weights, random_weights
+from tests.support.tiny_gguf import N_TINY
+
+SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
+
+
+def medusa_weights(
+    seed: int = 0,
+    *,
+    n_heads: int = 3,
+    n_blocks: int = 1,
+    n_embd: int = 32,
+    own: bool = False,
+    tokens: Sequence[int] | None = None,
+    scale: float = 1.0,
+) -> MedusaWeights:
+    normal = normal_weights(np.random.default_rng(seed), n_embd, scale)
+    n_drafted = N_TINY if tokens is None else len(tokens)
+    return MedusaWeights(
+        normal(n_blocks, n_heads, n_embd, n_embd),
+        normal(n_blocks, n_heads, n_embd),
+        normal(n_heads, n_drafted, n_embd) if own else normal(n_drafted, n_embd),
+        not own,
+        None if tokens is None else np.array(tokens, np.int32),
+        np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
+        parse_choices("0.0.0/0.1/1.0"),
+    )
+
+
+def write_medusa_heads(
+    path: Path, target: Path, weights: MedusaWeights | None = None
+) -> Path:
+    with Model(target) as model:
+        write_medusa(path, HeadsInfo.of_target("medusa", model), weights or medusa_weights())
+    return path
+
+
+def redrafter_weights(
+    *,
+    n_embd: int = 32,
+    n_blocks: int = 1,
+    n_drafted: int = N_TINY,
+    tokens: Sequence[int] | None = None,
+    shares_target: bool = False,
+) -> ReDrafterWeights:
+    normal = normal_weights(np.random.default_rng(0), n_embd, scale=2)
+    return ReDrafterWeights(
+        token=normal(n_embd, n_embd),
+        recurrent=normal(n_embd, n_embd),
+        bias=normal(n_embd),
+        mixing=normal(n_embd, 2 * n_embd),
+        mixing_bias=normal(n_embd),
+        blocks=normal(n_blocks, n_embd, n_embd),
+        block_biases=normal(n_blocks, n_embd),
+        projection=normal(n_embd, n_embd),
+        output=normal(n_drafted if tokens is None else len(tokens), n_embd),
+        shares_target=shares_target,
+        tokens=None if tokens is None else np.array(tokens, np.int32),
+    )
+
+
+def write_redrafter_head(
+    path: Path, target: Path, weights: ReDrafterWeights | None = None
+) -> Path:
+    with Model(target) as model:
+        write_redrafter(path, HeadsInfo.of_target("redrafter", model), weights or redrafter_weights())
+    return path
+
+
+def eagle_tensors(shape: EagleShape = SHAPE, seed: int = 0) -> dict[str, Floats]:
+    return random_weights(shape.tensors, seed)
+
+
+def write_eagle_head(
+    path: Path,
+    target: Path,
+    *,
+    shape: EagleShape = SHAPE,
+    seed: int = 0,
+    tokens: Sequence[int] | None = None,
+    kind: str = "f32",
+) -> Path:
+    with Model(target) as model:
+        info = HeadsInfo.of_target("eagle", model)
+    some = None if tokens is None else np.array(tokens, np.int32)
+    write_eagle(path, info, shape, eagle_tensors(shape, seed), tokens=some, kind=kind)
+    return path
