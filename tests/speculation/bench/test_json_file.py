@@ -62,14 +62,18 @@ def flags(tiny_model: Path, tmp_path: Path, out: Path) -> list[str]:
     prompts.write_text(PROMPTS, encoding="utf-8")
     return [
         *("--model", str(tiny_model), "--prompts", str(prompts), "--n-predict", "6"),
-        *("--methods", "ar", "jacobi", "--threads", "1", "--kv-type", "f32"),
-        *("--json", str(out)),
+        *("--methods", "ar", "jacobi", "--threads", "1", "--kv-type", "f32", "--json", str(out)),
     ]
 
 
+def run_program(code: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is left is written at exit
+    command = [sys.executable, "-c", code, *flags]
+    return subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, text=True)
+
+
 def test_a_killed_benchmark_keeps_the_finished_rounds(flags: list[str], out: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, *flags], cwd=ROOT, capture_output=True)
-    assert done.returncode == -signal.SIGKILL
+    assert run_program(KILLED, flags).returncode == -signal.SIGKILL
     kept = read_json(out)
     assert [(one.prompt_id, one.method) for one in kept.runs] == [("c1", "ar"), ("c1", "jacobi")]
     assert kept.complete is False
@@ -79,9 +83,7 @@ def test_a_closed_pipe_loses_neither_results_nor_report(
     flags: list[str], out: Path, tmp_path: Path
 ) -> None:
     report = tmp_path / "report"
-    command = [sys.executable, "-c", UNREAD, *flags, "--report", str(report)]
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is left is written at exit
-    done = subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, text=True)
+    done = run_program(UNREAD, [*flags, "--report", str(report)])
     assert done.returncode == bench.FAILED
     assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
     assert read_json(out).complete is True
@@ -101,62 +103,44 @@ def test_a_file_that_is_not_a_benchmark_is_not_overwritten(
     assert out.read_text(encoding="utf-8") == text
 
 
-def test_a_device_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--json", "/dev/null"]) == 2
-    assert "cannot write --json /dev/null: it is a device" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"model": {}}', '{"model": {}, "device": {}}'])
-def test_a_file_without_benchmark_results_cannot_be_read(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    path.write_text(text, encoding="utf-8")
+def test_a_file_without_benchmark_results_cannot_be_read(text: str, out: Path) -> None:
+    out.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidParameter, match="cannot read results from .*out.json: "):
-        read_json(path)
+        read_json(out)
 
 
+FOUND = {"rows_histogram": {1: 1, 4: 1}, "tokens_histogram": {1: 1, 2: 1}}
+DIFFERENT = Difference(1, 7, None, None)
 RESULTS = results(
     run("ar", "p", 2, 1.0),
-    run(
-        "auto",
-        "p",
-        2,
-        1.0,
-        first_difference=Difference(1, 7, None, None),
-        rows_histogram={1: 1, 4: 1},
-        tokens_histogram={1: 1, 2: 1},
-        accepted_by_source={"prompt-lookup": 1},
-    ),
+    run("auto", "p", 2, 1.0, first_difference=DIFFERENT, accepted_by_source={"suffix": 1}, **FOUND),
     skipped=[Skipped("a", "chat", "long")],
     curves=[Curve(128, [1, 2], [0.5, 0.75])],
 )
 
 
-def test_results_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    write_json(path, RESULTS)
-    assert read_json(path) == RESULTS
-    write_json(path, replace(RESULTS, complete=False))
-    assert read_json(path).complete is False
-    check_writable(path)  # a file of ours may be replaced
+def test_results_are_read_back_as_they_were_written(out: Path) -> None:
+    for written in (RESULTS, replace(RESULTS, complete=False)):
+        write_json(out, written)
+        assert read_json(out) == written
+    check_writable(out)  # a file of ours may be replaced
 
 
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "out.json"
-    path.write_text("old", encoding="utf-8")
+def test_a_failed_write_leaves_the_old_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out.write_text("old", encoding="utf-8")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_json(path, RESULTS)
-    assert path.read_text(encoding="utf-8") == "old"
+        write_json(out, RESULTS)
+    assert out.read_text(encoding="utf-8") == "old"
 
 
 def test_a_file_that_is_briefly_locked_is_replaced_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace, locked = Path.replace, [True, True]
 
@@ -166,6 +150,6 @@ def test_a_file_that_is_briefly_locked_is_replaced_afterwards(
         return replace(new, path)
 
     monkeypatch.setattr(Path, "replace", replace_if_free)
-    write_json(tmp_path / "out.json", RESULTS)
-    assert read_json(tmp_path / "out.json") == RESULTS
+    write_json(out, RESULTS)
+    assert read_json(out) == RESULTS
     assert locked == []
