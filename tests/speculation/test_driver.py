@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_a_callback_in_the_engines_thread_can_start_texts_but_not_wait_for_them(
 def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -> None:
     for _ in range(5):
         engine = Engine.load(tiny_model, EXACT, parallel=2)
+        engine.prepare()  # the first close saves the measured costs
         running = [engine.submit(PROMPT, method="ar", sampling=ENDLESS) for _ in range(5)]
         next(running[0])
         late: list[Text] = []
@@ -115,11 +117,9 @@ def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -
         assert [text.run().finish_reason for text in running] == ["cancelled"] * 5
         assert {text.run().finish_reason for text in late} <= {"length", "stop", "cancelled"}
         in_threads(engine.close)
-        for use in (
-            engine.stop_running,
-            engine.prepare,
-            lambda engine=engine: engine.generate("hi"),
-        ):
+        uses: list[Callable[[], object]] = [engine.stop_running, engine.prepare]
+        uses += [partial(engine.generate, "hi"), partial(engine.generate, [1, 2])]
+        for use in (*uses, partial(engine.chat, "hi")):
             with pytest.raises(ModelError, match="is closed; load it again"):
                 in_threads(use)
 

