@@ -119,7 +119,8 @@ def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -
         in_threads(engine.close)
         uses: list[Callable[[], object]] = [engine.stop_running, engine.prepare]
         uses += [partial(engine.generate, "hi"), partial(engine.generate, [1, 2])]
-        for use in (*uses, partial(engine.chat, "hi")):
+        uses.append(partial(engine.chat, "hi"))
+        for use in uses:
             with pytest.raises(ModelError, match="is closed; load it again"):
                 in_threads(use)
 

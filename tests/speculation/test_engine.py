@@ -15,7 +15,7 @@ from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
 
@@ -55,20 +55,13 @@ SAMPLINGS = {
 }
 
 
-def endless(engine: Engine) -> SamplingParams:
-    return SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, float("-inf")))
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_every_method_gives_the_text_of_plain_decoding(
     engine: Engine, sampling: SamplingParams
 ) -> None:
-    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
-    assert plain.stats.n_steps == plain.stats.n_tokens
-    for method in METHODS:
-        ours = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
-        assert ours.token_ids == plain.token_ids, method
-        assert ours.text == plain.text
+    texts = same_texts(engine, PROMPT, *METHODS, sampling=sampling, max_tokens=60)
+    assert texts[0].stats.n_steps == texts[0].stats.n_tokens
+    assert {text.text for text in texts} == {texts[0].text}
 
 
 def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
@@ -130,13 +123,9 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_no_characters(engine:
 
 def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Path) -> None:
     with Engine.load(tiny_model, replace(EXACT, n_ctx=256), draft_model=tiny_draft) as engine:
-        texts = []
-        for method in ("ar", *METHODS):
-            text = engine.generate(PROMPT, method=method, sampling=endless(engine)).run()
+        for text in same_texts(engine, PROMPT, *METHODS, sampling=endless(engine)):
             assert text.finish_reason == "context"
             assert text.stats.n_prompt + text.stats.n_tokens == engine.context.n_ctx + 1
-            texts.append(text.text)
-        assert len(set(texts)) == 1
 
 
 def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
@@ -178,8 +167,7 @@ def test_a_context_smaller_than_the_measured_batches_works(
     tiny_model: Path, sizes: dict[str, Any]
 ) -> None:
     with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
-        plain = engine.generate("a cat", method="ar", max_tokens=8).run()
-        assert engine.generate("a cat", max_tokens=8).run().token_ids == plain.token_ids
+        same_texts(engine, "a cat", "auto", max_tokens=8)
 
 
 @pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
@@ -231,23 +219,16 @@ def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) ->
     path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
     with Engine.load(path, EXACT) as engine:
         engine.prepare()
-        first = engine.generate(PROMPT, method="ar", max_tokens=10).run()
+        first, *_ = same_texts(engine, PROMPT, "ar", "auto", max_tokens=10)
         assert len(first.token_ids) == 10
-        again = engine.generate(PROMPT, method="ar", max_tokens=10).run()
-        assert again.token_ids == first.token_ids
-        assert engine.generate(PROMPT, max_tokens=10).run().token_ids == first.token_ids  # auto
         with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
             engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_the_context_grows_for_a_method_that_needs_more_sequences(
-    tiny_model: Path,
-) -> None:
+def test_the_context_grows_for_a_method_that_needs_more_sequences(tiny_model: Path) -> None:
     with Engine.load(tiny_model, replace(EXACT, n_seq_max=2)) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
-        wide = engine.generate(PROMPT, method="lookahead", max_tokens=20).run()
+        same_texts(engine, PROMPT, "lookahead", max_tokens=20)
         assert engine.context.n_seq_max == 31
-        assert wide.token_ids == plain.token_ids
 
 
 def test_braces_in_literals_and_classes_of_a_grammar_are_not_repetitions(engine: Engine) -> None:

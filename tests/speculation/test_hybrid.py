@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from batching.llama.model import Model
 from batching.rows import Rows, pack, rows_back
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
+from tests.support.exact import endless, same_texts
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -120,18 +120,13 @@ def test_a_state_may_be_saved_and_restored_beside_others(hybrid: Path) -> None:
         assert abs(context.decode(chain([7], 2, 1)).logits(0) - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_do_not_change_the_text(engine: Engine, method: str, temperature: float) -> None:
-    endless = dict.fromkeys(engine.model.ends, -math.inf)
-    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
-    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
-    for _ in range(2):  # the second time the method knows the text
-        drafted = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
-        assert drafted.token_ids == plain.token_ids
-    assert len(plain.token_ids) == 60
-    if method.startswith("recycling") and temperature == 0:
-        assert drafted.stats.n_accepted > 0
+def test_drafts_do_not_change_the_text(engine: Engine, temperature: float) -> None:
+    sampling = endless(engine, temperature)
+    for _ in range(2):  # the second time a method knows the text
+        texts = same_texts(engine, PROMPT, *METHODS, sampling=sampling, max_tokens=60)
+    assert len(texts[0].token_ids) == 60
+    assert texts[-1].stats.n_accepted > 0 or temperature > 0
 
 
 def test_continued_and_different_prompts_start_from_a_clean_state(
@@ -245,20 +240,14 @@ def test_a_method_that_needs_branches_is_refused(engine: Engine) -> None:
 
 def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
     plain_kv = write_tiny_gguf(tmp_path / "tiny.gguf")
+    wide = "draft:width=3,p_min=0"  # the draft model has one sequence, so its tree is a chain
     for target in (hybrid, plain_kv):
         with Engine.load(target, EXACT, draft_model=hybrid) as engine:
-            endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
-            given = {"sampling": endless, "max_tokens": 40}
-            plain = engine.generate(PROMPT, method="ar", **given).run()  # type: ignore[arg-type]
-            for method in ("draft:p_min=0,p_path=0,draft_max=4", "auto"):
-                drafted = engine.generate(PROMPT, method=method, **given).run()  # type: ignore[arg-type]
-                assert drafted.token_ids == plain.token_ids
-                if target == hybrid and method.startswith("draft"):
-                    assert drafted.stats.acceptance_rate == 1.0
-            # The draft model has one sequence, so its tree is a chain.
-            wide = engine.generate(PROMPT, method="draft:width=3,p_min=0", **given).run()  # type: ignore[arg-type]
-            assert wide.token_ids == plain.token_ids
-            assert wide.stats.n_drafted > 0
+            methods = ("draft:p_min=0,p_path=0,draft_max=4", wide, "auto")
+            settings = {"sampling": endless(engine), "max_tokens": 40}
+            _, alone, tree, _ = same_texts(engine, PROMPT, *methods, **settings)
+            assert target != hybrid or alone.stats.acceptance_rate == 1.0
+            assert tree.stats.n_drafted > 0
 
 
 def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(

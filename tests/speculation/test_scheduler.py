@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import random
 import time
 from collections import Counter
@@ -26,18 +25,18 @@ from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, endless
 from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import (
-    write_assistant_gguf,
     write_gemma_gguf,
-    write_mtp_gguf,
-    write_mtp_gguf_with_kv,
 )
-from tests.support.tiny_dflash import write_counting_gguf, write_counting_head
-from tests.support.tiny_eagle3 import write_tiny_eagle3
-from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_heads import write_eagle_head, write_medusa_heads, write_redrafter_head
+from tests.support.tiny_heads import (
+    attached,
+    blocks,
+    hybrid,
+    mtp,
+    states,
+)
 
 METHODS = (
     "auto",
@@ -218,8 +217,7 @@ def test_texts_of_a_model_with_a_sliding_window_begin_with_parts_of_others(
 
 
 def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> None:
-    endless = SamplingParams(grammar="root ::= [a-z] root")
-    running = [parallel.submit(PROMPT, method="ar", sampling=endless) for _ in range(5)]
+    running = [parallel.submit(PROMPT, method="ar", sampling=endless(parallel)) for _ in range(5)]
     running.append(parallel.submit(PROMPT, method="ar", max_tokens=50))
     for generation in running[:5]:
         generation.cancel()
@@ -231,7 +229,7 @@ def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     engine: Engine, parallel: Engine
 ) -> None:
     n_ctx = parallel.context.n_ctx
-    sampling = SamplingParams(logit_bias={token: float("-inf") for token in engine.model.ends})
+    sampling = endless(engine)
     for method in ("ar", "suffix"):
         long = parallel.submit([5, 6, 7], method=method, sampling=sampling).run()
         assert (long.finish_reason, len(long.token_ids)) == ("context", n_ctx - 2)
@@ -291,20 +289,20 @@ def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
         return [len(tokens) for tokens in text._channel]
 
     assert groups_of(parallel.submit(PROMPT, method="ar", max_tokens=30)) == [1, 29]
+    started: list[Text] = []
     others: list[Text] = []
 
     def ask_in_between(token: int) -> bool:
-        if len(running.token_ids) == 20:
+        if len(started[0].token_ids) == 20:
             others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
         return False
 
-    def begin() -> Text:
-        text = parallel.submit(PROMPT, method="ar", max_tokens=30)
-        text.reply.ends = Ends(ask_in_between)
-        return text
+    def begin() -> None:
+        started.append(parallel.submit(PROMPT, method="ar", max_tokens=30))
+        started[0].reply.ends = Ends(ask_in_between)
 
-    running = parallel._driver.call(begin)
-    groups = groups_of(running)
+    parallel._driver.call(begin)
+    groups = groups_of(started[0])
     assert len(groups) == 3 and sum(groups) == 30
     assert len(others[0].run().token_ids) == 2
 
@@ -353,36 +351,6 @@ def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
     assert steps("one") > half
 
 
-def states(folder: Path) -> tuple[Path, list[Path], list[str]]:
-    target = write_tiny_gguf(folder / "target.gguf", n_layer=4)
-    heads = [
-        write_eagle_head(folder / "eagle.gguf", target),
-        write_tiny_eagle3(folder / "eagle3.gguf"),
-        write_medusa_heads(folder / "medusa.gguf", target),
-        write_redrafter_head(folder / "redrafter.gguf", target),
-    ]
-    methods = ["eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter", "draft:p_min=0.02", "auto"]
-    return target, heads, methods
-
-
-def blocks(folder: Path) -> tuple[Path, list[Path], list[str]]:
-    target = write_counting_gguf(folder / "target.gguf", influence=0.08)
-    return target, [write_counting_head(folder / "head.gguf")], ["dflash", "dflash:top_k=4", "auto"]
-
-
-def mtp(folder: Path) -> tuple[Path, list[Path], list[str]]:
-    return write_mtp_gguf_with_kv(folder / "mtp.gguf"), [], ["mtp", "mtp:top_k=3,p_min=0", "auto"]
-
-
-def hybrid(folder: Path) -> tuple[Path, list[Path], list[str]]:
-    return write_mtp_gguf(folder / "mtp.gguf"), [], ["mtp:p_min=0", "mtp:depth=2,p_min=0", "auto"]
-
-
-def attached(folder: Path) -> tuple[Path, list[Path], list[str]]:
-    target = write_gemma_gguf(folder / "gemma.gguf")
-    return target, [write_assistant_gguf(folder / "a.gguf", target)], ["mtp:p_min=0", "auto"]
-
-
 @pytest.mark.parametrize("written", [states, blocks, mtp, hybrid, attached])
 def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: object
@@ -400,12 +368,11 @@ def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
     with Engine.load(target, EXACT, heads=heads, draft_model=draft, parallel=4) as engine:
         target_slots = engine._scheduler.places.slots
         monkeypatch.setattr(Slots, "decode", counted)
-        endless = dict.fromkeys(engine.model.ends, -math.inf)
         requests = [
             {
                 "prompt": [rng.randrange(5, 200) for _ in range(rng.randrange(1, 90))],
                 "method": methods[i % len(methods)],
-                "sampling": SamplingParams(logit_bias=endless, temperature=0.7 * (i % 2), seed=i),
+                "sampling": endless(engine, 0.7 * (i % 2), seed=i),
                 "max_tokens": rng.randrange(5, 40),
             }
             for i in range(24)

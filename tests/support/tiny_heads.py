@@ -1,4 +1,4 @@
-"""Random heads in this project's own files: Medusa's, ReDrafter's and EAGLE's."""
+"""Random heads in this project's own files, and models with heads of every kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from speculation.heads.redrafter import ReDrafterWeights
 from speculation.heads.redrafter_file import write_redrafter
 from speculation.heads.tree import parse_choices
 from tests.support.head_checks import normal_weights, random_weights
-from tests.support.tiny_gguf import N_TINY
+from tests.support.mtp_gguf import (
+    write_assistant_gguf,
+    write_gemma_gguf,
+    write_mtp_gguf,
+    write_mtp_gguf_with_kv,
+)
+from tests.support.tiny_dflash import write_counting_gguf, write_counting_head
+from tests.support.tiny_eagle3 import write_tiny_eagle3
+from tests.support.tiny_gguf import N_TINY, write_tiny_gguf
 
 SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
 
@@ -46,9 +54,7 @@ def medusa_weights(
     )
 
 
-def write_medusa_heads(
-    path: Path, target: Path, weights: MedusaWeights | None = None
-) -> Path:
+def write_medusa_heads(path: Path, target: Path, weights: MedusaWeights | None = None) -> Path:
     with Model(target) as model:
         write_medusa(path, HeadsInfo.of_target("medusa", model), weights or medusa_weights())
     return path
@@ -78,11 +84,11 @@ def redrafter_weights(
     )
 
 
-def write_redrafter_head(
-    path: Path, target: Path, weights: ReDrafterWeights | None = None
-) -> Path:
+def write_redrafter_head(path: Path, target: Path, weights: ReDrafterWeights | None = None) -> Path:
     with Model(target) as model:
-        write_redrafter(path, HeadsInfo.of_target("redrafter", model), weights or redrafter_weights())
+        write_redrafter(
+            path, HeadsInfo.of_target("redrafter", model), weights or redrafter_weights()
+        )
     return path
 
 
@@ -104,3 +110,36 @@ def write_eagle_head(
     some = None if tokens is None else np.array(tokens, np.int32)
     write_eagle(path, info, shape, eagle_tensors(shape, seed), tokens=some, kind=kind)
     return path
+
+
+# A model with its heads, and methods that use them
+
+
+def states(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    target = write_tiny_gguf(folder / "target.gguf", n_layer=4)
+    heads = [
+        write_eagle_head(folder / "eagle.gguf", target),
+        write_tiny_eagle3(folder / "eagle3.gguf"),
+        write_medusa_heads(folder / "medusa.gguf", target),
+        write_redrafter_head(folder / "redrafter.gguf", target),
+    ]
+    methods = ["eagle-1", "eagle-2", "eagle-3", "medusa", "redrafter", "draft:p_min=0.02", "auto"]
+    return target, heads, methods
+
+
+def blocks(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    target = write_counting_gguf(folder / "target.gguf", influence=0.08)
+    return target, [write_counting_head(folder / "head.gguf")], ["dflash", "dflash:top_k=4", "auto"]
+
+
+def mtp(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    return write_mtp_gguf_with_kv(folder / "mtp.gguf"), [], ["mtp", "mtp:top_k=3,p_min=0", "auto"]
+
+
+def hybrid(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    return write_mtp_gguf(folder / "mtp.gguf"), [], ["mtp:p_min=0", "mtp:depth=2,p_min=0", "auto"]
+
+
+def attached(folder: Path) -> tuple[Path, list[Path], list[str]]:
+    target = write_gemma_gguf(folder / "gemma.gguf")
+    return target, [write_assistant_gguf(folder / "a.gguf", target)], ["mtp:p_min=0", "auto"]

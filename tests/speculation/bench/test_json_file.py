@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_a_file_without_benchmark_results_cannot_be_read(text: str, out: Path) -
         read_json(out)
 
 
-FOUND = {"rows_histogram": {1: 1, 4: 1}, "tokens_histogram": {1: 1, 2: 1}}
+FOUND: dict[str, Any] = {"rows_histogram": {1: 1, 4: 1}, "tokens_histogram": {1: 1, 2: 1}}
 DIFFERENT = Difference(1, 7, None, None)
 RESULTS = results(
     run("ar", "p", 2, 1.0),

@@ -22,7 +22,12 @@ from tests.speculation.bench.runs import PHASES, results, run
 
 def measured(*of_methods: tuple[str, int], **more: Any) -> Results:
     """Runs of ten steps by method and number of tokens, in one second after the first."""
-    ten = {"n_steps": 10, "n_drafted": 30, "rows_histogram": {4: 10}, "tokens_histogram": {1: 10}}
+    ten: dict[str, Any] = {
+        "n_steps": 10,
+        "n_drafted": 30,
+        "rows_histogram": {4: 10},
+        "tokens_histogram": {1: 10},
+    }
     runs = [
         run(method, "p", n - 1, (n - 1) / n, n_accepted=n - 10, **ten) for method, n in of_methods
     ]

@@ -26,7 +26,7 @@ from speculation.engine import Engine
 from speculation.methods.draft_model import DraftModel, DraftModelParams
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
-from tests.support.exact import EXACT
+from tests.support.exact import EXACT, same_texts
 from tests.support.fake_target import FakeTarget, fake_logits, prompt_of
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -47,9 +47,7 @@ def test_a_draft_model_trained_for_shorter_texts_drafts_as_far_as_it_can_read(
         assert engine.draft is not None
         assert (engine.draft.n_ctx, engine.context.n_ctx) == (256, 512)
         for prompt, drafts in (([5] * 100, True), ([5] * 200, True), ([5] * 300, False)):
-            plain = engine.generate(prompt, method="ar", max_tokens=100).run()
-            ours = engine.generate(prompt, method="draft:p_min=0,p_path=0", max_tokens=100).run()
-            assert ours.token_ids == plain.token_ids
+            _, ours = same_texts(engine, prompt, "draft:p_min=0,p_path=0", max_tokens=100)
             assert (ours.stats.n_drafted > 0) == drafts
 
 
@@ -155,9 +153,7 @@ def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> No
 
 
 def test_rejection_at_temperature_zero_gives_the_text_of_plain_decoding(engine: Engine) -> None:
-    plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
-    ours = engine.generate(PROMPT, method="draft:verify=rejection,p_min=0", max_tokens=40).run()
-    assert ours.token_ids == plain.token_ids
+    same_texts(engine, PROMPT, "draft:verify=rejection,p_min=0", max_tokens=40)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3_file import write_eagle3
 from speculation.heads.file import HeadsInfo
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, same_texts
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import layer, rms_norm
@@ -31,11 +31,10 @@ from tests.support.tiny_eagle3 import (
     N_FF,
     N_HEAD,
     N_HEAD_KV,
-    N_TINY,
     eagle3_tensors,
     write_tiny_eagle3,
 )
-from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
+from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 DRAFTED = tuple(range(2, N_TINY, 3))
 
@@ -289,9 +288,7 @@ def test_any_head_gives_the_text_of_plain_decoding(
         assert stats.rows_histogram[25] >= stats.n_steps - 2
         assert set(stats.rows_histogram) <= {25, 9, 1}
         # The engine's context is recreated for wide trees; the head has its own.
-        wide = engine.generate(PROMPT, method="eagle-3:nodes=100,top_k=12", max_tokens=20).run()
-        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
-        assert wide.token_ids == plain.token_ids
+        same_texts(engine, PROMPT, "eagle-3:nodes=100,top_k=12", max_tokens=20)
 
 
 def test_a_hybrid_target_gets_chains_only(tmp_path: Path, hybrid: Path) -> None:
