@@ -133,7 +133,7 @@ def test_only_heads_with_a_context_differ_from_text_to_text(
 
 def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
-    finish_writer(started_writer(path, "my-heads", 512, 32, 1, None), path)
+    finish_writer(started_writer(path, "my-heads", 32, 1), path)
     own, contained = Head(), Head()
     mine = llama_format("mine", "my-heads", lambda gguf, model: own)
     inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: contained)

@@ -17,9 +17,7 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
 from batching.together import run
-from batching.tree import Floats, TokenTree
-from speculation.bigrams import BigramTable, load_bigrams
-from speculation.bigrams.__main__ import main
+from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Method
 from speculation.drafting.resources import Resources
 from speculation.engine import Engine
@@ -270,44 +268,3 @@ def test_each_path_of_a_tree_sees_only_its_own_tokens() -> None:
         output = run(levels.level([1], [4]))
         np.testing.assert_array_equal(output.logits(0), fake_logits((*text, 6, 9, 4)))
         text = [*text, 6]
-
-
-def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(
-    tmp_path: Path,
-) -> None:
-    logits: Floats = np.full(20, -5.0, np.float32)
-    logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
-    table = BigramTable()
-    assert table.of(4) == []
-    table.learn(4, logits)
-    assert [token for token, _ in table.of(4)][:3] == [7, 3, 11]
-    assert sum(p for _, p in table.of(4)) == pytest.approx(1.0)
-    table.save(tmp_path / "table.npz", 20)
-    again = BigramTable.load(tmp_path / "table.npz", 20)
-    assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
-    assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
-    assert again.of(5) == []
-    with pytest.raises(InvalidParameter, match="the model has 21; rebuild it"):
-        BigramTable.load(tmp_path / "table.npz", 21)
-    (tmp_path / "table.npz").write_bytes(b"nonsense")
-    with pytest.raises(InvalidParameter, match="is not a bigram table"):
-        BigramTable.load(tmp_path / "table.npz", 20)
-
-
-def test_a_bigram_table_made_from_a_text_is_found_beside_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gguf = write_tiny_gguf(tmp_path / "model.gguf")
-    text = tmp_path / "text.txt"
-    text.write_text("the cat saw a dog and the cat saw a dog", encoding="utf-8")
-    out = tmp_path / "model.bigrams.npz"
-    assert main(["--model", str(gguf), "--text", str(text), "--out", str(out)]) == 0
-    with Model(gguf) as model:
-        table = load_bigrams(model)
-        cat = model.tokenize("the cat")[-1]
-        probs = [p for _, p in table.of(cat)]
-    assert len(probs) == 8
-    assert probs == sorted(probs, reverse=True)
-    assert 0 < sum(probs) <= 1.02
-    assert main(["--model", str(gguf), "--text", str(tmp_path / "none.txt")]) == 2
-    assert "none.txt" in capsys.readouterr().err
