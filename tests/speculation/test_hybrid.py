@@ -16,8 +16,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows, pack, rows_back
 from speculation.engine import Engine
-from speculation.sampling import SamplingParams
-from tests.support.exact import endless, same_texts
+from tests.support.exact import endless, random_requests, same_texts
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -170,32 +169,21 @@ def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
 def test_texts_in_one_batch_are_what_they_would_be_alone(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    rng, words = random.Random(3), PROMPT.split()
+    rng = random.Random(3)
     model, params = write(tmp_path / "model.gguf"), replace(EXACT, n_ctx=1024)
-    methods = ("ar", "auto")
-    if write is write_hybrid_gguf:
-        methods += (*METHODS, "suffix:p_min=0.05")  # type: ignore[assignment]
-    samplings = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
-    requests = [
-        {
-            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
-            "method": rng.choice(methods),
-            "sampling": rng.choice(samplings),
-            "max_tokens": rng.randrange(1, 40),
-        }
-        for _ in range(40)
-    ]
+    drafting = (*METHODS, "suffix:p_min=0.05") if write is write_hybrid_gguf else ()
+    requests = random_requests(rng, 40, ("ar", "auto", *drafting))
     several = Engine.load(model, params, parallel=4)
     with several as engine, Engine.load(model, EXACT) as alone:
         assert (engine.parallel, engine.context.n_seq_max) == (4, 4)
         running = []
         for i, request in enumerate(requests):
-            running.append(engine.submit(**request))  # type: ignore[arg-type]
+            running.append(engine.submit(**request))
             time.sleep(rng.choice((0.0, 0.0, 0.01)))
             if i % 9 == 5:
                 running[i].cancel()
         for request, found in zip(requests, running, strict=True):
-            expected = alone.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+            expected = alone.generate(**{**request, "method": "ar"}).run()
             is_whole = found.run().finish_reason != "cancelled"
             assert (
                 found.token_ids == expected.token_ids[: None if is_whole else len(found.token_ids)]

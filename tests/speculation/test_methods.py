@@ -69,10 +69,7 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
     ("text", "message"),
     [
         ("lokahead", "no method 'lokahead'; did you mean lookahead"),
-        (
-            "lookahead:windo=3",
-            "lookahead has no parameter 'windo'; did you mean window.*window, ngram",
-        ),
+        ("lookahead:windo=3", "has no parameter 'windo'; did you mean window.*window, ngram"),
         ("lookahead:window", "lookahead: window has no value; write window=value"),
         ("lookahead:window=3,ngram=4,window=5", "lookahead: window is given twice; give it once"),
         ("lookahead:window=many", "window is 'many'; give a value like 15"),
@@ -80,10 +77,7 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
         ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
         ("recycling:rows=best", "rows is 'best'; give one of path, all"),
         ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
-        (
-            "auto:sources=all+draft",
-            "sources contains 'all'; give all, or some of prediction, suffix",
-        ),
+        ("auto:sources=all+draft", "sources contains 'all'; give all, or some of prediction, suf"),
         ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
         ("ar:x=1", "ar has no parameter 'x'; it has none"),
     ],
@@ -113,16 +107,16 @@ def test_a_method_is_loaded_from_a_file_by_its_path(
     drafter.draft(text, tree, DraftBudget())
     assert (tree.tokens, tree.parents) == ([2, 8, 9, 7, 5], [-1, 0, 1, 0, 3])
     assert load_method_file("prompt-lookup:draft=2") == "prompt-lookup:draft=2"
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("spec = 1")
-    with pytest.raises(InvalidParameter, match=r"wrong.py:spec is not a MethodSpec"):
-        load_method_file(f"{wrong}:spec")
-    failing = tmp_path / "failing.py"
-    failing.write_text("1 / 0")
-    with pytest.raises(InvalidParameter, match="failing.py failed: ZeroDivisionError"):
-        load_method_file(f"{failing}:spec")
-    with pytest.raises(InvalidParameter, match="file not found"):
-        load_method_file("nowhere.py:spec")
+    for name, text, reason in (
+        ("wrong.py", "spec = 1", "wrong.py:spec is not a MethodSpec"),
+        ("failing.py", "1 / 0", "failing.py failed: ZeroDivisionError"),
+        ("nowhere.py", None, "file not found"),
+    ):
+        file = tmp_path / name
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(InvalidParameter, match=reason):
+            load_method_file(f"{file}:spec")
 
 
 def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
@@ -141,16 +135,8 @@ def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
     assert left_out == ["broken", "again"]
 
 
-STRINGS = [
-    f"{method}{n}"
-    for n in range(1, 40)
-    for method in (
-        "prompt-lookup:draft=",
-        "suffix:draft_max=",
-        "recycling:nodes=",
-        "auto:rows_max=",
-    )
-]
+METHODS_OF_CLIENTS = "prompt-lookup:draft suffix:draft_max recycling:nodes auto:rows_max".split()
+STRINGS = [f"{method}={n}" for n in range(1, 40) for method in METHODS_OF_CLIENTS]
 
 
 def cheap_rows() -> Cost:

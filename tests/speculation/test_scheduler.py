@@ -25,7 +25,7 @@ from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
-from tests.support.exact import EXACT, PROMPT, endless
+from tests.support.exact import EXACT, PROMPT, endless, random_requests
 from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import (
     write_gemma_gguf,
@@ -49,7 +49,6 @@ METHODS = (
     "draft:p_min=0.02",
     "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
 )
-SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
 
 
 @pytest.fixture(scope="module")
@@ -63,31 +62,17 @@ def parallel(tiny_model: Path) -> Iterator[Engine]:
             yield engine
 
 
-def requests(rng: random.Random, n: int) -> list[dict[str, object]]:
-    words = PROMPT.split()
-    return [
-        {
-            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
-            "method": rng.choice(METHODS),
-            "sampling": rng.choice(SAMPLINGS),
-            "max_tokens": rng.randrange(1, 40),
-            "stop": rng.choice(((), (), ("o t",))),
-        }
-        for _ in range(n)
-    ]
-
-
 def test_texts_that_come_and_go_are_what_they_would_be_alone(
     engine: Engine, parallel: Engine
 ) -> None:
     rng = random.Random(3)
-    every = requests(rng, 120)
+    every = random_requests(rng, 120, METHODS, stop=((), (), ("o t",)))
     running: list[Text] = []
     for request in every:
-        running.append(parallel.submit(**request))  # type: ignore[arg-type]
+        running.append(parallel.submit(**request))
         time.sleep(rng.choice((0.0, 0.0, 0.01)))
     for request, found in zip(every, running, strict=True):
-        alone = engine.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+        alone = engine.generate(**{**request, "method": "ar"}).run()
         assert found.run().token_ids == alone.token_ids, request
         assert (found.text, found.finish_reason) == (alone.text, alone.finish_reason)
         assert found.stats.n_tokens == len(alone.token_ids)

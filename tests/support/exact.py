@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from typing import Any
 
 from batching.llama.context import ContextParams
@@ -27,3 +29,21 @@ def same_texts(engine: Engine, prompt: Any, *methods: str, **settings: Any) -> l
     for method, text in zip(methods, texts[1:], strict=True):
         assert text.token_ids == texts[0].token_ids, method
     return texts
+
+
+def random_requests(
+    rng: random.Random, n: int, methods: Sequence[str], **more: Sequence[object]
+) -> list[dict[str, Any]]:
+    """Prompts of different lengths with any of the methods, samplings and further settings."""
+    samplings = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
+    words = PROMPT.split()
+    return [
+        {
+            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
+            "method": rng.choice(methods),
+            "sampling": rng.choice(samplings),
+            "max_tokens": rng.randrange(1, 40),
+            **{name: rng.choice(values) for name, values in more.items()},
+        }
+        for _ in range(n)
+    ]

@@ -282,18 +282,17 @@ def test_selection_finds_the_same_tree_as_exhaustive_search(seed: int) -> None:
     assert expected_rate(tree, tuple(chosen), cost) == pytest.approx(best, abs=1e-12)
 
 
-def test_free_rows_fill_the_batch() -> None:
-    tree = random_tree(random.Random(1), 63)
-    assert select(tree, DraftBudget(), FLAT) == list(range(1, 64))
-    assert len(select(tree, DraftBudget(max_nodes=10), FLAT)) == 10
-
-
-def test_no_node_is_selected_beyond_the_end_of_the_text() -> None:
-    wide, chain = random_tree(random.Random(1), 63), TokenTree(0)
+def test_free_rows_fill_the_batch_but_no_limit_of_the_budget_is_exceeded() -> None:
+    wide, chain, flat = random_tree(random.Random(1), 63), TokenTree(0), TokenTree(0)
     chain.add_chain(0, range(1, 20))
-    short = DraftBudget(max_depth=2)
+    for token in range(1, 9):
+        flat.add(0, token, prob=0.125 - token / 1000)
+    short = DraftBudget(max_depth=2)  # the end of the text
+    assert select(wide, DraftBudget(), FLAT) == list(range(1, 64))
+    assert len(select(wide, DraftBudget(max_nodes=10), FLAT)) == 10
     assert select(wide, short, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
     assert select(chain, short, FLAT) == [1, 2]
+    assert select(flat, DraftBudget(max_leaves=3), FLAT) == [1, 2, 3]
 
 
 def test_rows_as_expensive_as_a_step_are_spent_only_on_certain_drafts() -> None:
@@ -321,28 +320,13 @@ def test_a_chain_budget_keeps_the_likeliest_path_or_the_first_of_sampled_drafts(
     assert tree.likeliest_path() == [first, first + 2]
 
 
-def test_branches_beyond_the_number_of_sequences_are_left_out() -> None:
-    tree = TokenTree(0)
-    for token in range(1, 9):
-        tree.add(0, token, prob=0.125 - token / 1000)
-    assert select(tree, DraftBudget(max_leaves=3), FLAT) == [1, 2, 3]
-
-
-def test_a_change_of_batch_size_must_pay_for_itself() -> None:
-    tree = TokenTree(0)
-    tree.add(0, 1, prob=0.6)
-    cost = [0.0, 1.0, 1.5]
+def test_a_change_of_batch_size_must_pay_and_a_fixed_overhead_makes_drafts_worthwhile() -> None:
+    tree, unlikely, cost = tree_of(a=0.6), tree_of(a=0.4), [0.0, 1.0, 1.5]
     assert select(tree, DraftBudget(), cost) == [1]
     assert select(tree, DraftBudget(), cost, last_rows=1, extra_seconds=(0.0, 0.2)) == []
     assert select(tree, DraftBudget(), cost, last_rows=2, extra_seconds=(0.0, 0.2)) == [1]
-
-
-def test_a_fixed_overhead_per_step_makes_longer_drafts_worthwhile() -> None:
-    tree = TokenTree(0)
-    tree.add(0, 1, prob=0.4)
-    cost = [0.0, 1.0, 1.5]
-    assert select(tree, DraftBudget(), cost) == []
-    assert select(tree, DraftBudget(), cost, overhead_seconds=1.0) == [1]
+    assert select(unlikely, DraftBudget(), cost) == []
+    assert select(unlikely, DraftBudget(), cost, overhead_seconds=1.0) == [1]
 
 
 @pytest.mark.parametrize("seed", range(20))

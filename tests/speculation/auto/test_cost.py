@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container
+from collections.abc import Container
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,27 +169,18 @@ class Machine:
         return seconds
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [
-        Machine(),
-        Machine(switch=4e-4),
-        Machine(cold=2.0),
-        Machine(busy=(1.0, 3.0, 1.0, 1.5)),
-        Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
-        Machine(switch=2e-4, record=2e-3, load=2e-3),
-        Machine(stalls=range(14, 3000, 29)),
-    ],
-    ids=[
-        "quiet",
-        "changes-cost",
-        "cold-caches",
-        "busy-at-times",
-        "all",
-        "records-graphs",
-        "stalls",
-    ],
-)
+MACHINES = {
+    "quiet": Machine(),
+    "changes-cost": Machine(switch=4e-4),
+    "cold-caches": Machine(cold=2.0),
+    "busy-at-times": Machine(busy=(1.0, 3.0, 1.0, 1.5)),
+    "all": Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
+    "records-graphs": Machine(switch=2e-4, record=2e-3, load=2e-3),
+    "stalls": Machine(stalls=range(14, 3000, 29)),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
     curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
     assert tuple(curve.sizes) == SIZES
@@ -239,13 +230,10 @@ def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
     assert curve.at(64) == pytest.approx(0.960)
 
 
-def test_progress_reports_each_size() -> None:
+def test_progress_reports_each_size_and_a_single_one_is_enough() -> None:
     reported: list[int] = []
     measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
     assert reported == [1, 2, 4]
-
-
-def test_a_curve_can_have_a_single_size() -> None:
     curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
     assert tuple(curve.sizes) == (1,)
     assert curve.at(1) == pytest.approx(1e-3)
@@ -283,16 +271,10 @@ class Clocked:
     n_batch, n_vocab, n_rewind, n_threads = 512, 100, NO_LIMIT, 1
     model = SimpleNamespace(n_layer=1, n_host_layers=1)
 
-    def __init__(
-        self,
-        n_ctx: int = 2048,
-        can_repeat: bool = True,
-        prompt: float = 0.0,
-        fails: bool = False,
-        busy: float = 0.0,
-    ) -> None:
-        self.n_ctx, self.can_repeat, self.prompt, self.fails = n_ctx, can_repeat, prompt, fails
-        self.busy = busy
+    n_ctx, can_repeat, prompt, fails, busy = 2048, True, 0.0, False, 0.0
+
+    def __init__(self, **different: Any) -> None:
+        self.__dict__.update(different)
         self.now = self.processor = 0.0
 
     def decode(self, rows: Rows) -> Clocked:
@@ -315,15 +297,9 @@ class Clocked:
         pass
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clocked], None]:
-    """Makes a context's clock that of the measurement."""
-
-    def use(context: Clocked) -> None:
-        monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
-        monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
-
-    return use
+def use_clock(monkeypatch: pytest.MonkeyPatch, context: Clocked) -> None:
+    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
 
 
 @pytest.mark.parametrize(
@@ -332,10 +308,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clocked], None]:
     ids=["quiet", "at-first", "always"],
 )
 def test_a_disturbed_measurement_is_repeated_up_to_three_times(
-    clock: Callable[[Clocked], None], busy: float, ratio: float, seconds: float
+    monkeypatch: pytest.MonkeyPatch, busy: float, ratio: float, seconds: float
 ) -> None:
     context: Any = Clocked(busy=busy)
-    clock(context)
+    use_clock(monkeypatch, context)
     curve = measure(context, budget_seconds=3.0).near
     assert curve.at(8) / curve.at(1) == pytest.approx(ratio)
     assert context.now == pytest.approx(seconds, rel=0.3)
@@ -353,9 +329,9 @@ def test_a_disturbed_measurement_is_repeated_up_to_three_times(
     ids=["long", "short-context", "no-copies", "large-model", "failing-copies"],
 )
 def test_the_cost_far_along_is_measured_where_it_can_be(
-    clock: Callable[[Clocked], None], context: Any, is_measured: bool
+    monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool
 ) -> None:
-    clock(context)
+    use_clock(monkeypatch, context)
     cost = measure(context, budget_seconds=6.0)
     assert (cost.far is not None) == is_measured
     if is_measured:

@@ -96,7 +96,7 @@ def test_a_text_can_end_in_the_middle_of_a_step() -> None:
     assert text(max_tokens=2).take([1, END]) == (2, "stop")
 
 
-def test_text_that_may_become_a_stop_string_is_held_back() -> None:
+def test_text_that_may_become_a_stop_string_is_held_back_or_shown_at_the_end() -> None:
     reply = text(stop=("lo w",))
     assert reply.take([1, 2]) == (2, None)
     assert released(reply, 2, 1) == ["Hel"]
@@ -104,16 +104,10 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     assert released(reply, 1, 1) == ["", ""]
     assert reply.shown == "Hel"
     assert reply.stopped_by
-
-
-def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
     reply = text(stop=("lo?",))
     assert reply.take([1, 2]) == (2, None)
     assert released(reply, 2) == ["Hel"]
     assert list(reply.rest()) == [Token(2, "lo", False)]
-
-
-def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="a stop string is empty; leave it out"):
         text(stop=("a", ""))
 

@@ -19,18 +19,8 @@ from tests.support.fake_target import FakeOutput, fake_logits
 
 
 def test_strengths_grow_with_the_match_and_the_probability() -> None:
-    assert [of_length(n) for n in (0, 1, 2, 3, 4, 5, 8, 31, 32, 300)] == [
-        0,
-        0,
-        1,
-        2,
-        3,
-        3,
-        5,
-        8,
-        9,
-        9,
-    ]
+    lengths = (0, 1, 2, 3, 4, 5, 8, 31, 32, 300)
+    assert [of_length(n) for n in lengths] == [0, 0, 1, 2, 3, 3, 5, 8, 9, 9]
     assert [of_probability(p) for p in (0.0, 0.09, 0.1, 0.95, 1.0)] == [0, 0, 1, 9, 9]
 
 

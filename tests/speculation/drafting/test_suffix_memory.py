@@ -32,19 +32,12 @@ def test_matches_are_the_earlier_occurrences_latest_first() -> None:
     assert copies(index, 4) == []
 
 
-def test_a_copy_at_the_end_of_the_text_repeats_its_period() -> None:
+def test_a_copy_repeats_its_period_and_neither_it_nor_a_match_crosses_the_end_of_a_text() -> None:
     assert copies(index_of([5, 6, 5, 6]), 2) == [[5, 6, 5]]
-
-
-def test_a_copy_ends_at_the_end_of_its_text() -> None:
     memory = index_of([1, 2, 3, SEPARATOR, 4, 5, SEPARATOR])
     assert copies(memory, 2, index_of([1, 2])) == [[3]]
-
-
-def test_no_match_crosses_the_end_of_a_text() -> None:
-    memory = index_of([1, 2, SEPARATOR, 3, 4, 5, SEPARATOR])
-    assert copies(memory, 2, index_of([2, 3])) == []
-    assert copies(memory, 2, index_of([1, 2])) == []  # nothing follows in that text
+    assert copies(memory, 2, index_of([3, 4])) == []
+    assert copies(memory, 2, index_of([2, 3])) == []  # nothing follows in that text
 
 
 def test_the_oldest_tokens_are_overwritten() -> None:
@@ -130,26 +123,15 @@ def test_only_the_new_part_of_a_continued_chat_is_added() -> None:
     ]  # fmt: skip
 
 
-def test_a_known_text_is_not_added_again() -> None:
-    memory = SuffixMemory()
-    memory.remember(CHAT)
-    memory.remember(CHAT)
-    memory.remember(CHAT[:40])
-    assert memory.index.tokens().tolist() == [*CHAT, -1]
-
-
-def test_a_known_text_that_repeats_itself_is_not_added_again() -> None:
-    memory, text = SuffixMemory(), [*[1, 2, 3] * 20, 4, 5, *[1, 2, 3] * 20]
-    memory.remember(text)
-    memory.remember(text)
-    assert memory.index.tokens().tolist() == [*text, -1]
-
-
-def test_nothing_is_remembered_while_paused() -> None:
-    memory = SuffixMemory()
-    with memory.paused():
-        memory.remember(CHAT)
-    assert memory.index.n_tokens == 0
+def test_a_known_text_is_not_added_again_and_none_while_paused() -> None:
+    repeated = [*[1, 2, 3] * 20, 4, 5, *[1, 2, 3] * 20]
+    for text, again in ((CHAT, CHAT), (CHAT, CHAT[:40]), (repeated, repeated)):
+        memory = SuffixMemory()
+        memory.remember(text)
+        memory.remember(again)
+        with memory.paused():
+            memory.remember([5, 6, 7])
+        assert memory.index.tokens().tolist() == [*text, -1]
 
 
 def test_the_memory_grows_up_to_its_capacity_and_then_forgets_the_oldest() -> None:
@@ -177,14 +159,9 @@ def test_a_saved_memory_is_loaded_again(tmp_path: Path) -> None:
     loaded = SuffixMemory.load(path, OWNER, n_vocab=150)
     assert loaded.index.tokens().tolist() == [*CHAT, -1, 5, 6, 7, -1]
     assert [file.name for file in tmp_path.iterdir()] == ["memory"]
-    assert path.stat().st_size == 32 + 4 * 55
-
-
-def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "memory"
-    SuffixMemory().save(path, OWNER)
     with pytest.raises(InvalidParameter, match=r"memory has the memory of another model; give"):
         SuffixMemory.load(path, "f" * 16, n_vocab=150)
+    assert path.stat().st_size == 32 + 4 * 55
 
 
 @pytest.mark.parametrize(

@@ -92,16 +92,15 @@ def test_an_invalid_line_is_named(writer: Engine, tmp_path: Path, line: str, rea
             list(samples)
 
 
-def test_tokens_of_another_vocabulary_are_named(engine: Engine, tmp_path: Path) -> None:
-    file = lines(tmp_path / "ids.jsonl", {"ids": [1, engine.model.n_vocab]})
-    with pytest.raises(TrainError, match=f"has token {engine.model.n_vocab}, but this model's"):
-        list(read_texts(engine.model, [file], 4))
-
-
-def test_a_byte_order_mark_is_ignored(engine: Engine, tmp_path: Path) -> None:
-    file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]})
+def test_a_byte_order_mark_is_ignored_and_tokens_of_another_vocabulary_named(
+    engine: Engine, tmp_path: Path
+) -> None:
+    file = lines(tmp_path / "p.jsonl", {"ids": [1, 2]}, {"ids": [1, engine.model.n_vocab]})
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert list(read_texts(engine.model, [file], 4)) == [Sample([1, 2])]
+    samples = read_texts(engine.model, [file], 4)
+    assert next(iter(samples)) == Sample([1, 2])
+    with pytest.raises(TrainError, match=f"has token {engine.model.n_vocab}, but this model's"):
+        list(samples)
 
 
 def test_the_error_for_prompts_without_replies_suggests_generate(
@@ -171,11 +170,8 @@ def test_prompts_without_room_for_a_reply_are_counted(writer: Engine, tmp_path: 
         f"none of the 2 prompts leaves room for --generate 64 in a context of 64: the shortest has "
         f"{shortest} tokens; raise --ctx to at least {shortest + 64} or lower --generate"
     )
-    room = shortest + 4
-    assert [bool(sample.ids) for sample in generate_replies(writer, [file], room, 4)] == [
-        False,
-        True,
-    ]
+    found = generate_replies(writer, [file], shortest + 4, 4)
+    assert [bool(sample.ids) for sample in found] == [False, True]
 
 
 def test_states_equal_those_of_decoding_even_after_an_interruption(
@@ -240,18 +236,12 @@ def test_collection_resumes_after_the_last_saved_sequence(
 
 
 def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
-    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    run, layers = {"target": "x", "ctx": 512}, (1, 2, 3)
+    assert states.begin(tmp_path, {**run, "layers": [1, 2, 3]}) == layers
     states.write_samples(tmp_path, [Sample([5])], 8)
-    states.begin(tmp_path, {"target": "x", "ctx": 512})
+    assert states.begin(tmp_path, run) == layers  # they serve a head without layers, too
     with pytest.raises(TrainError, match="ctx was 512 and is now 64; give another --work"):
         states.begin(tmp_path, {"target": "x", "ctx": 64})
-
-
-def test_states_with_layers_serve_a_head_without(tmp_path: Path) -> None:
-    run = {"target": "x"}
-    assert states.begin(tmp_path, {**run, "layers": [1, 2, 3]}) == (1, 2, 3)
-    states.write_samples(tmp_path, [Sample([5])], 8)
-    assert states.begin(tmp_path, run) == (1, 2, 3)
     with pytest.raises(TrainError, match=r"layers was \[1, 2, 3\] and is now \[4, 5, 6\]"):
         states.begin(tmp_path, {**run, "layers": [4, 5, 6]})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,7 @@ from speculation.heads.medusa_file import read_weights, write_medusa
 from speculation.heads.tree import show_choices
 from speculation.registry import resolve
 from speculation.train.__main__ import main
-from speculation.train.params import (
-    DraftTraining,
-    EagleTraining,
-    MedusaTraining,
-    ReDrafterTraining,
-)
+from speculation.train.params import DraftTraining, EagleTraining, MedusaTraining, ReDrafterTraining
 from speculation.train.ranks import (
     N_RANKS,
     NONE,
@@ -57,8 +53,7 @@ def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> Non
     reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
     nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
-    samples = [reply, *nothing, reply, *nothing, reply, *nothing]
-    found = collected(tmp_path, samples)
+    found = collected(tmp_path, [reply, *nothing] * 3)
     assert held_out_start(found, 0.05) == 18
     assert held_out_start(found, 0.5) == 9
 
@@ -114,19 +109,11 @@ def test_a_token_that_is_not_drafted_has_the_last_rank() -> None:
 
 def heads(path: Path, accuracy: float) -> Path:
     """A file of two heads whose first choices have this accuracy."""
-    info = HeadsInfo("medusa", "tiny", "x", 4, 20)
-    rates = np.zeros((2, 10), np.float32)
+    rates, zeros = np.zeros((2, 10), np.float32), np.zeros((1, 2, 4, 4), np.float32)
     rates[:, 0] = accuracy
-    weights = MedusaWeights(
-        np.zeros((1, 2, 4, 4), np.float32),
-        np.zeros((1, 2, 4), np.float32),
-        np.zeros((20, 4), np.float32),
-        False,
-        None,
-        rates,
-        ((0,),),
-    )
-    write_medusa(path, info, weights)
+    output = np.zeros((20, 4), np.float32)
+    weights = MedusaWeights(zeros, zeros[..., 0], output, False, None, rates, ((0,),))
+    write_medusa(path, HeadsInfo("medusa", "tiny", "x", 4, 20), weights)
     return path
 
 
@@ -144,24 +131,20 @@ def tree(file: Path, *flags: object) -> int:
         (0.0, "--nodes 3", "0.0/1"),
     ],
 )
-def test_a_tree_is_chosen_without_pytorch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: float, flags: str, expected: str
-) -> None:
+def test_the_sizes_of_trees_are_shown_and_one_is_chosen_without_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    accuracy: float, flags: str, expected: str,
+) -> None:  # fmt: skip
     file, other = heads(tmp_path / "h.gguf", accuracy), tmp_path / "other.gguf"
     before = file.read_bytes()
     monkeypatch.setitem(sys.modules, "torch", None)
+    assert tree(file) == 0
+    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
     assert tree(file, *flags.split(), "--out", other) == 0
     assert file.read_bytes() == before
     assert tree(file, *flags.split()) == 0
     for written in (file, other):
         assert show_choices(read_weights(HeadsFile(written)).tree) == expected
-
-
-def test_without_a_tree_the_sizes_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tree(heads(tmp_path / "h.gguf", 0.5)) == 0
-    assert "draft tokens, expected tokens per step" in capsys.readouterr().out
 
 
 def test_a_refused_tree_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,31 +189,21 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 
 PROMPTS = ("the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat")
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
+MEDUSA = "medusa --heads 2 --epochs 30 --batch 32"
+EAGLE = "eagle --epochs 60 --rate 0.005 --kind f32"
 
 
 @pytest.mark.parametrize(
     ("flags", "methods"),
     [
-        ("medusa --heads 2 --epochs 30 --batch 32", {"medusa": 1.3}),
-        (
-            "medusa --heads 2 --epochs 30 --batch 32 --output one --vocab 40 --blocks 2",
-            {"medusa": 1.3},
-        ),
+        (MEDUSA, {"medusa": 1.3}),
+        (f"{MEDUSA} --output one --vocab 40 --blocks 2", {"medusa": 1.3}),
         ("redrafter --output one --epochs 150", {"redrafter": 1.5}),
         # A chain of three gives less than a tree.
-        (
-            "eagle --epochs 60 --rate 0.005 --kind f32",
-            {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3},
-        ),
-        ("eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32", {"eagle-3": 1.4}),
-        (
-            "eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32 --vocab 200",
-            {"eagle-3": 1.4},
-        ),
-        (
-            "draft --width 64 --layers 1 --vocab 200 --epochs 100",
-            {"draft:p_min=0,p_path=0": 1.5},
-        ),
+        (EAGLE, {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3}),
+        (f"{EAGLE} --eagle3 --layers 1 2 3", {"eagle-3": 1.4}),
+        (f"{EAGLE} --eagle3 --layers 1 2 3 --vocab 200", {"eagle-3": 1.4}),
+        ("draft --width 64 --layers 1 --vocab 200 --epochs 100", {"draft:p_min=0,p_path=0": 1.5}),
     ],
 )
 @pytest.mark.train
@@ -247,9 +220,8 @@ def test_drafts_of_what_was_trained_are_accepted(
     common = ("--generate", 60, "--batch", 2, "--rate", 0.01, "--device", "cpu")
     assert train(kind, target, data, out, *common, *more) == 0
     printed = capsys.readouterr().out
-    assert "accuracy of each choice" in printed
-    assert "tokens per step" in printed
-    assert f"{out}: " in printed
+    for shown in ("accuracy of each choice", "tokens per step", f"{out}: "):
+        assert shown in printed
     draft_model, heads = (out, ()) if kind == "draft" else (None, out)
     with Engine.load(target, EXACT, draft_model=draft_model, heads=heads) as engine:
         text = f"<s><|user|>{PROMPTS[0]}<|end|><|assistant|>"
@@ -263,28 +235,26 @@ def test_drafts_of_what_was_trained_are_accepted(
 
 @pytest.mark.train
 def test_missing_requirements_are_reported_in_one_line(
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = tmp_path / "a.txt", tmp_path / "h.gguf"
     data.write_text("", encoding="utf-8")
-    with monkeypatch.context() as without:
+
+    def refused(*flags: object, out: Path = out) -> str:
+        assert train("medusa", tiny_model, data, out, *flags) == 2
+        return capsys.readouterr().err
+
+    with pytest.MonkeyPatch.context() as without:
         without.setattr("speculation.train.find_spec", lambda name: None)
-        assert train("medusa", tiny_model, data, out) == 2
-    assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, tmp_path / "none" / "h.gguf") == 2
-    assert "no such folder" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
-    assert "heads is 20; give 1 to 8" in capsys.readouterr().err
+        assert "python -m pip install 'torch>=2.6'" in refused()
+    assert "no such folder" in refused(out=tmp_path / "none" / "h.gguf")
+    assert "heads is 20; give 1 to 8" in refused("--heads", 20)
+    assert "the data has no token to train on" in refused("--ctx", 64)
+    data.write_text("the cat saw a dog", encoding="utf-8")
+    one = refused("--ctx", 64, "--work", tmp_path / "other")
+    assert "one must be held out; give more" in one
     assert tree(tiny_model) == 2
     assert "contains no drafting heads" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
-    assert "the data has no token to train on" in capsys.readouterr().err
-    data.write_text("the cat saw a dog", encoding="utf-8")
-    assert train("medusa", tiny_model, data, out, "--ctx", 64, "--work", tmp_path / "other") == 2
-    assert "one must be held out; give more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
@@ -292,10 +262,11 @@ def test_missing_requirements_are_reported_in_one_line(
 def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    folder, data = tmp_path / "folder", tmp_path / "none.txt"
+    folder, data, model = (tmp_path / name for name in ("folder", "none.txt", "none.gguf"))
     folder.mkdir()
     for flags, reason in (
         (["--out", data], f"cannot write {data}: it is one of the input files"),
+        (["--out", model], f"cannot write {model}: it is one of the input files"),
         (["--out", folder], f"cannot write {folder}: it is a folder"),
         (["--seed", -1], "seed is -1; give 0 to 4294967295"),
         (["--generate", -5], "--generate is -5; give 0 or more"),
@@ -303,19 +274,9 @@ def test_options_that_cannot_work_are_refused_before_the_model_is_loaded(
         (["--device", "foo"], "--device is 'foo'; PyTorch has cpu"),
         (["--device", "cuda:99"], "--device is 'cuda:99'; PyTorch has cpu"),
     ):
-        assert train(kind, tmp_path / "none.gguf", data, tmp_path / "h.gguf", *flags) == 2
+        assert train(kind, model, data, tmp_path / "h.gguf", *flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert list(tmp_path.iterdir()) == [folder]
-
-
-@pytest.mark.train
-def test_the_target_is_not_overwritten(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"})
-    assert train("medusa", tiny_model, data, tiny_model) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot write {tiny_model}: it is one of the input files")
 
 
 @pytest.mark.train
@@ -342,10 +303,7 @@ def test_a_failed_command_can_be_corrected_in_the_same_folder(
 
 @pytest.mark.train
 def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
 
