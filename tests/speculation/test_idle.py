@@ -58,11 +58,8 @@ def test_a_text_without_room_goes_to_disk_and_is_there_after_a_restart(tmp_path:
     files = [*folder.glob("*")]
     assert len(files) == 2
     if sys.platform != "win32":
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *files)] == [
-            0o700,
-            0o600,
-            0o600,
-        ]
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *files)]
+        assert modes == [0o700, 0o600, 0o600]
     assert found(kept(folder), [*ONE, 5]) == (STATE, 100)
     assert found(kept(folder, OTHER), [*ONE, 5]) == (b"", 0)  # another model's are left alone
     assert {*folder.glob("*")} == {*files}

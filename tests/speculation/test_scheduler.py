@@ -168,9 +168,8 @@ def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_mod
         found = [again.token_ids, shared.token_ids]
     with Engine.load(tiny_model, EXACT) as alone:
         prompts = (turn, [*second[:150], 5])
-        assert found == [
-            alone.generate(p, method="ar", max_tokens=9).run().token_ids for p in prompts
-        ]
+        expected = [alone.generate(p, method="ar", max_tokens=9).run() for p in prompts]
+    assert found == [text.token_ids for text in expected]
 
 
 @pytest.mark.parametrize("window", [8, 40])

@@ -18,7 +18,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context, ContextParams, choose_flash_attn
 from batching.llama.create import max_tokens
 from batching.llama.model import Model
-from batching.rows import Rows, text_rows, tree_rows
+from batching.rows import text_rows, tree_rows
 from batching.together import run
 from batching.tree import NO_LIMIT, Floats, TokenTree
 from speculation.engine import Engine
@@ -157,11 +157,6 @@ def context(tiny_model: Path) -> Iterator[Context]:
         yield context
 
 
-def chain(tokens: list[int], outputs: list[bool], n_past: int = 0) -> Rows:
-    n = len(tokens)
-    return Rows(tokens, range(n_past, n_past + n), [range(1)] * n, outputs)
-
-
 def output_matrix(path: Path) -> Floats:
     return GGUFFile(path).output_matrix()
 
@@ -173,7 +168,7 @@ def test_hidden_states_are_given_on_request_for_batches_of_any_size(
     for turn, n in enumerate((1, 100, 3, 7, 1, 120)):
         context.want_hidden(turn % 2 == 0)
         outputs = [n != 3] * (n - 1) + [True]
-        output = context.decode(chain([260 + i % 30 for i in range(n)], outputs, n_past))
+        output = context.decode(text_rows([260 + i % 30 for i in range(n)], n_past, outputs))
         n_past += n
         if turn % 2:
             with pytest.raises(RuntimeError, match="were not requested"):
@@ -217,10 +212,10 @@ def test_prefill_computes_no_output_once_hidden_states_are_turned_off(
     context: Context,
 ) -> None:
     context.want_hidden(True)
-    context.decode(chain([5], [True]))
+    context.decode(text_rows([5], 0, [True]))
     context.want_hidden(False)
     cache = SequenceCache(context)
-    output = context.decode(chain([6, 7], [False, True], 1))
+    output = context.decode(text_rows([6, 7], 1, [False, True]))
     with pytest.raises(IndexError, match="row 0 of this batch has no output"):
         output.logits(0)
     cache.truncate(0)
@@ -238,4 +233,4 @@ def test_hidden_states_wider_than_the_model_are_refused(context: Context) -> Non
     with pytest.raises(UnsupportedModel, match=r"hidden states of .*so heads cannot draft for it"):
         context.want_hidden(True)
     context.want_hidden(False)
-    assert context.decode(chain([5], [True])).argmax(0) >= 0
+    assert context.decode(text_rows([5], 0, [True])).argmax(0) >= 0

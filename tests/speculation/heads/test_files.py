@@ -23,7 +23,6 @@ from batching.errors import (
 from batching.gguf.reader import GGUFFile, fingerprint
 from batching.llama import private_api
 from batching.llama.model import Model
-from batching.tree import Floats
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.heads import load, medusa_file, redrafter_file
@@ -38,7 +37,7 @@ from speculation.heads.redrafter_file import write_redrafter
 from speculation.methods import METHODS, MethodTable, parse_method
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
-from tests.support.head_checks import load_heads, started
+from tests.support.head_checks import load_heads, matrix, started
 from tests.support.tiny_dflash import DFLASH2, dflash2, dspark, write_tiny_dflash
 from tests.support.tiny_eagle3 import write_tiny_eagle3
 from tests.support.tiny_gguf import N_TINY, finish_writer, started_writer, write_tiny_gguf
@@ -64,16 +63,6 @@ HEADS: dict[str, Callable[[Path, Path], Path]] = {
     "dflash": lambda path, target: write_tiny_dflash(path),
 }
 DRAFTED = tuple(range(2, N_TINY, 3))
-
-
-def matrix(*shape: int) -> Floats:
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of which heads in llama.cpp's formats read the last three's inputs"""
-    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
 
 
 # Written and read again

@@ -24,7 +24,7 @@ from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
-from tests.support.head_checks import TEXT, check_texts, load_heads
+from tests.support.head_checks import TEXT, check_texts, load_heads, matrix
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
 from tests.support.tiny_dflash import (
@@ -41,18 +41,7 @@ from tests.support.tiny_dflash import (
     write_counting_head,
     write_tiny_dflash,
 )
-from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_tiny_gguf
-
-
-def matrix(*shape: int) -> Floats:
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of which heads read the inputs of the last three."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
-
+from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf
 
 # Variants of published heads, as llama.cpp's converter writes them.
 DRAFTED = tuple(range(3, N_TINY, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Method
 from speculation.drafting.resources import Resources
 from speculation.engine import Engine
+from speculation.methods import parse_method
 from speculation.methods.draft_model import DraftModel, DraftModelParams
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
@@ -69,14 +71,6 @@ def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) 
             Engine.load(target, EXACT, draft_model=other)
     else:
         Engine.load(target, EXACT, draft_model=other).close()
-
-
-def test_method_draft_without_a_draft_model_asks_for_one(tiny_model: Path) -> None:
-    with (
-        Engine.load(tiny_model, EXACT) as engine,
-        pytest.raises(InvalidParameter, match="load one with draft_model"),
-    ):
-        engine.generate(PROMPT, method="draft", max_tokens=5).run()
 
 
 @pytest.mark.parametrize(("thread_time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
@@ -133,21 +127,23 @@ def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     assert set(bound) == {0}  # even the most certain draft is estimated at 92%
 
 
-def test_draft_min_is_refused_where_it_would_change_the_distribution() -> None:
+def test_draft_asks_for_a_model_and_refuses_draft_min_where_it_changes_the_distribution() -> None:
+    with pytest.raises(InvalidParameter, match="load one with draft_model"):
+        parse_method("draft").drafters(Resources())
     with pytest.raises(InvalidParameter, match="draft_min is 2: .* verify=rejection give 0"):
         DraftModelParams(draft_min=2, verify="rejection")
 
 
 def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:
-    for sampling in (
-        SamplingParams(temperature=1.0, mirostat=2),
-        SamplingParams(temperature=1.0, xtc_probability=0.5),
-        SamplingParams(temperature=1.0, grammar='root ::= "a"+'),
-    ):
+    settings: dict[str, Any] = {
+        "method": "draft:verify=rejection,p_min=0",
+        "temperature": 1.0,
+        "max_tokens": 5,
+    }
+    refused: dict[str, Any]
+    for refused in ({"mirostat": 2}, {"xtc_probability": 0.5}, {"grammar": 'root ::= "a"+'}):
         with pytest.raises(InvalidParameter, match="verify=match"):
-            engine.generate(
-                PROMPT, method="draft:verify=rejection,p_min=0", sampling=sampling, max_tokens=5
-            ).run()
+            engine.generate(PROMPT, **settings, **refused).run()
 
 
 def test_rejection_at_temperature_zero_gives_the_text_of_plain_decoding(engine: Engine) -> None:
@@ -164,15 +160,10 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
     prompt = [*engine.model.tokenize(PROMPT), *first]
     n = 400
 
-    def counts(method: str) -> dict[tuple[int, ...], int]:
-        found: dict[tuple[int, ...], int] = {}
-        for seed in range(n):
-            text = engine.generate(
-                prompt, method=method, sampling=replace(sampling, seed=seed), max_tokens=2
-            ).run()
-            key = tuple(text.token_ids)
-            found[key] = found.get(key, 0) + 1
-        return found
+    def counts(method: str) -> Counter[tuple[int, ...]]:
+        settings: dict[str, Any] = {"method": method, "sampling": sampling, "max_tokens": 2}
+        texts = (engine.generate(prompt, seed=seed, **settings).run() for seed in range(n))
+        return Counter(tuple(text.token_ids) for text in texts)
 
     plain, ours = counts("ar"), counts(f"{method},verify=rejection")
     assert set(ours) == set(plain)

@@ -143,14 +143,8 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
 
     tree = TokenTree(3)
-    assert add_to_tree(nodes, range(5), tree, DraftBudget()) == {
-        -1: 0,
-        0: 1,
-        1: 2,
-        2: 3,
-        3: 4,
-        4: 5,
-    }
+    added = add_to_tree(nodes, range(5), tree, DraftBudget())
+    assert added == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
     rows = tree_rows(tree, 2, 3)
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (1,), (2,), (1,), (2,), (1,)]
@@ -319,6 +313,9 @@ def test_any_head_gives_the_text_of_plain_decoding(
     path = write_eagle_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         stats = check_texts(engine, METHODS, max_tokens=50)
+        layer = engine.resources.heads["eagle"].context.model.path
+        assert layer.exists()
+    assert not layer.parent.exists()  # a temporary file
     assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
 
 
@@ -327,11 +324,8 @@ def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: 
     path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         first = engine.generate(PROMPT, method="eagle-2", max_tokens=20).run()
-        text = [
-            *first.prompt,
-            *first.token_ids,
-            *engine.model.tokenize("a dog saw", add_special=False),
-        ]
+        turn = engine.model.tokenize("a dog saw", add_special=False)
+        text = [*first.prompt, *first.token_ids, *turn]
         second = engine.generate(text, method="eagle-2", max_tokens=20).run()
         assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
         # In the last two steps one token is left below the root, and none.
@@ -340,14 +334,3 @@ def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: 
         assert second.token_ids == plain.token_ids
         again = engine.generate(PROMPT, method="eagle-1", max_tokens=20).run()
         assert again.token_ids == first.token_ids
-
-
-def test_the_layers_temporary_file_is_removed_with_the_engine(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
-    with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        head = engine.resources.heads["eagle"]
-        layer = head.context.model.path
-        assert layer.exists()
-    assert not layer.parent.exists()

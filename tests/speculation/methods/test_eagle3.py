@@ -15,7 +15,7 @@ from batching.gguf.reader import GGUFFile
 from batching.llama import private_api
 from batching.llama.context import Context
 from batching.llama.model import Model
-from batching.rows import Rows
+from batching.rows import text_rows
 from batching.target import Output
 from batching.together import run
 from batching.tree import Floats
@@ -24,7 +24,7 @@ from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle3_file import write_eagle3
 from speculation.heads.file import HeadsInfo
 from tests.support.exact import EXACT, PROMPT, same_texts
-from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, matrix, started
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import (
@@ -34,19 +34,9 @@ from tests.support.tiny_eagle3 import (
     eagle3_tensors,
     write_tiny_eagle3,
 )
-from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
+from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_recurrent_gguf
 
 DRAFTED = tuple(range(2, N_TINY, 3))
-
-
-def matrix(*shape: int) -> Floats:
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of which heads read the inputs of the last three."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
 
 
 # Auxiliary hidden states
@@ -70,8 +60,8 @@ def test_auxiliary_hidden_states_match_the_reference_for_every_row(target: Path)
     with Model(target) as model, Context(model, EXACT) as context:
 
         def decode(first: int, n: int) -> Output:
-            some, places = tokens[first : first + n], range(first, first + n)
-            return context.decode(Rows(some, places, [range(1)] * n, [False] * (n - 1) + [True]))
+            outputs = [False] * (n - 1) + [True]
+            return context.decode(text_rows(tokens[first : first + n], first, outputs))
 
         context.want_layers((1, 3))
         output = decode(0, 4)
@@ -104,9 +94,8 @@ def test_auxiliary_hidden_states_of_a_hybrid_model_do_not_depend_on_the_batches(
         with Context(model, EXACT) as context:
             context.want_layers(layers)
             for n in chunks:
-                some, places = tokens[first : first + n], range(first, first + n)
                 outputs = [False] * (n - 1) + [True]
-                output = context.decode(Rows(some, places, [range(1)] * n, outputs))
+                output = context.decode(text_rows(tokens[first : first + n], first, outputs))
                 found += [output.aux_hidden_states(row, layers).copy() for row in range(n)]
                 first += n
         return np.stack(found)
@@ -303,7 +292,6 @@ def test_a_hybrid_target_gets_chains_only(tmp_path: Path, hybrid: Path) -> None:
         text = engine.model.tokenize(PROMPT)
         for n, method in enumerate(METHODS):  # each continues the text of the one before
             reply = engine.generate(text, method=method, max_tokens=20).run()
-            assert (
-                reply.token_ids == plain.generate(text, method="ar", max_tokens=20).run().token_ids
-            )
+            alone = plain.generate(text, method="ar", max_tokens=20).run()
+            assert reply.token_ids == alone.token_ids
             text = [*text, *reply.token_ids, 270 + n]

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from speculation.methods import parse_method
 from speculation.methods.medusa import Medusa, MedusaParams
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, same_texts
 from tests.support.fake_target import FakeHeads, FakeOutput, fake_hidden, fake_logits
 from tests.support.head_checks import (
     check_that_a_gap_is_noticed,
@@ -217,12 +218,13 @@ def test_a_tree_deeper_than_the_heads_is_refused() -> None:
 
 def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
-    with pytest.raises(InvalidParameter, match="verify is 'typical'; give match or typical-lossy"):
-        parse_method("medusa:verify=typical")
-    with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
-        parse_method("medusa:choices=0,nodes=3")
-    with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
-        parse_method("medusa:verify=rejection")
+    for params, reason in (
+        ("verify=typical", "verify is 'typical'; give match or typical-lossy"),
+        ("verify=rejection", "verify is 'rejection'; give match or typical"),
+        ("choices=0,nodes=3", "choices and nodes are both set"),
+    ):
+        with pytest.raises(InvalidParameter, match=reason):
+            parse_method(f"medusa:{params}")
 
 
 # Typical acceptance
@@ -303,25 +305,21 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
     path = write_medusa_heads(tmp_path / "heads.gguf", tiny_model, weights)
     lossy = "medusa:verify=typical-lossy,epsilon=0.001,delta=0.001"
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
-        ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()
-        assert ours.token_ids == plain.token_ids
+        plain, _ = same_texts(engine, PROMPT, lossy, max_tokens=30)
         for changed in (
             SamplingParams(repeat_penalty=1.5, frequency_penalty=0.3),
             SamplingParams(logit_bias={plain.token_ids[0]: -math.inf, 270: 1.0}),
             SamplingParams(dry_multiplier=0.8),
             SamplingParams(grammar="root ::= [a-z ]+"),
         ):
-            runs = [
-                engine.generate(PROMPT, method=method, sampling=changed, max_tokens=60).run()
-                for method in ("ar", "medusa", lossy)
-            ]
-            assert runs[2].token_ids == runs[1].token_ids == runs[0].token_ids
-            assert runs[2].stats.n_accepted == runs[1].stats.n_accepted
+            _, match, typical = same_texts(
+                engine, PROMPT, "medusa", lossy, sampling=changed, max_tokens=60
+            )
+            assert typical.stats.n_accepted == match.stats.n_accepted
         hot = SamplingParams(temperature=1.5, seed=3)
         match = engine.generate(PROMPT, method="medusa", sampling=hot, max_tokens=60).run()
         typical = engine.generate(PROMPT, method=lossy, sampling=hot, max_tokens=60).run()
         assert typical.stats.acceptance_rate > match.stats.acceptance_rate
-        schema = SamplingParams(temperature=1.0, json_schema={"type": "object"})
+        schema: dict[str, Any] = {"temperature": 1.0, "json_schema": {"type": "object"}}
         with pytest.raises(InvalidParameter, match="use verify=match"):
             engine.generate(PROMPT, method=lossy, sampling=schema, max_tokens=30).run()
