@@ -107,14 +107,14 @@ def test_a_method_is_loaded_from_a_file_by_its_path(
     drafter.draft(text, tree, DraftBudget())
     assert (tree.tokens, tree.parents) == ([2, 8, 9, 7, 5], [-1, 0, 1, 0, 3])
     assert load_method_file("prompt-lookup:draft=2") == "prompt-lookup:draft=2"
-    for name, text, reason in (
+    for file_name, code, reason in (
         ("wrong.py", "spec = 1", "wrong.py:spec is not a MethodSpec"),
         ("failing.py", "1 / 0", "failing.py failed: ZeroDivisionError"),
         ("nowhere.py", None, "file not found"),
     ):
-        file = tmp_path / name
-        if text is not None:
-            file.write_text(text)
+        file = tmp_path / file_name
+        if code is not None:
+            file.write_text(code)
         with pytest.raises(InvalidParameter, match=reason):
             load_method_file(f"{file}:spec")
 

@@ -162,7 +162,7 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
 
     def counts(method: str) -> Counter[tuple[int, ...]]:
         settings: dict[str, Any] = {"method": method, "sampling": sampling, "max_tokens": 2}
-        texts = (engine.generate(prompt, seed=seed, **settings).run() for seed in range(n))
+        texts = (engine.generate(prompt, **{**settings, "seed": seed}).run() for seed in range(n))
         return Counter(tuple(text.token_ids) for text in texts)
 
     plain, ours = counts("ar"), counts(f"{method},verify=rejection")

