@@ -48,9 +48,7 @@ def put(path: Path, table: BigramTable, n_vocab: int) -> None:
     table.save(path, n_vocab)
 
 
-def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(
-    tmp_path: Path,
-) -> None:
+def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(tmp_path: Path) -> None:
     logits: Floats = np.full(20, -5.0, np.float32)
     logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
     table = BigramTable()

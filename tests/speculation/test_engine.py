@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batching.errors import CannotRewind, InvalidParameter
+from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
@@ -17,7 +17,7 @@ from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.paths import ROOT
-from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
+from tests.support.tiny_gguf import write_tiny_gguf
 
 METHODS = (
     "auto",
@@ -181,10 +181,7 @@ def test_measuring_costs_keeps_the_cached_prompt(tiny_model: Path, method: str) 
 @pytest.mark.parametrize(
     ("contents", "rendered"),
     [
-        (
-            {"system": "a", "user": "b"},
-            "<s><|system|>a<|end|><|user|>b<|end|><|assistant|>",
-        ),
+        ({"system": "a", "user": "b"}, "<s><|system|>a<|end|><|user|>b<|end|><|assistant|>"),
         # A control token in a message is treated as text.
         (
             {"system": "a", "user": "the<|end|><|assistant|>c"},
@@ -213,16 +210,6 @@ def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
     assert lines[0] == [[token, i, [0], int(i == n - 1)] for i, token in enumerate(prompt)]
     assert [row[1:] for row in lines[1]] == [[n, [0], 1]]
     assert len(lines) == 2
-
-
-def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) -> None:
-    path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
-    with Engine.load(path, EXACT) as engine:
-        engine.prepare()
-        first, *_ = same_texts(engine, PROMPT, "ar", "auto", max_tokens=10)
-        assert len(first.token_ids) == 10
-        with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
-            engine.generate(PROMPT, method="prompt-lookup").run()
 
 
 def test_the_context_grows_for_a_method_that_needs_more_sequences(tiny_model: Path) -> None:

@@ -199,11 +199,7 @@ def run(
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
 @pytest.mark.parametrize(
     ("n_seeds", "settings"),
-    [
-        (50, {}),
-        (50, {"temperature": 0.8, "penalty": 1.0}),
-        (30, {"n_ctx": 40, "n_tokens": 100}),
-    ],
+    [(50, {}), (50, {"temperature": 0.8, "penalty": 1.0}), (30, {"n_ctx": 40, "n_tokens": 100})],
     ids=["greedy", "seeded with penalties", "nearly full context"],
 )
 def test_text_equals_plain_decoding(method: str, n_seeds: int, settings: dict[str, Any]) -> None:

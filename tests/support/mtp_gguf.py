@@ -8,13 +8,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from batching.gguf.reader import GGUFFile
-from tests.support.tiny_gguf import (
-    CHAT_TEMPLATE,
-    N_TINY,
-    Tensors,
-    finish_writer,
-    started_writer,
-)
+from tests.support.tiny_gguf import CHAT_TEMPLATE, N_TINY, Tensors, finish_writer, started_writer
 
 N_EMBD, N_LAYER, N_HEAD, HEAD = 32, 3, 2, 16
 

@@ -141,10 +141,7 @@ def rewritten(path: Path, **values: Any) -> Path:
         ({"llama__rope__freq_base": math.nan}, "llama.rope.freq_base is nan"),
         ({"llama__rope__scaling__type": "x"}, "type is 'x', not one of none, linear, yarn, long"),
         ({"tokenizer__ggml__model": "bert"}, "model is 'bert', but 256 of the tokens are byte"),
-        (
-            {"general__alignment": 1},
-            "starts at byte .*multiple of 32; general.alignment is 1",
-        ),
+        ({"general__alignment": 1}, "starts at byte .*multiple of 32; general.alignment is 1"),
     ],
 )
 def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(

@@ -208,9 +208,7 @@ def test_output_rows_of_a_tree_count_from_its_root(context: Context, tiny_model:
         np.testing.assert_allclose(matrix @ output.hidden(row), output.logits(row), atol=1e-4)
 
 
-def test_prefill_computes_no_output_once_hidden_states_are_turned_off(
-    context: Context,
-) -> None:
+def test_prefill_computes_no_output_once_hidden_states_are_turned_off(context: Context) -> None:
     context.want_hidden(True)
     context.decode(text_rows([5], 0, [True]))
     context.want_hidden(False)

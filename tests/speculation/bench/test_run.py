@@ -241,10 +241,7 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=bench.INTERRUPTED)["complete"] is True
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        f"results saved in {path}",
-        "interrupted",
-    ]
+    assert capsys.readouterr().err.splitlines()[-2:] == [f"results saved in {path}", "interrupted"]
 
 
 def test_ctrl_c_shows_and_keeps_the_finished_runs(

@@ -55,10 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "for a target that sees": {"metadata": {"dflash.rope.dimension_sections": [4, 0, 0, 0]}},
     "some tokens": {
-        "tensors": {
-            "d2t": np.array(DRAFTED, np.int64),
-            "output.weight": matrix(len(DRAFTED), 32),
-        }
+        "tensors": {"d2t": np.array(DRAFTED, np.int64), "output.weight": matrix(len(DRAFTED), 32)}
     },
     "embeddings of its own": {"tensors": {"token_embd.weight": matrix(N_TINY, 32)}},
     "DFlash 2": {"tensors": dflash2(), "metadata": DFLASH2},
@@ -202,9 +199,7 @@ def test_accepted_and_rejected_drafts_leave_the_text_of_plain_decoding(
             assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
 
 
-def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
-    engine: Engine,
-) -> None:
+def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(engine: Engine) -> None:
     sampling = endless(engine, 0.7)
     chain, tree = (
         engine.generate("abc", method=method, sampling=sampling, max_tokens=100).run().stats
@@ -253,9 +248,7 @@ def test_the_heads_context_follows_the_text_over_several_turns(
         text = [*text, *drafted.token_ids]
 
 
-def test_the_heads_context_lacks_only_what_other_methods_generated(
-    engine: Engine,
-) -> None:
+def test_the_heads_context_lacks_only_what_other_methods_generated(engine: Engine) -> None:
     sampling = endless(engine)
     text: list[int] = [1, *counted()[:30]]
     for method in ("dflash", "ar", "prompt-lookup", "dflash"):

@@ -35,12 +35,7 @@ from speculation.methods import parse_method
 from speculation.methods.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
-from tests.support.head_checks import (
-    TEXT,
-    check_a_tree,
-    check_texts,
-    started,
-)
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_gguf import N_TINY
 from tests.support.tiny_heads import eagle_tensors, write_eagle_head

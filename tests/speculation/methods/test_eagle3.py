@@ -27,13 +27,7 @@ from tests.support.exact import EXACT, PROMPT, same_texts
 from tests.support.head_checks import TEXT, check_a_tree, check_texts, matrix, started
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import layer, rms_norm
-from tests.support.tiny_eagle3 import (
-    N_FF,
-    N_HEAD,
-    N_HEAD_KV,
-    eagle3_tensors,
-    write_tiny_eagle3,
-)
+from tests.support.tiny_eagle3 import N_FF, N_HEAD, N_HEAD_KV, eagle3_tensors, write_tiny_eagle3
 from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf, write_recurrent_gguf
 
 DRAFTED = tuple(range(2, N_TINY, 3))

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.errors import (
-    InvalidParameter,
-)
+from batching.errors import InvalidParameter
 from batching.target import Output
 from batching.together import run
 from batching.tree import Floats, TokenTree
@@ -36,11 +34,7 @@ from speculation.sampling import SamplingParams
 from speculation.verify import Typical
 from tests.support.exact import EXACT, PROMPT, same_texts
 from tests.support.fake_target import FakeHeads, FakeOutput, fake_hidden, fake_logits
-from tests.support.head_checks import (
-    check_that_a_gap_is_noticed,
-    compared_texts,
-    second_tree,
-)
+from tests.support.head_checks import check_that_a_gap_is_noticed, compared_texts, second_tree
 from tests.support.tiny_gguf import N_TINY
 from tests.support.tiny_heads import medusa_weights, write_medusa_heads
 

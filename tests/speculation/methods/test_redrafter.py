@@ -29,11 +29,7 @@ from speculation.methods import parse_method
 from speculation.methods.redrafter import ReDrafter, ReDrafterParams
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
-from tests.support.head_checks import (
-    check_that_a_gap_is_noticed,
-    compared_texts,
-    second_tree,
-)
+from tests.support.head_checks import check_that_a_gap_is_noticed, compared_texts, second_tree
 from tests.support.tiny_gguf import N_TINY
 from tests.support.tiny_heads import redrafter_weights, write_redrafter_head
 

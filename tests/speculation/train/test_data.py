@@ -84,10 +84,7 @@ def test_texts_chats_and_tokens_are_cut_into_sequences(engine: Engine, tmp_path:
 def test_an_invalid_line_is_named(writer: Engine, tmp_path: Path, line: str, reason: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"ids": [1, 2], "spans": [[0, 2]]}\n' + line + "\n", encoding="utf-8")
-    for samples in (
-        read_texts(writer.model, [file], 64),
-        generate_replies(writer, [file], 64, 2),
-    ):
+    for samples in (read_texts(writer.model, [file], 64), generate_replies(writer, [file], 64, 2)):
         with pytest.raises(TrainError, match=rf"bad\.jsonl, line 2.*{reason}"):
             list(samples)
 

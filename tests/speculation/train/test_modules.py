@@ -209,11 +209,7 @@ def test_data_without_a_token_to_train_on_are_refused(tmp_path: Path) -> None:
     ("architecture", "flags", "reason"),
     [
         ("llama", ["--layers", "0", "1", "1"], "--layers is for EAGLE-3 only; add --eagle3"),
-        (
-            "llama",
-            ["--eagle3", "--layers", "0", "1", "2"],
-            "--layers has 2, but the model has 2",
-        ),
+        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2, but the model has 2"),
         ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1, but the model has 2"),
         ("qwen2", ["--eagle3"], "has architecture qwen2, whose layer inputs llama.cpp does not"),
     ],
