@@ -27,7 +27,6 @@ from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.heads import load, medusa_file, redrafter_file
 from speculation.heads.base import Head
-from speculation.heads.eagle import EagleShape
 from speculation.heads.eagle_file import write_eagle
 from speculation.heads.file import HeadsFile, HeadsInfo
 from speculation.heads.kind import HeadsKind, llama_format
@@ -63,6 +62,7 @@ HEADS: dict[str, Callable[[Path, Path], Path]] = {
     "dflash": lambda path, target: write_tiny_dflash(path),
 }
 DRAFTED = tuple(range(2, N_TINY, 3))
+NARROW = "it cannot share .* 'tiny', which is 32 wide"
 
 
 # Written and read again
@@ -179,179 +179,104 @@ def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, targ
             Engine.load(target, EXACT, draft_model=path)
 
 
-def eagle(info: HeadsInfo, path: Path, shape: EagleShape, **more: Any) -> None:
-    tensors = eagle_tensors(shape if shape.n_embd == 16 else SHAPE)
-    write_eagle(path, info, shape, tensors, kind="f32", **more)
-
-
 @pytest.mark.parametrize(
-    ("kind", "write", "reason"),
+    ("kind", "n_embd", "made", "reason"),
     [
-        (
-            "medusa",
-            lambda info, path: write_medusa(path, info, medusa_weights(n_embd=16)),
-            r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32",
-        ),
-        (
-            "medusa",
-            lambda i, path: write_medusa(path, replace(i, n_embd=16), medusa_weights(n_embd=16)),
-            r"states is 16 in head\.gguf, but 32 in 'tiny'",
-        ),
-        (
-            "redrafter",
-            lambda info, path: write_redrafter(path, info, redrafter_weights(n_embd=16)),
-            r"block\.0\.weight is 16 × 16.*32 × 32",
-        ),
-        (
-            "eagle",
-            lambda info, path: eagle(info, path, replace(SHAPE, n_embd=16)),
-            r"fc\.weight is 16 × 32; .* need 32 × 64",
-        ),
-        (
-            "eagle",
-            lambda info, path: eagle(info, path, replace(SHAPE, n_ff=48)),
-            r"ffn_gate\.weight is 64 × 32; .* need 48 × 32",
-        ),
-        (
-            "eagle",
-            lambda info, path: eagle(info, path, replace(SHAPE, n_head=3)),
-            "32 wide do not split into 3 attention heads with 2",
-        ),
-        (
-            "eagle",
-            lambda info, path: eagle(info, path, SHAPE, tokens=np.array([1, N_TINY], np.int32)),
-            f"has tokens outside 0 to {N_TINY - 1}",
-        ),
+        ("medusa", 32, {"n_embd": 16}, r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32"),
+        ("medusa", 16, {"n_embd": 16}, r"states is 16 in head\.gguf, but 32 in 'tiny'"),
+        ("redrafter", 32, {"n_embd": 16}, r"block\.0\.weight is 16 × 16.*32 × 32"),
+        ("redrafter", 16, {"n_embd": 16}, r"states is 16 in head\.gguf, but 32 in 'tiny'"),
+        ("eagle", 32, {"n_embd": 16}, r"fc\.weight is 16 × 32; .* need 32 × 64"),
+        ("eagle", 32, {"n_ff": 48}, r"ffn_gate\.weight is 64 × 32; .* need 48 × 32"),
+        ("eagle", 32, {"n_head": 3}, "32 wide do not split into 3 attention heads with 2"),
+        ("eagle", 32, {"tokens": [1, N_TINY]}, f"has tokens outside 0 to {N_TINY - 1}"),
     ],
 )
 def test_heads_of_the_wrong_size_are_refused(
-    tmp_path: Path, target: Path, kind: str, write: Callable[..., None], reason: str
+    tmp_path: Path, target: Path, kind: str, n_embd: int, made: dict[str, Any], reason: str
 ) -> None:
     path = tmp_path / "head.gguf"
     with Model(target) as model:
-        write(HeadsInfo.of_target(kind, model), path)
+        info = replace(HeadsInfo.of_target(kind, model), n_embd=n_embd)
+        if kind == "medusa":
+            write_medusa(path, info, medusa_weights(**made))
+        elif kind == "redrafter":
+            write_redrafter(path, info, redrafter_weights(**made))
+        else:
+            tokens = np.array(made.pop("tokens"), np.int32) if "tokens" in made else None
+            shape = replace(SHAPE, **made)
+            tensors = eagle_tensors(shape if "n_embd" in made else SHAPE)
+            write_eagle(path, info, shape, tensors, tokens=tokens, kind="f32")
         with pytest.raises(HeadsError, match=reason):
             load_heads([path], model)
 
 
-@pytest.mark.parametrize(
-    ("kind", "head", "reason"),
-    [
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "eagle-3": [
+        ({"n_target": 48}, "hidden states 48 wide, but those of 'tiny' are 32 wide; use the head"),
+        ({"n_embd": 64}, rf"64 wide and has no token_embd\.weight; {NARROW}"),
         (
-            "eagle-3",
-            {"n_target": 48},
-            "hidden states 48 wide, but those of 'tiny' are 32 wide; use the head",
-        ),
-        (
-            "eagle-3",
-            {"n_embd": 64},
-            r"64 wide and has no token_embd\.weight; it cannot share .* 'tiny', which is 32 wide",
-        ),
-        (
-            "eagle-3",
             {"n_embd": 64, "tensors": {"token_embd.weight": matrix(N_TINY, 64)}},
-            r"64 wide and has no output\.weight; it cannot share .* 'tiny', which is 32 wide",
+            rf"64 wide and has no output\.weight; {NARROW}",
         ),
         (
-            "eagle-3",
             {"tensors": {"token_embd.weight": matrix(9, 32)}},
             f"has embeddings of 9 tokens, but 'tiny' has {N_TINY}",
         ),
+        ({"layers": (1, 2)}, r"lists \[1, 2\] as the layers it reads, .* that read three"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"eagle3.block_count": 2}}, "2 layers, but llama.cpp runs .* heads with one"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
         (
-            "eagle-3",
-            {"layers": (1, 2)},
-            r"lists \[1, 2\] as the layers it reads, .* that read three",
-        ),
-        (
-            "eagle-3",
-            {"layers": (1, 2, 4)},
-            r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3",
-        ),
-        (
-            "dflash",
-            {"layers": (1, 2, 4)},
-            r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3",
-        ),
-        (
-            "eagle-3",
-            {"metadata": {"eagle3.block_count": 2}},
-            "2 layers, but llama.cpp runs .* heads with one",
-        ),
-        ("eagle-3", {"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
-        ("dflash", {"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
-        (
-            "eagle-3",
             {"tensors": {"blk.0.attn_q.bias": matrix(32), "blk.0.attn_k.bias": matrix(16)}},
             r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp ignores",
         ),
         (
-            "eagle-3",
             {"tensors": {"enc.output_norm.weight": matrix(96)}},
             r"has enc\.output_norm\.weight, which llama\.cpp ignores",
         ),
         (
-            "eagle-3",
             {"tokens": DRAFTED, "tensors": {"d2t": None}},
             f"has {len(DRAFTED)} logits and no d2t to map them to the {N_TINY} tokens",
         ),
         (
-            "eagle-3",
             {"tokens": DRAFTED, "tensors": {"output.weight": None}},
             f"a d2t of {len(DRAFTED)} tokens, but the model's shared output.weight has",
         ),
         (
-            "eagle-3",
             {"tokens": DRAFTED, "tensors": {"output.weight": matrix(3, 32)}},
             f"a d2t of {len(DRAFTED)} tokens, but its output.weight has 3 rows",
         ),
+        ({"tokens": (1, 2, N_TINY)}, f"drafts tokens from 1 to {N_TINY}, but 'tiny' has"),
+        ({"tokens": (0, 0, 1, 1, 7)}, "has duplicate tokens in d2t: it may store differences"),
         (
-            "eagle-3",
-            {"tokens": (1, 2, N_TINY)},
-            f"drafts tokens from 1 to {N_TINY}, but 'tiny' has {N_TINY}",
-        ),
-        (
-            "eagle-3",
-            {"tokens": (0, 0, 1, 1, 7)},
-            "has duplicate tokens in d2t: it may store differences",
-        ),
-        (
-            "eagle-3",
             {"tokens": (1, 2), "tensors": {"d2t": np.array([1, 2], np.int32)}},
             "has a d2t of type 26, but llama.cpp reads 64-bit integers",
         ),
+    ],
+    "dflash": [
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
+        ({"n_embd": 64}, "hidden states 64 wide, but those of 'tiny' are 32 wide; use the head"),
+        ({"metadata": {"dflash.target_layers": None}}, "lists None as the layers it reads"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has the mask token None"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has the mask token {N_TINY}"),
+        ({"block_size": 1}, "has blocks of 1 tokens"),
         (
-            "dflash",
-            {"n_embd": 64},
-            "hidden states 64 wide, but those of 'tiny' are 32 wide; use the head",
-        ),
-        (
-            "dflash",
-            {"metadata": {"dflash.target_layers": None}},
-            "lists None as the layers it reads",
-        ),
-        ("dflash", {"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has the mask token None"),
-        (
-            "dflash",
-            {"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}},
-            f"has the mask token {N_TINY}",
-        ),
-        ("dflash", {"block_size": 1}, "has blocks of 1 tokens"),
-        (
-            "dflash",
             {"tensors": dspark(), "metadata": {"dflash.block_size": None}},
             "has blocks of None tokens",
         ),
+        ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4 wide"),
         (
-            "dflash",
-            {"metadata": {"dflash.attention.value_length": 4}},
-            "keys 8 wide and values 4 wide",
-        ),
-        (
-            "dflash",
             {"tensors": {"output.weight": matrix(9, 32)}},
             f"has 9 logits and no d2t to map them to the {N_TINY} tokens",
         ),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "reason"), [(kind, *case) for kind, cases in REFUSED.items() for case in cases]
 )
 def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
     tmp_path: Path, target: Path, kind: str, head: dict[str, Any], reason: str
