@@ -248,12 +248,9 @@ def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(
                 engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_n_batch_is_raised_above_the_number_of_copies(hybrid: Path) -> None:
+def test_n_batch_is_raised_above_the_number_of_copies_which_is_limited(hybrid: Path) -> None:
+    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
+        ContextParams(n_rewind=17)
     with Engine.load(hybrid, replace(EXACT, n_batch=4)) as engine:
         assert engine.context.n_batch == 10
         assert engine.generate(PROMPT, max_tokens=5).run().stats.n_tokens > 0
-
-
-def test_more_copies_than_llama_cpp_can_make_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
-        ContextParams(n_rewind=17)

@@ -142,14 +142,15 @@ def test_merged_ngrams_share_their_common_prefix() -> None:
     ]
 
 
-def test_no_window_is_drafted_if_the_context_has_no_room_for_it() -> None:
-    lookahead = started()
+def test_no_window_is_drafted_without_room_and_one_too_large_is_refused() -> None:
     tree = TokenTree(40)
-    lookahead.draft([40], tree, DraftBudget(max_nodes=13))
+    started().draft([40], tree, DraftBudget(max_nodes=13))
     assert len(tree) == 1
+    with pytest.raises(InvalidParameter, match="window 128 and guesses 128 need 257 sequences"):
+        LookaheadParams(window=128, guesses=128)
 
 
-def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
+def test_the_pool_is_a_ring_buffer_without_duplicates_and_may_begin_with_the_prompt() -> None:
     pool = NgramPool(2)
     for rest in ((1,), (2,), (1,), (3,)):
         pool.add(9, rest)
@@ -157,18 +158,10 @@ def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
     pool.add(9, (4,))
     assert pool.starting_with(9) == [(3,), (4,)]
     assert pool.starting_with(8) == []
-
-
-def test_pool_from_prompt_fills_the_pool_with_the_prompt() -> None:
     lookahead = Lookahead(LookaheadParams(window=5, ngram=3, guesses=2, pool_from_prompt=True))
     lookahead.begin([1, 2, 3, 1, 2, 4])
     assert lookahead._pool.starting_with(1) == [(2, 3), (2, 4)]
     assert lookahead._pool.starting_with(2) == [(3, 1)]
-
-
-def test_too_many_columns_and_guesses_are_refused_with_their_sum() -> None:
-    with pytest.raises(InvalidParameter, match="window 128 and guesses 128 need 257 sequences"):
-        LookaheadParams(window=128, guesses=128)
 
 
 PEER_DATA = os.environ.get("SPECULATION_PEER_DATA", "")
