@@ -54,8 +54,7 @@ def test_a_file_that_is_missing_no_gguf_or_of_an_unknown_architecture_is_named(
 def test_the_error_for_a_truncated_gguf_says_to_download_it_again(
     tiny_model: Path, tmp_path: Path, share: float
 ) -> None:
-    path = tmp_path / "half.gguf"
-    data = tiny_model.read_bytes()
+    path, data = tmp_path / "half.gguf", tiny_model.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
     with pytest.raises(TruncatedGGUF, match="incomplete.*download it again"):
         Model(path)

@@ -129,10 +129,6 @@ def test_the_texts_used_last_stay_within_the_limit(tmp_path: Path) -> None:
     assert paths[0].exists() and len([*tmp_path.glob("*")]) == 2
 
 
-def shorten(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def change(at: int) -> Callable[[Path], None]:
     def flip(path: Path) -> None:
         data = bytearray(path.read_bytes())
@@ -142,22 +138,22 @@ def change(at: int) -> Callable[[Path], None]:
     return flip
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def exchange(path: Path) -> None:
     folder = path.parent / "other"
     shutil.move(write(folder, ONE, OTHER), path)
     folder.rmdir()
 
 
+def cut(end: int) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[:end])
+
+
 @pytest.mark.parametrize(
-    "damage", [shorten, change(26), change(60), change(-1), empty, exchange, Path.unlink]
+    "damage", [cut(-1), cut(0), change(26), change(60), change(-1), exchange, Path.unlink]
 )
 @pytest.mark.parametrize("is_running", [False, True])
 def test_a_damaged_or_foreign_file_is_ignored_and_removed(
-    tmp_path: Path, damage: Callable[[Path], None], is_running: bool
+    tmp_path: Path, damage: Callable[[Path], object], is_running: bool
 ) -> None:
     bad, good = (write(tmp_path, [*ONE[:n], 5]) for n in (80, 60))
     idle = kept(tmp_path) if is_running else None
