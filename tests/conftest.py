@@ -70,6 +70,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, of which heads in llama.cpp's formats read the last three's inputs"""
+    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+
+
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path, tiny_draft: Path) -> Iterator[Engine]:
     """``tiny_model`` with its draft, in a context of equal floats; a module may have its own."""

@@ -12,9 +12,9 @@ from batching.errors import InvalidParameter, OutOfMemory
 from batching.llama.context import ContextParams
 from batching.llama.devices import Device, devices, gpus
 from speculation.engine import Engine
-from tests.speculation.test_shared_drafting import blocks, hybrid, mtp, states
 from tests.support.exact import EXACT, PROMPT
 from tests.support.paths import ROOT
+from tests.support.tiny_heads import blocks, hybrid, mtp, states
 
 BUNDLED = ROOT / "models" / "speculation-14m-q8_0.gguf"
 KINDS = (states, blocks, mtp, hybrid)

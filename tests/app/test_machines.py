@@ -45,7 +45,7 @@ HEADS = """
 import sys, tempfile
 from pathlib import Path
 from speculation.engine import Engine
-from tests.speculation.test_shared_drafting import attached, blocks, hybrid, mtp, states
+from tests.support.tiny_heads import attached, blocks, hybrid, mtp, states
 from tests.support.exact import EXACT
 for written in (states, blocks, mtp, hybrid, attached):
     with tempfile.TemporaryDirectory() as folder:

@@ -1,27 +1,27 @@
-"""Trees, rows and the sequence cache, with literal tables."""
+"""Trees, rows, the sequence cache and slots, with literal tables."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from batching.cache import SequenceCache, common_prefix, n_kept
+from batching.cache import Reading, SequenceCache, n_kept
 from batching.errors import PromptTooLong, TreeTooLarge, TreeTooWide
 from batching.llama.batch import BatchMemory
 from batching.llama.model import size_name
 from batching.rows import Row, Rows, n_sequences, rows_back, tree_rows
+from batching.slots import Slots
 from batching.target import Cancelled
 from batching.tree import TokenTree
 from speculation.heads.tree import parse_choices
 from tests.support.fake_target import FakeTarget, fake_logits
 
 
-def branching_tree() -> TokenTree:
-    """10 -> 11 -> 12 | 13, and 10 -> 14."""
-    tree = TokenTree(10)
+def branching_tree(root: int = 10) -> TokenTree:
+    """root -> 11 -> 12 | 13, and root -> 14."""
+    tree = TokenTree(root)
     a = tree.add(0, 11)
     tree.add(a, 12)
     tree.add(a, 13)
@@ -29,14 +29,15 @@ def branching_tree() -> TokenTree:
     return tree
 
 
-def test_a_lone_root_joins_every_sequence() -> None:
+def chain_of(root: int, *drafts: int) -> TokenTree:
+    tree = TokenTree(root)
+    tree.add_chain(0, drafts)
+    return tree
+
+
+def test_a_root_and_a_chain_join_every_sequence_so_that_nothing_needs_copying() -> None:
     assert list(tree_rows(TokenTree(7), n_past=5, n_seq=3)) == [Row(7, 5, (0, 1, 2), True)]
-
-
-def test_a_chain_carries_every_sequence_so_that_nothing_needs_copying() -> None:
-    tree = TokenTree(7)
-    tree.add_chain(0, [8, 9])
-    assert list(tree_rows(tree, n_past=5, n_seq=2)) == [
+    assert list(tree_rows(chain_of(7, 8, 9), n_past=5, n_seq=2)) == [
         Row(7, 5, (0, 1), True),
         Row(8, 6, (0, 1), True),
         Row(9, 7, (0, 1), True),
@@ -91,120 +92,68 @@ def test_the_attention_mask_of_medusas_example_tree() -> None:
     ]
 
 
-def test_the_attention_mask_of_two_beams_with_a_common_prefix() -> None:
-    tree = TokenTree(1)
-    for beam in ([5, 6, 7], [5, 8, 9]):
-        tree.add_chain(0, beam)
-    # Rows: root, 5, 6, 7, 8, 9.
-    assert attention_mask(tree_rows(tree, n_past=0, n_seq=4)) == [
-        "1.....",
-        "11....",
-        "111...",
-        "1111..",
-        "11..1.",
-        "11..11",
-    ]
-
-
-def test_branches_are_numbered_depth_first() -> None:
+def test_branches_are_numbered_depth_first_or_as_the_drafter_orders_them() -> None:
     tree = TokenTree(1)
     for tokens in ([2, 3], [4], [2, 5]):
         tree.add_chain(0, tokens)
-    assert [(row.token, row.seq_ids) for row in tree_rows(tree, 0, 4)] == [
-        (1, (0, 1, 2, 3)),
-        (2, (1, 2)),
-        (3, (1,)),
-        (4, (3,)),
-        (5, (2,)),
-    ]
-
-
-def test_a_drafter_may_order_the_branches() -> None:
+    seq_ids = [row.seq_ids for row in tree_rows(tree, 0, 4)]
+    assert seq_ids == [(0, 1, 2, 3), (1, 2), (1,), (3,), (2,)]  # of the tokens 1, 2, 3, 4, 5
     tree = branching_tree()
-    tree.branches = [4, 3]
-    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
-        (0, 1, 2, 3),
-        (2, 3),
-        (3,),
-        (2,),
-        (1,),
-    ]
-    tree.branches = [3, 4]  # those through node 1 stay together
-    assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == [
-        (0, 1, 2, 3),
-        (1, 2),
-        (2,),
-        (1,),
-        (3,),
-    ]
+    for branches, expected in (
+        ([4, 3], [(0, 1, 2, 3), (2, 3), (3,), (2,), (1,)]),
+        ([3, 4], [(0, 1, 2, 3), (1, 2), (2,), (1,), (3,)]),  # those through node 1 stay together
+    ):
+        tree.branches = branches
+        assert [row.seq_ids for row in tree_rows(tree, 0, 4)] == expected
 
 
 def test_the_batch_memory_holds_the_rows() -> None:
     memory = BatchMemory(n_batch=8, n_seq_max=5)
-    chain = TokenTree(7)
-    chain.add_chain(0, [8, 9])
-    other = branching_tree()
+    first, other, chain = branching_tree(), branching_tree(), chain_of(7, 8, 9)
     other.branches = [4, 3]
-    first = branching_tree()
     for tree in (first, first, TokenTree(7), chain, first, other, other, first, chain, first):
         rows = tree_rows(tree, n_past=100, n_seq=5)
         memory.fill(rows)
         batch = memory.struct
         assert batch.n_tokens == len(rows)
-        assert list(rows) == [
-            Row(
-                batch.token[i],
-                batch.pos[i],
-                tuple(batch.seq_id[i][: batch.n_seq_id[i]]),
-                bool(batch.logits[i]),
-            )
-            for i in range(batch.n_tokens)
-        ]
+        for i, row in enumerate(rows):
+            seq_ids = tuple(batch.seq_id[i][: batch.n_seq_id[i]])
+            assert row == Row(batch.token[i], batch.pos[i], seq_ids, bool(batch.logits[i]))
 
 
-def test_too_many_rows_for_a_batch_is_an_error_with_both_counts() -> None:
+def test_too_many_rows_branches_or_sequences_are_an_error_with_both_counts() -> None:
     with pytest.raises(TreeTooLarge, match="5 rows do not fit a batch of 4"):
         BatchMemory(n_batch=4, n_seq_max=5).fill(tree_rows(branching_tree(), 0, 5))
-
-
-def test_too_many_branches_for_the_sequences_is_an_error_with_both_counts() -> None:
     with pytest.raises(TreeTooWide, match="3 branches and needs 4 sequences, 3 are in use"):
         tree_rows(branching_tree(), 0, 3)
+    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
+        SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
 
 
-def test_equal_children_merge_and_keep_the_wider_output() -> None:
+def test_equal_children_merge_and_keep_the_wider_output_or_are_all_found() -> None:
     tree = TokenTree(1)
     node = tree.add(0, 2, output=False)
     assert not tree.outputs[node]
     assert tree.add(0, 2) == node
     assert tree.outputs[node]
-    assert len(tree) == 2
-
-
-def test_unmerged_children_are_all_found() -> None:
-    tree = TokenTree(1)
-    assert [tree.add(0, 2, merge=False), tree.add(0, 2, merge=False)] == [1, 2]
+    assert tree.add(0, 2, merge=False) == 2
     assert tree.children(0, 2) == [1, 2]
 
 
-def test_a_node_that_is_not_a_draft_is_neither_found_nor_counted() -> None:
+def test_a_node_that_is_not_a_draft_comes_last_and_is_neither_found_nor_counted() -> None:
+    tree = branching_tree()
+    tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
+    assert tree.children(0, 15) == []
+    assert tree.n_drafted == 4
+    with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
+        tree.add_chain(0, [17])
+
+
+def test_a_chain_reuses_existing_nodes_and_is_cut_to_the_room_left() -> None:
     tree = TokenTree(1)
-    tree.add(0, 2, draft=False)
-    assert tree.children(0, 2) == []
-    assert tree.n_drafted == 0
-
-
-def test_a_chain_is_cut_to_the_room_left() -> None:
-    tree = TokenTree(1)
-    assert tree.add_chain(0, [2, 3, 4, 5], max_new=2) == 2
-    assert tree.tokens == [1, 2, 3]
-    assert tree.add_chain(0, [2, 3, 4, 5], max_new=0) == 2
-    assert tree.tokens == [1, 2, 3]
-
-
-def test_a_chain_reuses_existing_nodes() -> None:
-    tree = TokenTree(1)
-    tree.add_chain(0, [2, 3])
+    for max_new in (2, 0):
+        assert tree.add_chain(0, [2, 3, 4, 5], max_new=max_new) == 2
+        assert tree.tokens == [1, 2, 3]
     tree.add_chain(0, [2, 4], max_new=1)
     assert tree.tokens == [1, 2, 3, 4]
     assert tree.parents == [-1, 0, 1, 1]
@@ -213,6 +162,7 @@ def test_a_chain_reuses_existing_nodes() -> None:
 def test_tokens_are_followed_through_the_drafts_that_match() -> None:
     tree = TokenTree(1)
     tree.add_chain(0, [2, 3, 4])  # nodes 1, 2, 3
+    assert tree.path_to(3) == [0, 1, 2, 3]
     tree.add_chain(0, [2, 5, 6])  # nodes 4, 5
     tree.add(0, 7, draft=False)
     assert tree.follow(0, [2, 3, 4, 9]) == [1, 2, 3]
@@ -245,18 +195,6 @@ def test_a_pruned_tree_equals_one_built_from_the_kept_nodes() -> None:
         assert tree.drafts() == expected.drafts()
 
 
-def test_a_path_goes_from_the_root_to_a_node() -> None:
-    assert branching_tree().path_to(3) == [0, 1, 3]
-
-
-def test_drafts_must_come_before_the_other_nodes() -> None:
-    tree = branching_tree()
-    tree.add_nodes([0, 5], [1, 2], [15, 16], [True, True], draft=False)
-    with pytest.raises(ValueError, match="drafts cannot be added after non-draft nodes"):
-        tree.add_chain(0, [17])
-    assert tree.children(0, 15) == []
-
-
 def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]:
     target = FakeTarget()
     cache = SequenceCache(target)
@@ -265,34 +203,23 @@ def prefilled(tokens: list[int], n_seq: int) -> tuple[FakeTarget, SequenceCache]
     return target, cache
 
 
-def test_commit_keeps_the_accepted_branch_in_every_sequence() -> None:
+@pytest.mark.parametrize(
+    ("tree", "path", "tokens", "copies"),
+    [
+        (branching_tree(), [0, 1, 3], [1, 2, 10, 11, 13], True),
+        (branching_tree(), [0], [1, 2, 10], False),
+        (chain_of(3, 4, 5, 6), [0, 1, 2], [1, 2, 3, 4, 5], False),
+    ],
+)
+def test_commit_keeps_the_accepted_path_in_every_sequence_and_copies_only_a_branch(
+    tree: TokenTree, path: list[int], tokens: list[int], copies: bool
+) -> None:
     target, cache = prefilled([1, 2], n_seq=4)
-    tree = branching_tree()
     rows = tree_rows(tree, cache.n_past, cache.n_seq)
     target.decode(rows)
-    cache.commit(rows, [0, 1, 3])
-    assert cache.tokens == [1, 2, 10, 11, 13]
-    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10, 11, 13]] * 4
-
-
-def test_commit_of_the_root_alone_copies_nothing() -> None:
-    target, cache = prefilled([1, 2], n_seq=4)
-    rows = tree_rows(branching_tree(), cache.n_past, cache.n_seq)
-    target.decode(rows)
-    cache.commit(rows, [0])
-    assert target.copies == 0
-    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 10]] * 4
-
-
-def test_commit_of_a_chain_copies_nothing() -> None:
-    target, cache = prefilled([1, 2], n_seq=4)
-    tree = TokenTree(3)
-    tree.add_chain(0, [4, 5, 6])
-    rows = tree_rows(tree, cache.n_past, cache.n_seq)
-    target.decode(rows)
-    cache.commit(rows, [0, 1, 2])
-    assert target.copies == 0
-    assert [target.tokens_of(s) for s in range(4)] == [[1, 2, 3, 4, 5]] * 4
+    cache.commit(rows, path)
+    assert (cache.tokens, target.copies > 0) == (tokens, copies)
+    assert [target.tokens_of(s) for s in range(4)] == [tokens] * 4
 
 
 def test_prefill_decodes_only_what_follows_the_common_prefix() -> None:
@@ -342,15 +269,14 @@ def test_deferred_tokens_leave_room_for_a_row() -> None:
 
 
 def test_deferred_tokens_that_were_never_decoded_do_not_count_as_cached() -> None:
-    ways: tuple[Callable[[SequenceCache], object], ...] = (
-        lambda cache: cache.truncate(5),
-        lambda cache: cache.prefill([0, 1, 2, 3]),
-    )
-    for forget in ways:
+    for way in ("truncate", "prefill"):
         target = FakeTarget(n_batch=4)
         cache = SequenceCache(target)
         cache.prefill([0, 1, 2, 3, 4, 5], defer=True)
-        forget(cache)
+        if way == "truncate":
+            cache.truncate(5)
+        else:
+            cache.prefill([0, 1, 2, 3])
         assert (cache.tokens, cache.n_deferred) == ([0, 1, 2, 3], 0)
         assert target.tokens_of(0) == [0, 1, 2, 3]
 
@@ -423,22 +349,12 @@ def test_a_chain_needs_only_one_sequence() -> None:
     assert n_sequences(chain) == 2
 
 
-def test_reserving_more_sequences_than_the_context_has_is_an_error() -> None:
-    with pytest.raises(TreeTooWide, match="needs 65 sequences, the context has 64"):
-        SequenceCache(FakeTarget(n_seq_max=64)).reserve(65)
-
-
 def test_truncate_drops_uncommitted_rows_too() -> None:
     target, cache = prefilled([1, 2, 3], n_seq=2)
     target.decode(tree_rows(TokenTree(9), 3, 2))
     cache.truncate(2)
     assert cache.tokens == [1, 2]
     assert [target.tokens_of(s) for s in range(2)] == [[1, 2]] * 2
-
-
-def test_a_common_prefix_is_at_most_as_long_as_the_shorter_text() -> None:
-    assert common_prefix([1, 2, 3], [1, 2]) == 2
-    assert common_prefix([1, 2], [3]) == 0
 
 
 def test_a_model_size_is_named_by_its_parameter_count() -> None:
@@ -481,3 +397,97 @@ def test_a_target_that_cannot_rewind_restores_a_saved_state() -> None:
     assert cache.prefill([*long[:75], 9]) == 72
     assert cache.prefill([*long[:60], 9]) == 52
     assert cache.prefill([*long[:45], 9]) == 0  # only the last three are kept
+
+
+def test_trees_of_two_texts_are_decoded_together_and_committed_apart() -> None:
+    target = FakeTarget(n_seq_max=8)
+    shared = Slots(target, 2)
+    caches = [SequenceCache(slot) for slot in shared.slots]
+    for cache, text in zip(caches, ([1, 2], [3, 4, 5]), strict=True):
+        cache.prefill(text)
+        cache.reserve(4)
+    trees = [branching_tree(6), branching_tree(7)]
+    parts = [tree_rows(tree, c.n_past, c.n_seq) for tree, c in zip(trees, caches, strict=True)]
+    outputs = shared.decode(list(zip(shared.slots, parts, strict=True)))
+    assert list(target.decoded[-1]) == [
+        Row(6, 2, (0, 1, 2, 3), True),
+        Row(11, 3, (1, 2), True),
+        Row(12, 4, (1,), True),
+        Row(13, 4, (2,), True),
+        Row(14, 3, (3,), True),
+        Row(7, 3, (4, 5, 6, 7), True),
+        Row(11, 4, (5, 6), True),
+        Row(12, 5, (5,), True),
+        Row(13, 5, (6,), True),
+        Row(14, 4, (7,), True),
+    ]
+    np.testing.assert_array_equal(outputs[0].logits(3), fake_logits((1, 2, 6, 11, 13)))
+    np.testing.assert_array_equal(outputs[1].logits(4), fake_logits((3, 4, 5, 7, 14)))
+    caches[0].commit(parts[0], [0, 1, 3])
+    caches[1].commit(parts[1], [0, 4])
+    sequences = [target.tokens_of(seq_id) for seq_id in range(8)]
+    assert sequences == [[1, 2, 6, 11, 13]] * 4 + [[3, 4, 5, 7, 14]] * 4
+    caches[0].truncate(0)
+    assert target.tokens_of(0) == []
+    assert target.tokens_of(4) == [3, 4, 5, 7, 14]
+
+
+def test_a_prompt_is_read_in_the_batches_of_another_text() -> None:
+    target = FakeTarget(n_seq_max=4)
+    shared = Slots(target, 2)
+    writing, other = (SequenceCache(slot) for slot in shared.slots)
+    writing.prefill([1, 2])
+    reading = Reading(other, [3, 4, 5, 6, 7], defer=True)
+    for token, n_read in ((8, 2), (9, 4)):
+        chunk = reading.next_rows(2)
+        rows = tree_rows(TokenTree(token), writing.n_past, writing.n_seq)
+        assert chunk is not None
+        output, read = shared.decode([(shared.slots[0], rows), (shared.slots[1], chunk)])
+        np.testing.assert_array_equal(output.logits(0), fake_logits((*writing.tokens, token)))
+        reading.take(read)
+        writing.commit(rows, [0])
+        assert target.tokens_of(2) == [3, 4, 5, 6, 7][:n_read]
+    assert reading.next_rows(2) is None  # the last token waits for the first tree
+    rows = tree_rows(TokenTree(8), other.n_past, other.n_seq)
+    (output,) = shared.decode([(shared.slots[1], other.with_deferred(rows))])
+    np.testing.assert_array_equal(output.logits(0), fake_logits((3, 4, 5, 6, 7, 8)))
+
+
+def test_a_slot_takes_over_the_beginning_of_another_text() -> None:
+    target = FakeTarget(n_seq_max=4)
+    shared = Slots(target, 2)
+    first, second = (SequenceCache(slot) for slot in shared.slots)
+    first.prefill([1, 2, 3, 4])
+    shared.slots[1].share(shared.slots[0], 3)
+    second.tokens = [1, 2, 3]
+    assert second.prefill([1, 2, 3, 9]) == 3
+    assert [row.token for row in target.decoded[-1]] == [9]
+    assert (target.tokens_of(0), target.tokens_of(2)) == ([1, 2, 3, 4], [1, 2, 3, 9])
+    assert target.n_cells() == 5
+
+
+def test_slots_want_what_any_of_them_wants() -> None:
+    class Wanting(FakeTarget):
+        def want_hidden(self, wanted: bool) -> None:
+            self.hidden = wanted
+
+        def want_layers(self, layers: object) -> None:
+            self.layers = layers
+
+        def want_logits(self, wanted: bool) -> None:
+            self.logits = wanted
+
+    target = Wanting(n_seq_max=4)
+    one, other = Slots(target, 2).slots
+    one.want_hidden(True)
+    one.want_layers((3, 1))
+    other.want_layers((2, 1))
+    other.want_hidden(False)
+    other.want_logits(True)
+    one.want_logits(False)
+    assert (target.hidden, target.layers, target.logits) == (True, (1, 2, 3), True)
+    other.want_logits(False)
+    assert not target.logits
+    one.want_hidden(False)
+    one.want_layers(())
+    assert (target.hidden, target.layers) == (False, (1, 2))

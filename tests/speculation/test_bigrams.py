@@ -12,6 +12,7 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from batching.llama.model import Model
+from batching.tree import Floats
 from speculation.bigrams import N_NEXT, BigramTable, cached_file, load_bigrams
 from speculation.bigrams import __main__ as tool
 from speculation.bigrams.__main__ import main
@@ -47,6 +48,26 @@ def put(path: Path, table: BigramTable, n_vocab: int) -> None:
     table.save(path, n_vocab)
 
 
+def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(tmp_path: Path) -> None:
+    logits: Floats = np.full(20, -5.0, np.float32)
+    logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
+    table = BigramTable()
+    assert table.of(4) == []
+    table.learn(4, logits)
+    assert [token for token, _ in table.of(4)][:3] == [7, 3, 11]
+    assert sum(p for _, p in table.of(4)) == pytest.approx(1.0)
+    table.save(tmp_path / "table.npz", 20)
+    again = BigramTable.load(tmp_path / "table.npz", 20)
+    assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
+    assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
+    assert again.of(5) == []
+    with pytest.raises(InvalidParameter, match="the model has 21; rebuild it"):
+        BigramTable.load(tmp_path / "table.npz", 21)
+    (tmp_path / "table.npz").write_bytes(b"nonsense")
+    with pytest.raises(InvalidParameter, match="is not a bigram table"):
+        BigramTable.load(tmp_path / "table.npz", 20)
+
+
 def test_the_users_own_table_takes_precedence_over_the_one_beside_the_model(
     model_file: Path,
 ) -> None:
@@ -67,11 +88,16 @@ def test_a_table_made_without_out_is_found_and_used_and_out_is_the_exact_file_na
         assert main(command) == 0
         assert capsys.readouterr().out.startswith(f"{cached_file(model)}: ")
         cat = model.tokenize("the cat")[-1]
-        assert len(load_bigrams(model).of(cat)) == N_NEXT
+        probs = [p for _, p in load_bigrams(model).of(cat)]
+    assert len(probs) == N_NEXT == 8
+    assert probs == sorted(probs, reverse=True)
+    assert 0 < sum(probs) <= 1.02
     out = tmp_path / "foo.txt"
     assert main([*command, "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
     assert not (tmp_path / "foo.txt.npz").exists()
+    assert main(["--model", str(model_file), "--text", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.95])
@@ -100,7 +126,7 @@ def test_a_file_of_another_kind_or_a_damaged_one_is_refused(tmp_path: Path) -> N
     table_with(7, 20).save(file, 20)
     whole = file.read_bytes()
     damaged = whole[:90] + bytes(20) + whole[110:]
-    for content in (b"", b"PK\x03\x04", array.getvalue(), damaged):
+    for content in (b"", b"nonsense", b"PK\x03\x04", array.getvalue(), damaged):
         file.write_bytes(content)
         with pytest.raises(InvalidParameter, match=r"\.npz is not a bigram table: .*rebuild it"):
             BigramTable.load(file, 20)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_a_callback_in_the_engines_thread_can_start_texts_but_not_wait_for_them(
 def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -> None:
     for _ in range(5):
         engine = Engine.load(tiny_model, EXACT, parallel=2)
+        engine.prepare()  # the first close saves the measured costs
         running = [engine.submit(PROMPT, method="ar", sampling=ENDLESS) for _ in range(5)]
         next(running[0])
         late: list[Text] = []
@@ -115,11 +117,10 @@ def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -
         assert [text.run().finish_reason for text in running] == ["cancelled"] * 5
         assert {text.run().finish_reason for text in late} <= {"length", "stop", "cancelled"}
         in_threads(engine.close)
-        for use in (
-            engine.stop_running,
-            engine.prepare,
-            lambda engine=engine: engine.generate("hi"),
-        ):
+        uses: list[Callable[[], object]] = [engine.stop_running, engine.prepare]
+        uses += [partial(engine.generate, "hi"), partial(engine.generate, [1, 2])]
+        uses.append(partial(engine.chat, "hi"))
+        for use in uses:
             with pytest.raises(ModelError, match="is closed; load it again"):
                 in_threads(use)
 
@@ -234,22 +235,16 @@ def test_requests_learn_how_many_are_ahead(several: Engine) -> None:
 
 
 def run_script(tiny_model: Path, script: str) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import os, sys, threading\n"
-        "from speculation import ContextParams, Engine, SamplingParams\n"
-        f"engine = Engine.load({str(tiny_model)!r}, ContextParams(n_ctx=512, n_threads=1))\n"
-        "endless = SamplingParams(grammar='root ::= [a-z] root')\n"
-        "text = engine.generate('the cat', method='ar', sampling=endless)\n"
-        "next(text)\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code + script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    code = f"""
+import os, sys, threading
+from speculation import ContextParams, Engine, SamplingParams
+engine = Engine.load({str(tiny_model)!r}, ContextParams(n_ctx=512, n_threads=1))
+endless = SamplingParams(grammar='root ::= [a-z] root')
+text = engine.generate('the cat', method='ar', sampling=endless)
+next(text)
+"""
+    command = [sys.executable, "-c", code + script]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -267,18 +262,20 @@ def test_a_program_may_end_during_a_reply(tiny_model: Path, end: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+FORKS = """
+engine.stop_running()
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+try:
+    engine.generate('the', max_tokens=2).run()
+except Exception as error:
+    print(type(error).__name__, error)
+    engine.close()
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_is_told_to_load_the_model_itself(tiny_model: Path) -> None:
-    script = (
-        "engine.stop_running()\n"
-        "if os.fork():\n"
-        "    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-        "try:\n"
-        "    engine.generate('the', max_tokens=2).run()\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__, error)\n"
-        "    engine.close()\n"
-    )
-    done = run_script(tiny_model, script)
+    done = run_script(tiny_model, FORKS)
     assert (done.returncode, done.stderr) == (0, "")
     assert "EngineInUse" in done.stdout and "a forked child cannot use it; load it" in done.stdout

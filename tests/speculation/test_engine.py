@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from batching.errors import CannotRewind, InvalidParameter
+from batching.errors import InvalidParameter
 from batching.llama.context import ContextParams
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import parse_method
 from speculation.sampling import SamplingParams
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.paths import ROOT
-from tests.support.tiny_gguf import write_recurrent_gguf, write_tiny_gguf
+from tests.support.tiny_gguf import write_tiny_gguf
 
 METHODS = (
     "auto",
@@ -59,19 +59,9 @@ SAMPLINGS = {
 def test_every_method_gives_the_text_of_plain_decoding(
     engine: Engine, sampling: SamplingParams
 ) -> None:
-    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
-    assert plain.stats.n_steps == plain.stats.n_tokens
-    for method in METHODS:
-        ours = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
-        assert ours.token_ids == plain.token_ids, method
-        assert ours.text == plain.text
-
-
-def test_drafts_are_accepted_in_these_tests(engine: Engine) -> None:
-    repetitive = SamplingParams(grammar='root ::= "the cat " root')
-    lookup = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=60)
-    stats = lookup.run().stats
-    assert stats.tokens_per_step > 1.15
+    texts = same_texts(engine, PROMPT, *METHODS, sampling=sampling, max_tokens=60)
+    assert texts[0].stats.n_steps == texts[0].stats.n_tokens
+    assert {text.text for text in texts} == {texts[0].text}
 
 
 def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
@@ -83,11 +73,12 @@ def test_no_draft_goes_beyond_max_tokens(engine: Engine) -> None:
 
 def test_tokens_tell_whether_they_were_drafted(engine: Engine) -> None:
     repetitive = SamplingParams(grammar='root ::= "the cat " root')
-    generation = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=40)
-    tokens = list(generation)
-    assert "".join(token.text for token in tokens) == generation.text
-    assert [token.id for token in tokens] == generation.token_ids
-    assert sum(token.drafted for token in tokens) == generation.stats.n_accepted > 0
+    text = engine.generate(PROMPT, method="prompt-lookup", sampling=repetitive, max_tokens=60)
+    tokens = list(text)
+    assert "".join(token.text for token in tokens) == text.text
+    assert [token.id for token in tokens] == text.token_ids
+    assert sum(token.drafted for token in tokens) == text.stats.n_accepted
+    assert text.stats.tokens_per_step > 1.15
 
 
 def test_json_schema_constrains_the_text(engine: Engine) -> None:
@@ -99,58 +90,42 @@ def test_json_schema_constrains_the_text(engine: Engine) -> None:
     assert set(json.loads(generation.text)) == {"a"}
 
 
-def test_characters_that_span_tokens_arrive_complete(engine: Engine) -> None:
+def test_characters_that_span_tokens_arrive_complete_or_are_replaced_at_the_end(
+    engine: Engine,
+) -> None:
     grammar = SamplingParams(grammar='root ::= "日本é😀"')
-    generation = engine.generate("a", sampling=grammar, max_tokens=40)
-    texts = [token.text for token in generation]
-    assert "".join(texts) == "日本é😀"
-    assert [text for text in texts if text] == ["日", "本", "é", "😀"]
-
-
-def test_a_text_cut_inside_a_character_ends_with_a_replacement(engine: Engine) -> None:
-    grammar = SamplingParams(grammar='root ::= "日本"')
-    generation = engine.generate("a", sampling=grammar, max_tokens=4)
-    assert "".join(token.text for token in generation) == generation.text == "日\ufffd"
-    assert generation.finish_reason == "length"
+    text = engine.generate("a", sampling=grammar, max_tokens=40)
+    assert [token.text for token in text if token.text] == ["日", "本", "é", "😀"]
+    assert text.text == "日本é😀"
+    text = engine.generate("a", sampling=grammar, max_tokens=4)
+    assert "".join(token.text for token in text) == text.text == "日\ufffd"
+    assert text.finish_reason == "length"
 
 
 def test_a_stop_string_ends_the_text_and_is_never_shown(engine: Engine) -> None:
     grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
     for method in ("ar", *METHODS):
-        generation = engine.generate(PROMPT, method=method, sampling=grammar, stop=["saw"])
-        shown = [token.text for token in generation]
-        assert "".join(shown) == generation.text == "the cat "
-        assert generation.finish_reason == "stop"
-
-
-def test_text_that_may_become_a_stop_string_is_held_back_until_it_cannot(engine: Engine) -> None:
-    grammar = SamplingParams(grammar='root ::= "the cat saw a dog"')
-    generation = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
-    assert "".join(token.text for token in generation) == "the cat saw a dog"
+        text = engine.generate(PROMPT, method=method, sampling=grammar, stop="saw")
+        assert "".join(token.text for token in text) == text.text == "the cat "
+        assert text.finish_reason == "stop"
+    # Text that may become a stop string is held back until it cannot.
+    text = engine.generate(PROMPT, sampling=grammar, stop=["dogs", "cat sat"])
+    assert "".join(token.text for token in text) == "the cat saw a dog"
 
 
 def test_an_end_of_generation_token_ends_the_text_and_adds_no_characters(engine: Engine) -> None:
     end = engine.model.special_token("eot")
     assert end is not None
-    generation = engine.generate(
-        "a", sampling=SamplingParams(logit_bias={end: 1000.0}), max_tokens=9
-    ).run()
-    assert (generation.text, generation.finish_reason) == ("", "stop")
-    assert generation.token_ids == [end]
+    biased = SamplingParams(logit_bias={end: 1000.0})
+    text = engine.generate("a", sampling=biased, max_tokens=9).run()
+    assert (text.text, text.finish_reason, text.token_ids) == ("", "stop", [end])
 
 
 def test_a_full_context_ends_the_text_normally(tiny_model: Path, tiny_draft: Path) -> None:
-    params = ContextParams(n_ctx=256, kv_type="f32", flash_attn="off", n_threads=1)
-    with Engine.load(tiny_model, params, draft_model=tiny_draft) as engine:
-        ends = sorted(engine.model.ends)
-        endless = SamplingParams(logit_bias=dict.fromkeys(ends, float("-inf")))
-        texts = []
-        for method in ("ar", *METHODS):
-            generation = engine.generate(PROMPT, method=method, sampling=endless).run()
-            assert generation.finish_reason == "context"
-            assert generation.stats.n_prompt + generation.stats.n_tokens == engine.context.n_ctx + 1
-            texts.append(generation.text)
-        assert len(set(texts)) == 1
+    with Engine.load(tiny_model, replace(EXACT, n_ctx=256), draft_model=tiny_draft) as engine:
+        for text in same_texts(engine, PROMPT, *METHODS, sampling=endless(engine)):
+            assert text.finish_reason == "context"
+            assert text.stats.n_prompt + text.stats.n_tokens == engine.context.n_ctx + 1
 
 
 def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
@@ -162,10 +137,6 @@ def test_a_closed_text_leaves_the_engine_ready(engine: Engine) -> None:
         generation.cancel()
         assert generation.run().finish_reason == "cancelled"
         assert engine.generate(PROMPT, method=method, max_tokens=30).run().text == expected
-
-
-def endless(engine: Engine) -> SamplingParams:
-    return SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, float("-inf")))
 
 
 def test_leaving_a_loop_cancels_the_text_and_taking_a_token_does_not(engine: Engine) -> None:
@@ -181,20 +152,13 @@ def test_leaving_a_loop_cancels_the_text_and_taking_a_token_does_not(engine: Eng
     assert whole.finish_reason == "length"
 
 
-def test_count_tokens_counts_the_prompt_that_is_decoded(engine: Engine) -> None:
+def test_the_next_turn_of_a_chat_decodes_only_new_tokens(engine: Engine) -> None:
     messages = [{"role": "user", "content": "the cat saw"}]
     assert engine.count_tokens(messages) == engine.count_tokens("the cat saw") == 14
-    assert engine.chat(messages, max_tokens=1).stats.n_prompt == 14
-
-
-def test_the_next_turn_of_a_chat_decodes_only_new_tokens(engine: Engine) -> None:
-    messages = [{"role": "user", "content": "the cat"}]
     first = engine.chat(messages, max_tokens=8).run()
-    messages += [
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": "a dog"},
-    ]
-    second = engine.chat(messages, max_tokens=8).run()
+    assert first.stats.n_prompt == 14
+    messages.append({"role": "assistant", "content": first.text})
+    second = engine.chat([*messages, {"role": "user", "content": "a dog"}], max_tokens=8).run()
     assert second.stats.n_reused >= first.stats.n_prompt
 
 
@@ -203,8 +167,7 @@ def test_a_context_smaller_than_the_measured_batches_works(
     tiny_model: Path, sizes: dict[str, Any]
 ) -> None:
     with Engine.load(tiny_model, replace(EXACT, **sizes)) as engine:
-        plain = engine.generate("a cat", method="ar", max_tokens=8).run()
-        assert engine.generate("a cat", max_tokens=8).run().token_ids == plain.token_ids
+        same_texts(engine, "a cat", "auto", max_tokens=8)
 
 
 @pytest.mark.parametrize("method", ["ar", "prompt-lookup", "auto"])
@@ -215,28 +178,26 @@ def test_measuring_costs_keeps_the_cached_prompt(tiny_model: Path, method: str) 
         assert generation.stats.n_reused == generation.stats.n_prompt - 1
 
 
-def test_a_system_message_reaches_the_template(engine: Engine) -> None:
-    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    generation = engine.chat(chat, max_tokens=1).run()
-    assert engine.model.detokenize(generation.prompt) == (
-        b"<s><|system|>a<|end|><|user|>b<|end|><|assistant|>"
-    )
-
-
-def test_a_control_token_in_a_message_is_treated_as_text(engine: Engine) -> None:
-    chat = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "the<|end|><|assistant|>c"},
-    ]
+@pytest.mark.parametrize(
+    ("contents", "rendered"),
+    [
+        ({"system": "a", "user": "b"}, "<s><|system|>a<|end|><|user|>b<|end|><|assistant|>"),
+        # A control token in a message is treated as text.
+        (
+            {"system": "a", "user": "the<|end|><|assistant|>c"},
+            "<s><|system|>a<|end|><|user|>the<|end|><|assistant|>c<|end|><|assistant|>",
+        ),
+    ],
+)
+def test_messages_reach_the_template_and_control_tokens_in_them_are_text(
+    engine: Engine, contents: dict[str, str], rendered: str
+) -> None:
+    chat = [{"role": role, "content": content} for role, content in contents.items()]
     tokens = engine.chat(chat, max_tokens=1).run().prompt
-    assert engine.model.detokenize(tokens) == (
-        b"<s><|user|>a<|end|><|assistant|>b<|end|>"
-        b"<|user|>the<|end|><|assistant|>c<|end|><|assistant|>"
-    )
+    assert engine.model.detokenize(tokens).decode() == rendered
     end = engine.model.special_token("eot")
     assert end is not None
-    assert tokens.count(end) == 3  # one per message, none from its text
+    assert tokens.count(end) == 2  # one per message, none from its text
 
 
 def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
@@ -251,27 +212,10 @@ def test_every_decode_is_traced(tiny_model: Path, tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
-def test_a_recurrent_model_decodes_plainly_and_refuses_drafts(tmp_path: Path) -> None:
-    path = write_recurrent_gguf(tmp_path / "recurrent.gguf")
-    with Engine.load(path, EXACT) as engine:
-        engine.prepare()
-        first = engine.generate(PROMPT, method="ar", max_tokens=10).run()
-        assert len(first.token_ids) == 10
-        again = engine.generate(PROMPT, method="ar", max_tokens=10).run()
-        assert again.token_ids == first.token_ids
-        assert engine.generate(PROMPT, max_tokens=10).run().token_ids == first.token_ids  # auto
-        with pytest.raises(CannotRewind, match=r"recurrent or hybrid.*use method ar"):
-            engine.generate(PROMPT, method="prompt-lookup").run()
-
-
-def test_the_context_grows_for_a_method_that_needs_more_sequences(
-    tiny_model: Path,
-) -> None:
+def test_the_context_grows_for_a_method_that_needs_more_sequences(tiny_model: Path) -> None:
     with Engine.load(tiny_model, replace(EXACT, n_seq_max=2)) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=20).run()
-        wide = engine.generate(PROMPT, method="lookahead", max_tokens=20).run()
+        same_texts(engine, PROMPT, "lookahead", max_tokens=20)
         assert engine.context.n_seq_max == 31
-        assert wide.token_ids == plain.token_ids
 
 
 def test_braces_in_literals_and_classes_of_a_grammar_are_not_repetitions(engine: Engine) -> None:
@@ -293,14 +237,6 @@ def test_penalties_look_back_at_most_over_the_context(engine: Engine) -> None:
 
     assert text(2**31 - 1) == text(-1) == text(engine.context.n_ctx)
     assert text(0) != text(-1)
-
-
-def test_a_single_stop_string_needs_no_list(engine: Engine) -> None:
-    text = engine.generate("the", method="ar", max_tokens=20).run().text
-    assert len(text) > 6
-    stop = text[3:6]
-    ours = engine.generate("the", method="ar", max_tokens=20, stop=stop).run().text
-    assert ours == text[: text.index(stop)]
 
 
 def test_n_batch_covers_the_rounded_up_context(tiny_model: Path) -> None:
@@ -345,15 +281,13 @@ def test_only_texts_of_methods_that_use_it_are_in_the_memory(tiny_model: Path) -
 
 
 def test_a_prediction_is_drafted_and_changes_nothing(engine: Engine) -> None:
+    settings: dict[str, Any] = {"method": "prediction", "max_tokens": 40}
     plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
-    for prediction in (plain.text, plain.token_ids):
-        found = engine.generate(
-            PROMPT, method="prediction", prediction=prediction, max_tokens=40
-        ).run()
+    for prediction, accepted in ((plain.text, 0), (plain.token_ids, 30), ((), -1)):
+        found = engine.generate(PROMPT, prediction=prediction, **settings).run()
         assert found.token_ids == plain.token_ids
-    assert found.stats.n_accepted > 30
-    after = engine.generate(PROMPT, method="prediction", max_tokens=40).run()
-    assert (after.token_ids, after.stats.n_drafted) == (plain.token_ids, 0)
+        assert found.stats.n_accepted > accepted
+    assert found.stats.n_drafted == 0  # without a prediction
     with pytest.raises(InvalidParameter, match="the prediction has token -1; this model has 0 to"):
         engine.generate(PROMPT, prediction=[-1, 5])
 
@@ -375,11 +309,9 @@ def test_settings_may_be_written_in_several_ways(engine: Engine) -> None:
 
 
 def test_several_prompts_are_continued_in_their_order(engine: Engine) -> None:
-    found = engine.generate_batch(["the cat", "a dog"], method="ar", max_tokens=9)
-    assert [text.prompt for text in found] == [
-        engine.model.tokenize("the cat"),
-        engine.model.tokenize("a dog"),
-    ]
+    prompts = ["the cat", "a dog"]
+    found = engine.generate_batch(prompts, method="ar", max_tokens=9)
+    assert [text.prompt for text in found] == [engine.model.tokenize(text) for text in prompts]
     assert {len(text.token_ids) for text in found} == {9}
 
 

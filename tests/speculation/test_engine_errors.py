@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,9 @@ from typing import Any
 import pytest
 
 from batching.errors import (
-    ContextError,
     DecodeFailed,
     GrammarError,
     InvalidParameter,
-    ModelError,
     ModelFileMissing,
     NotGGUF,
     OutOfMemory,
@@ -37,15 +36,17 @@ from tests.support.exact import EXACT, PROMPT
 from tests.support.tiny_gguf import write_learned_positions_gguf, write_tiny_gguf
 
 
-def test_a_missing_file_is_reported() -> None:
+def test_a_file_that_is_missing_no_gguf_or_of_an_unknown_architecture_is_named(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ModelFileMissing, match=r"file not found: /nowhere/x\.gguf; check the path"):
         Model("/nowhere/x.gguf")
-
-
-def test_a_file_that_is_not_a_gguf_is_named_with_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 something else")
     with pytest.raises(NotGGUF, match=r"starts with b'PK\\x03\\x04', not b'GGUF'"):
+        Model(path)
+    path = write_tiny_gguf(tmp_path / "odd.gguf", architecture="perceptron")
+    with pytest.raises(UnsupportedModel, match="perceptron.*newer llama-cpp-python"):
         Model(path)
 
 
@@ -53,16 +54,9 @@ def test_a_file_that_is_not_a_gguf_is_named_with_its_first_bytes(tmp_path: Path)
 def test_the_error_for_a_truncated_gguf_says_to_download_it_again(
     tiny_model: Path, tmp_path: Path, share: float
 ) -> None:
-    path = tmp_path / "half.gguf"
-    data = tiny_model.read_bytes()
+    path, data = tmp_path / "half.gguf", tiny_model.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
     with pytest.raises(TruncatedGGUF, match="incomplete.*download it again"):
-        Model(path)
-
-
-def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "odd.gguf", architecture="perceptron")
-    with pytest.raises(UnsupportedModel, match="perceptron.*newer llama-cpp-python"):
         Model(path)
 
 
@@ -72,32 +66,52 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
     assert engine.generate(PROMPT, max_tokens=3).run().finish_reason == "length"
 
 
-def test_an_invalid_prompt_token_or_character_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match="the prompt has token 999999; this model has 0 to"):
-        engine.generate([1, 999999])
-    with pytest.raises(InvalidParameter, match="at position 1 is a lone surrogate"):
-        engine.generate("a\ud800")
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+ONE_REPLY = "applies to a whole reply and cannot continue one"
 
 
-def test_an_unknown_role_is_refused(engine: Engine) -> None:
-    with pytest.raises(
-        InvalidParameter, match=r"needs a role \(system, user, assistant, developer, tool\)"
-    ):
-        engine.chat([{"role": "robot", "content": "beep"}])
+@pytest.mark.parametrize(
+    ("method", "given", "settings", "message"),
+    [
+        (Engine.generate, [1, 999999], {}, "the prompt has token 999999; this model has 0 to"),
+        (Engine.generate, "a\ud800", {}, "at position 1 is a lone surrogate"),
+        (Engine.generate, 5, {}, "the prompt is 5.*; give a text, or token ids"),
+        (Engine.generate_batch, "one", {}, r"prompts is one text; give a list, such as \[te"),
+        (
+            Engine.chat,
+            [{"role": "robot", "content": "beep"}],
+            {},
+            r"needs a role \(system, user, assistant, developer, tool\)",
+        ),
+        (Engine.chat, {"role": "user"}, {}, "invalid message 'role'; each needs a role"),
+        (Engine.chat, ["Hi"], {}, "invalid message 'Hi'; each needs a role"),
+        (Engine.chat, MESSAGES, {"sampling": {"grammar": 'root ::= "a"'}}, ONE_REPLY),
+        (Engine.chat, MESSAGES, {"sampling": {"json_schema": "{}"}}, ONE_REPLY),
+    ],
+)
+def test_a_prompt_or_chat_of_a_wrong_form_is_refused(
+    engine: Engine,
+    method: Callable[..., object],
+    given: Any,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        method(engine, given, **settings)
 
 
-@pytest.mark.parametrize("given", [{"role": "user", "content": "Hi"}, ["Hi"]])
-def test_a_chat_that_is_not_a_list_of_messages_is_refused(engine: Engine, given: Any) -> None:
-    with pytest.raises(InvalidParameter, match="invalid message '(role|Hi)'; each needs a role"):
-        engine.chat(given)
-
-
-def test_a_context_too_large_for_memory_is_refused_with_its_size(tiny_model: Path) -> None:
-    with (
-        Model(tiny_model) as model,
-        pytest.raises(SpeculationError, match=r"context of 2,000,000,000 tokens.*lower n_ctx"),
-    ):
-        Context(model, ContextParams(n_ctx=2_000_000_000, flash_attn="off"))
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"n_ctx": 2_000_000_000}, r"context of 2,000,000,000 tokens.*lower n_ctx"),
+        ({"kv_type": "q8_0"}, r"KV cache q8_0.*n_embd_head_k=8; use kv_type f16"),
+    ],
+)
+def test_a_context_that_cannot_be_made_is_refused_with_its_size_or_type(
+    tiny_model: Path, params: dict[str, Any], message: str
+) -> None:
+    with Model(tiny_model) as model, pytest.raises(SpeculationError, match=message):
+        Context(model, ContextParams(**params))
 
 
 def test_a_context_is_limited_to_the_learned_positions(tmp_path: Path) -> None:
@@ -110,14 +124,6 @@ def test_a_context_is_limited_to_the_learned_positions(tmp_path: Path) -> None:
         for method in ("ar", "prompt-lookup", "recycling"):
             generation = engine.generate([1, 300], method=method, sampling=letters).run()
             assert (generation.finish_reason, len(generation.token_ids)) == ("context", 99)
-
-
-def test_the_error_for_a_cache_that_cannot_be_quantised_suggests_f16(tiny_model: Path) -> None:
-    with (
-        Model(tiny_model) as model,
-        pytest.raises(ContextError, match=r"KV cache q8_0.*n_embd_head_k=8; use kv_type f16"),
-    ):
-        Context(model, ContextParams(kv_type="q8_0"))
 
 
 def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
@@ -136,30 +142,14 @@ def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
         assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "n_batch", "way_out"),
-    [
-        (256, 512, "has at most 256 .* or raise n_ctx"),
-        (512, 256, "has at most 256 .* or raise n_ba"),
-    ],
-)
+@pytest.mark.parametrize(("n_ctx", "n_batch", "raised"), [(256, 512, "n_ctx"), (512, 256, "n_ba")])
 def test_a_window_too_large_for_a_batch_is_refused(
-    tiny_model: Path, n_ctx: int, n_batch: int, way_out: str
+    tiny_model: Path, n_ctx: int, n_batch: int, raised: str
 ) -> None:
-    with (
-        Engine.load(tiny_model, ContextParams(n_ctx=n_ctx, n_batch=n_batch)) as engine,
-        pytest.raises(
-            InvalidParameter, match=rf"decodes \d+ rows at a time, but a batch {way_out}"
-        ),
-    ):
+    reason = rf"decodes \d+ rows at a time, but a batch has at most 256 .* or raise {raised}"
+    params = ContextParams(n_ctx=n_ctx, n_batch=n_batch)
+    with Engine.load(tiny_model, params) as engine, pytest.raises(InvalidParameter, match=reason):
         engine.generate(PROMPT, method="lookahead:window=60,ngram=15", max_tokens=9).run()
-
-
-def test_a_source_named_for_auto_must_be_available(engine: Engine) -> None:
-    with pytest.raises(
-        InvalidParameter, match="method medusa needs medusa heads; load them with heads"
-    ):
-        engine.generate(PROMPT, method="auto:sources=suffix+medusa", max_tokens=9).run()
 
 
 @pytest.mark.parametrize(
@@ -200,15 +190,6 @@ def test_an_invalid_json_schema_is_refused(engine: Engine, schema: str, reason: 
         engine.generate("a", sampling=SamplingParams(json_schema=schema)).run()
 
 
-def test_a_grammar_is_refused_for_a_continued_reply(engine: Engine) -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    for sampling in (SamplingParams(grammar='root ::= "a"'), SamplingParams(json_schema="{}")):
-        with pytest.raises(
-            InvalidParameter, match="applies to a whole reply and cannot continue one"
-        ):
-            engine.chat(messages, sampling=sampling)
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -234,24 +215,22 @@ def test_a_logit_bias_needs_a_known_token_and_a_finite_number(engine: Engine) ->
             SamplingParams(logit_bias={5: value})
 
 
-def test_a_trace_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="cannot write the batch trace .*none/t"):
-        Engine.load(tiny_model, trace_batches=tmp_path / "none" / "t")
-
-
-def test_a_closed_engine_refuses_every_call(tiny_model: Path) -> None:
-    engine = Engine.load(tiny_model)
-    engine.prepare()  # the first close saves the measured costs
-    engine.close()
-    engine.close()
-    for use in (
-        lambda: engine.generate("hi"),
-        lambda: engine.generate([1, 2]),
-        lambda: engine.chat("hi"),
-        engine.prepare,
-    ):
-        with pytest.raises(ModelError, match="is closed; load it again"):
-            use()
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trace_batches": Path("none/t")}, "cannot write the batch trace .*none/t"),
+        ({"memory": Path("none/memory")}, r"cannot write .*memory: no such folder"),
+        ({"heads": True}, "heads is True; give files, or 'paired' for those"),
+        ({"keep_texts": -1}, "keep_texts is -1; give 0 or more"),
+        ({"parallel": 0}, "parallel is 0; give 1 to 256"),
+        ({"parallel": 257}, "parallel is 257; give 1 to 256"),
+    ],
+)
+def test_an_engine_is_not_loaded_with_settings_that_cannot_work(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        Engine.load("/nowhere/x.gguf" if "memory" in settings else "bundled", **settings)
 
 
 def test_ctrl_c_is_not_lost_in_a_callback_from_llama_cpp(tiny_model: Path) -> None:
@@ -289,11 +268,7 @@ def test_ctrl_c_interrupts_loading(tiny_model: Path) -> None:
     ],
 )
 def test_a_failed_decode_reports_its_reason(
-    code: int,
-    kind: type[Exception],
-    message: str,
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
+    code: int, kind: type[Exception], message: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("batching.llama.context._llama_decode", lambda *_: code)
@@ -302,12 +277,11 @@ def test_a_failed_decode_reports_its_reason(
     assert engine.generate(PROMPT, max_tokens=2).run().stats.n_tokens == 2
 
 
-@pytest.mark.parametrize("past_the_end", [False, True])
-def test_a_token_id_outside_the_vocabulary_is_refused(engine: Engine, past_the_end: bool) -> None:
-    token = engine.model.n_vocab if past_the_end else -1
-    for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
-        with pytest.raises(InvalidParameter, match=f"token {token} is not in the vocabulary"):
-            use(token)
+def test_a_token_id_outside_the_vocabulary_is_refused(engine: Engine) -> None:
+    for token in (-1, engine.model.n_vocab):
+        for use in (engine.model.piece, lambda wrong: engine.model.detokenize([5, wrong])):
+            with pytest.raises(InvalidParameter, match=f"token {token} is not in the vocabulary"):
+                use(token)
 
 
 def test_a_memory_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -316,11 +290,6 @@ def test_a_memory_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) 
         pass
     with pytest.raises(InvalidParameter, match="memory has the memory of another model; give"):
         Engine.load(tiny_model, EXACT, memory=file)
-
-
-def test_a_memory_in_a_missing_folder_is_refused_before_loading(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match=r"cannot write .*memory: no such folder"):
-        Engine.load("/nowhere/x.gguf", memory=tmp_path / "none" / "memory")
 
 
 def test_a_memory_that_cannot_be_saved_is_only_a_warning(
@@ -345,6 +314,7 @@ def test_a_memory_that_cannot_be_saved_is_only_a_warning(
         ({"sampling": 0.5}, r"sampling is 0.5; give SamplingParams\(temperature=0.8\), or"),
         ({"temperature": -1}, "temperature is -1; give 0.0 to 100.0"),
         ({"method": 5}, "method is 5; give a name such as 'suffix', 'FILE.py:SPEC' or a"),
+        ({"method": "auto:sources=suffix+medusa"}, "medusa needs medusa heads; load them with he"),
         ({"method": "./none.py:spec"}, "file not found: .*none.py; give FILE.py:SPEC"),
         ({"stop": ["a", ""]}, "a stop string is empty; leave it out"),
         ({"method": "prompt-lookup:num_pred_tokens=5"}, "'num_pred_tokens'; here it is called dra"),
@@ -360,16 +330,4 @@ def test_a_setting_under_another_name_is_refused_with_the_right_one(
     engine: Engine, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidParameter, match=message):
-        engine.chat("hi", **settings)
-
-
-def test_one_text_instead_of_several_is_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidParameter, match=r"prompts is one text; give a list, such as \[te"):
-        engine.generate_batch("one string")
-    with pytest.raises(InvalidParameter, match="the prompt is 5.*; give a text, or token ids"):
-        engine.generate(5)  # type: ignore[arg-type]
-
-
-def test_heads_are_files(tiny_model: Path) -> None:
-    with pytest.raises(InvalidParameter, match="heads is True; give files, or 'paired' for those"):
-        Engine.load(tiny_model, heads=True)  # type: ignore[arg-type]
+        engine.chat("hi", **settings).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,18 +128,9 @@ class AlwaysAsked(Drafter):
         self._drafter.observe(step)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        PromptLookupParams(),
-        PromptLookupParams(adaptive=False, draft=3),
-        PromptLookupParams(min_ngram=2),
-    ],
-)
-def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(
-    params: PromptLookupParams,
-) -> None:
-    n_runs = 0
+@pytest.mark.parametrize("settings", [{}, {"adaptive": False, "draft": 3}, {"min_ngram": 2}])
+def test_prompt_lookup_drafts_the_same_with_and_without_plain_runs(settings: Any) -> None:
+    params, n_runs = PromptLookupParams(**settings), 0
     for seed in range(60):
         prompt = prompt_of(seed)[:4]
         one = written(prompt, [PromptLookup(params)], 40)
@@ -174,11 +166,8 @@ def test_a_row_of_a_run_is_decoded_like_any_other(tiny_model: Path, tmp_path: Pa
             plain.seq_cp(0, 3, 0, 5)
             batch = Rows([8, 9], [5, 5], [range(1), range(3, 4)], [True, True])
             assert plain.decode(batch).logits(1).shape == (model.n_vocab,)
-    assert trace.read_text(encoding="utf-8").splitlines()[1:] == [
-        "[[5,2,[0,1],1]]",
-        "[[6,3,[0,1],1]]",
-        "[[7,4,[0,1],1]]",
-    ]
+    lines = trace.read_text(encoding="utf-8").splitlines()[1:]
+    assert lines == ["[[5,2,[0,1],1]]", "[[6,3,[0,1],1]]", "[[7,4,[0,1],1]]"]
 
 
 def test_a_text_with_stop_strings_may_end_with_any_token(tiny_model: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from batching.llama.context import Context, ContextParams
 from batching.llama.model import Model
 from batching.rows import Rows, pack, rows_back
 from speculation.engine import Engine
-from speculation.sampling import SamplingParams
+from tests.support.exact import endless, random_requests, same_texts
 from tests.support.tiny_gguf import write_hybrid_gguf, write_recurrent_gguf, write_tiny_gguf
 
 EXACT = ContextParams(n_ctx=512, kv_type="f32", flash_attn="off")
@@ -47,9 +46,7 @@ def chain(tokens: list[int], position: int, seq_id: int = 0) -> Rows:
     return Rows(tokens, range(position, position + n), [ids] * n, [True] * n)
 
 
-def test_rewinding_the_last_rows_restores_the_earlier_state(
-    context: Context,
-) -> None:
+def test_rewinding_the_last_rows_restores_the_earlier_state(context: Context) -> None:
     assert (context.n_rewind, context.n_seq_max) == (8, 1)
     context.decode(chain([5, 6, 7, 8], 0))
     expected = context.decode(chain([9], 4)).logits(0).copy()
@@ -120,18 +117,13 @@ def test_a_state_may_be_saved_and_restored_beside_others(hybrid: Path) -> None:
         assert abs(context.decode(chain([7], 2, 1)).logits(0) - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_do_not_change_the_text(engine: Engine, method: str, temperature: float) -> None:
-    endless = dict.fromkeys(engine.model.ends, -math.inf)
-    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
-    plain = engine.generate(PROMPT, method="ar", sampling=sampling, max_tokens=60).run()
-    for _ in range(2):  # the second time the method knows the text
-        drafted = engine.generate(PROMPT, method=method, sampling=sampling, max_tokens=60).run()
-        assert drafted.token_ids == plain.token_ids
-    assert len(plain.token_ids) == 60
-    if method.startswith("recycling") and temperature == 0:
-        assert drafted.stats.n_accepted > 0
+def test_drafts_do_not_change_the_text(engine: Engine, temperature: float) -> None:
+    sampling = endless(engine, temperature)
+    for _ in range(2):  # the second time a method knows the text
+        texts = same_texts(engine, PROMPT, *METHODS, sampling=sampling, max_tokens=60)
+    assert len(texts[0].token_ids) == 60
+    assert texts[-1].stats.n_accepted > 0 or temperature > 0
 
 
 def test_continued_and_different_prompts_start_from_a_clean_state(
@@ -154,9 +146,7 @@ def test_continued_and_different_prompts_start_from_a_clean_state(
     assert max(n_reused) > 0  # from saved states
 
 
-def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
-    engine: Engine,
-) -> None:
+def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(engine: Engine) -> None:
     chat = [{"role": "user", "content": "the cat saw a dog " * 6}]
     first = engine.chat(chat, max_tokens=20).run()
     again = engine.chat(chat, max_tokens=20).run()
@@ -175,32 +165,21 @@ def test_another_reply_and_the_next_turn_reuse_the_prompt_almost_to_its_end(
 def test_texts_in_one_batch_are_what_they_would_be_alone(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    rng, words = random.Random(3), PROMPT.split()
+    rng = random.Random(3)
     model, params = write(tmp_path / "model.gguf"), replace(EXACT, n_ctx=1024)
-    methods = ("ar", "auto")
-    if write is write_hybrid_gguf:
-        methods += (*METHODS, "suffix:p_min=0.05")  # type: ignore[assignment]
-    samplings = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
-    requests = [
-        {
-            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
-            "method": rng.choice(methods),
-            "sampling": rng.choice(samplings),
-            "max_tokens": rng.randrange(1, 40),
-        }
-        for _ in range(40)
-    ]
+    drafting = (*METHODS, "suffix:p_min=0.05") if write is write_hybrid_gguf else ()
+    requests = random_requests(rng, 40, ("ar", "auto", *drafting))
     several = Engine.load(model, params, parallel=4)
     with several as engine, Engine.load(model, EXACT) as alone:
         assert (engine.parallel, engine.context.n_seq_max) == (4, 4)
         running = []
         for i, request in enumerate(requests):
-            running.append(engine.submit(**request))  # type: ignore[arg-type]
+            running.append(engine.submit(**request))
             time.sleep(rng.choice((0.0, 0.0, 0.01)))
             if i % 9 == 5:
                 running[i].cancel()
         for request, found in zip(requests, running, strict=True):
-            expected = alone.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+            expected = alone.generate(**{**request, "method": "ar"}).run()
             is_whole = found.run().finish_reason != "cancelled"
             assert (
                 found.token_ids == expected.token_ids[: None if is_whole else len(found.token_ids)]
@@ -245,20 +224,14 @@ def test_a_method_that_needs_branches_is_refused(engine: Engine) -> None:
 
 def test_a_hybrid_model_drafts_for_another_and_for_itself(hybrid: Path, tmp_path: Path) -> None:
     plain_kv = write_tiny_gguf(tmp_path / "tiny.gguf")
+    wide = "draft:width=3,p_min=0"  # the draft model has one sequence, so its tree is a chain
     for target in (hybrid, plain_kv):
         with Engine.load(target, EXACT, draft_model=hybrid) as engine:
-            endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
-            given = {"sampling": endless, "max_tokens": 40}
-            plain = engine.generate(PROMPT, method="ar", **given).run()  # type: ignore[arg-type]
-            for method in ("draft:p_min=0,p_path=0,draft_max=4", "auto"):
-                drafted = engine.generate(PROMPT, method=method, **given).run()  # type: ignore[arg-type]
-                assert drafted.token_ids == plain.token_ids
-                if target == hybrid and method.startswith("draft"):
-                    assert drafted.stats.acceptance_rate == 1.0
-            # The draft model has one sequence, so its tree is a chain.
-            wide = engine.generate(PROMPT, method="draft:width=3,p_min=0", **given).run()  # type: ignore[arg-type]
-            assert wide.token_ids == plain.token_ids
-            assert wide.stats.n_drafted > 0
+            methods = ("draft:p_min=0,p_path=0,draft_max=4", wide, "auto")
+            settings = {"sampling": endless(engine), "max_tokens": 40}
+            _, alone, tree, _ = same_texts(engine, PROMPT, *methods, **settings)
+            assert target != hybrid or alone.stats.acceptance_rate == 1.0
+            assert tree.stats.n_drafted > 0
 
 
 def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(
@@ -269,17 +242,15 @@ def test_only_plain_decoding_runs_if_no_copies_of_the_state_are_kept(
         params = ContextParams(n_ctx=256, flash_attn="off", n_rewind=n_rewind)
         with Engine.load(path, params) as engine:
             assert engine.context.n_rewind == 0
+            engine.prepare()
             assert engine.generate(PROMPT, max_tokens=5).run().stats.n_drafted == 0  # auto
-            with pytest.raises(CannotRewind, match="use method ar"):
+            with pytest.raises(CannotRewind, match="recurrent or hybrid.*use method ar"):
                 engine.generate(PROMPT, method="prompt-lookup").run()
 
 
-def test_n_batch_is_raised_above_the_number_of_copies(hybrid: Path) -> None:
+def test_n_batch_is_raised_above_the_number_of_copies_which_is_limited(hybrid: Path) -> None:
+    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
+        ContextParams(n_rewind=17)
     with Engine.load(hybrid, replace(EXACT, n_batch=4)) as engine:
         assert engine.context.n_batch == 10
         assert engine.generate(PROMPT, max_tokens=5).run().stats.n_tokens > 0
-
-
-def test_more_copies_than_llama_cpp_can_make_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="n_rewind is 17; give 0 to 16"):
-        ContextParams(n_rewind=17)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -195,23 +196,14 @@ def run(
 
 
 @pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
-def test_greedy_text_equals_plain_decoding(method: str) -> None:
-    for seed in range(50):
-        assert run(method, seed)[0] == plain_text(seed), f"seed {seed}"
-
-
-@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
-def test_seeded_text_with_penalties_equals_plain_decoding(method: str) -> None:
-    for seed in range(50):
-        ours, _, _ = run(method, seed, temperature=0.8, penalty=1.0)
-        assert ours == plain_text(seed, temperature=0.8, penalty=1.0), f"seed {seed}"
-
-
-@pytest.mark.parametrize("method", [*METHODS, "random-trees", "all-in-one-tree"])
-def test_text_in_a_nearly_full_context_equals_plain_decoding(method: str) -> None:
-    for seed in range(30):
-        ours, _, _ = run(method, seed, n_ctx=40, n_tokens=100)
-        assert ours == plain_text(seed, n_ctx=40, n_tokens=100), f"seed {seed}"
+@pytest.mark.parametrize(
+    ("n_seeds", "settings"),
+    [(50, {}), (50, {"temperature": 0.8, "penalty": 1.0}), (30, {"n_ctx": 40, "n_tokens": 100})],
+    ids=["greedy", "seeded with penalties", "nearly full context"],
+)
+def test_text_equals_plain_decoding(method: str, n_seeds: int, settings: dict[str, Any]) -> None:
+    for seed in range(n_seeds):
+        assert run(method, seed, **settings)[0] == plain_text(seed, **settings), f"seed {seed}"
 
 
 CHAINS = [method for method in METHODS if not method.startswith("lookahead")]
@@ -222,10 +214,11 @@ CHAINS = [method for method in METHODS if not method.startswith("lookahead")]
 def test_text_of_a_target_with_limited_rewind_equals_plain_decoding(
     method: str, n_rewind: int
 ) -> None:
+    full: dict[str, Any] = {"temperature": 0.8, "n_ctx": 40, "n_tokens": 100}
     for seed in range(10):
-        assert run(method, seed, n_rewind=n_rewind)[0] == plain_text(seed), f"seed {seed}"
-        ours, _, _ = run(method, seed, temperature=0.8, n_ctx=40, n_tokens=100, n_rewind=n_rewind)
-        assert ours == plain_text(seed, temperature=0.8, n_ctx=40, n_tokens=100), f"seed {seed}"
+        for settings in ({}, full):
+            ours = run(method, seed, n_rewind=n_rewind, **settings)[0]
+            assert ours == plain_text(seed, **settings), f"seed {seed}"
 
 
 @pytest.mark.parametrize("n_rewind", [1, 5])
@@ -297,35 +290,32 @@ def test_text_drafted_from_earlier_texts_equals_plain_decoding() -> None:
     assert n_steps["warm"] < 0.5 * n_steps["cold"]
 
 
-def test_a_target_with_limited_rewind_still_gains_from_drafts() -> None:
-    for method in ("auto", "draft", "medusa", "eagle-2"):
-        steps = [run(method, seed, n_rewind=4)[1] for seed in range(50)]
-        assert sum(s.n_tokens for s in steps) > 1.2 * sum(s.n_steps for s in steps), method
+PREDICTED = ("prediction", "auto:sources=prediction+suffix")
+WITH_HEADS = ("medusa", "auto:sources=medusa", "eagle-1", "eagle-2", "auto:sources=eagle")
 
 
-def test_predicted_tokens_are_often_accepted() -> None:
-    for method in ("prediction", "auto:sources=prediction+suffix"):
-        steps = [run(method, seed)[1] for seed in range(50)]
-        assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
-
-
-def test_random_trees_are_often_accepted() -> None:
+@pytest.mark.parametrize(
+    ("methods", "n_rewind", "gain"),
+    [
+        (("random-trees", *PREDICTED, *WITH_HEADS), NO_LIMIT, 1.8),
+        (("auto", "draft", "medusa", "eagle-2"), 4, 1.2),
+    ],
+    ids=["any", "limited rewind"],
+)
+def test_drafts_are_often_accepted(methods: tuple[str, ...], n_rewind: int, gain: float) -> None:
     """Otherwise the tests above would show nothing about accepted paths."""
-    steps = [run("random-trees", seed)[1] for seed in range(50)]
-    assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps)
+    for method in methods:
+        steps = [run(method, seed, n_rewind=n_rewind)[1] for seed in range(50)]
+        assert sum(s.n_tokens for s in steps) > gain * sum(s.n_steps for s in steps), method
 
 
-def test_drafts_of_the_fake_heads_are_often_accepted() -> None:
-    for method in ("medusa", "auto:sources=medusa", "eagle-1", "eagle-2", "auto:sources=eagle"):
-        steps = [run(method, seed)[1] for seed in range(50)]
-        assert sum(s.n_tokens for s in steps) > 1.8 * sum(s.n_steps for s in steps), method
-
-
-def test_counts_add_up() -> None:
-    text, stats, _ = run("random-trees", 1, n_tokens=30)
-    assert stats.n_tokens == len(text)
-    assert stats.n_steps <= stats.n_tokens <= stats.n_steps + stats.n_accepted
-    assert stats.n_accepted <= stats.n_drafted < stats.n_rows
+def test_counts_add_up_and_nothing_is_committed_beyond_the_end_of_a_text() -> None:
+    for seed in range(40):
+        text, stats, cache = run("random-trees", seed, n_tokens=7)
+        assert stats.n_tokens == len(text) <= 7
+        assert stats.n_steps <= stats.n_tokens <= stats.n_steps + stats.n_accepted
+        assert stats.n_accepted <= stats.n_drafted < stats.n_rows
+        assert cache.n_past == len(cache.tokens)
 
 
 def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
@@ -338,10 +328,3 @@ def test_an_abandoned_text_leaves_the_cache_with_what_was_generated() -> None:
     assert cache.tokens == [1, 2, 3, *written[:-1]]
     assert cache.n_seq > 1
     assert all(target.tokens_of(s) == cache.tokens for s in range(cache.n_seq))
-
-
-def test_a_text_that_ends_inside_an_accepted_path_commits_nothing_beyond_its_end() -> None:
-    for seed in range(40):
-        text, _, cache = run("random-trees", seed, n_tokens=7)
-        assert len(text) <= 7
-        assert cache.n_past == len(cache.tokens)

@@ -1,7 +1,8 @@
-"""Jacobi, verification and parsing of methods."""
+"""Methods: Jacobi, verification, parsing, and what is learnt and kept of them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,15 @@ import pytest
 
 from batching.errors import InvalidParameter
 from batching.tree import TokenTree
+from speculation.auto.source import Gains
 from speculation.drafter import DraftBudget, MethodSpec, Step
-from speculation.methods import METHODS, MethodTable, load_method_file, parse_method
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
+from speculation.engine import Engine
+from speculation.methods import METHODS, SAVED, MethodTable, load_method_file, parse_method
 from speculation.methods.jacobi import Jacobi, JacobiParams
 from speculation.verify import Match
+from tests.support.exact import EXACT
 from tests.support.paths import ROOT
 from tests.support.scripted import ScriptedOutput, ScriptedSampler
 
@@ -63,20 +69,14 @@ def test_a_method_is_written_with_parameters_after_a_colon() -> None:
     ("text", "message"),
     [
         ("lokahead", "no method 'lokahead'; did you mean lookahead"),
-        (
-            "lookahead:windo=3",
-            "lookahead has no parameter 'windo'; did you mean window.*window, ngram",
-        ),
+        ("lookahead:windo=3", "has no parameter 'windo'; did you mean window.*window, ngram"),
         ("lookahead:window", "lookahead: window has no value; write window=value"),
         ("lookahead:window=3,ngram=4,window=5", "lookahead: window is given twice; give it once"),
         ("lookahead:window=many", "window is 'many'; give a value like 15"),
         ("suffix:memory=perhaps", "memory is 'perhaps'; give on or off"),
         ("lookahead:ngram=2", "ngram is 2; give 3 to 32"),
         ("prompt-lookup:min_ngram=4", "min_ngram 4 is above max_ngram 3"),
-        (
-            "auto:sources=all+draft",
-            "sources contains 'all'; give all, or some of prediction, suffix",
-        ),
+        ("auto:sources=all+draft", "sources contains 'all'; give all, or some of prediction, suf"),
         ("jacobi:guesses=0", "guesses is 0; give 1 to 256"),
         ("ar:x=1", "ar has no parameter 'x'; it has none"),
     ],
@@ -106,16 +106,16 @@ def test_a_method_is_loaded_from_a_file_by_its_path(
     drafter.draft(text, tree, DraftBudget())
     assert (tree.tokens, tree.parents) == ([2, 8, 9, 7, 5], [-1, 0, 1, 0, 3])
     assert load_method_file("prompt-lookup:draft=2") == "prompt-lookup:draft=2"
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("spec = 1")
-    with pytest.raises(InvalidParameter, match=r"wrong.py:spec is not a MethodSpec"):
-        load_method_file(f"{wrong}:spec")
-    failing = tmp_path / "failing.py"
-    failing.write_text("1 / 0")
-    with pytest.raises(InvalidParameter, match="failing.py failed: ZeroDivisionError"):
-        load_method_file(f"{failing}:spec")
-    with pytest.raises(InvalidParameter, match="file not found"):
-        load_method_file("nowhere.py:spec")
+    for file_name, code, reason in (
+        ("wrong.py", "spec = 1", "wrong.py:spec is not a MethodSpec"),
+        ("failing.py", "1 / 0", "failing.py failed: ZeroDivisionError"),
+        ("nowhere.py", None, "file not found"),
+    ):
+        file = tmp_path / file_name
+        if code is not None:
+            file.write_text(code)
+        with pytest.raises(InvalidParameter, match=reason):
+            load_method_file(f"{file}:spec")
 
 
 def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
@@ -132,3 +132,46 @@ def test_packages_add_methods_by_entry_points_and_broken_ones_are_skipped(
     assert list(table) == ["outside"]
     left_out = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
     assert left_out == ["broken", "again"]
+
+
+METHODS_OF_CLIENTS = "prompt-lookup:draft suffix:draft_max recycling:nodes auto:rows_max".split()
+STRINGS = [f"{method}={n}" for n in range(1, 40) for method in METHODS_OF_CLIENTS]
+
+
+def cheap_rows() -> Cost:
+    return Cost(CostCurve.linear(1.0, 0.01))
+
+
+def test_learnt_state_does_not_grow_with_the_parameters_that_clients_write() -> None:
+    resources, sizes = Resources(cheap_rows), []
+    for text in STRINGS * 2:
+        parse_method(text).drafters(resources)
+        sizes.append((len(resources.to_save(SAVED)), len(resources._kept)))
+    assert sizes[-1] == sizes[3]
+    assert set(resources.to_save(SAVED)) == {
+        *("suffix", "recycling", "suffix acceptance", "recycling acceptance"),
+        "prompt-lookup acceptance",
+    }
+
+
+def test_what_is_learnt_of_other_methods_and_under_older_names_is_not_saved() -> None:
+    old = {"PromptLookupParams(draft=7) estimates": [1.0] * 101, "suffix": [1.0, 2.0]}
+    resources = Resources(cheap_rows, saved=old)
+    resources.acceptance("outside")
+    resources.save("outside", Gains().state)
+    assert resources.to_save(SAVED) == {"suffix": [1.0, 2.0]}
+
+
+def test_what_is_learnt_of_heads_is_saved_by_the_method_or_the_source() -> None:
+    assert {"eagle", "eagle-2", "eagle-3", "mtp", "dflash", "medusa", "redrafter"} < SAVED
+
+
+def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
+    with Engine.load(tiny_model, EXACT) as engine:
+        engine.resources._kept["cost"] = cheap_rows()
+        for text in STRINGS:
+            engine.generate("the cat saw a dog", method=text, max_tokens=3).run()
+        path = engine._loaded._learnt_file
+    states = json.loads(path.read_text(encoding="utf-8"))["states"][""]
+    assert {name.split(" ")[0] for name in states} <= SAVED
+    assert len(states) < 10

@@ -1,4 +1,4 @@
-"""Several texts at a time, on a random model: each is what it would be alone."""
+"""Several texts at a time, on random models: each is what it would be alone."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from batching.errors import InvalidParameter, PromptTooLong
+from batching.errors import CacheFull, InvalidParameter
 from batching.llama.context import Context
 from batching.rows import Rows
+from batching.slots import Slots
 from batching.target import Output, Watch
+from batching.together import Coroutine, Running, Work, advance, run
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
 from speculation.loaded import Loaded
@@ -22,9 +25,10 @@ from speculation.methods import parse_method
 from speculation.request import Request
 from speculation.sampling import SamplingParams
 from speculation.text import Text
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, endless, random_requests
 from tests.support.fake_target import FakeReply
 from tests.support.mtp_gguf import write_gemma_gguf
+from tests.support.tiny_heads import attached, blocks, hybrid, mtp, states
 
 METHODS = (
     "auto",
@@ -37,7 +41,6 @@ METHODS = (
     "draft:p_min=0.02",
     "draft:width=3,nodes=10,p_min=0.01,draft_max=4",
 )
-SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7, repeat_penalty=1.2))
 
 
 @pytest.fixture(scope="module")
@@ -51,31 +54,17 @@ def parallel(tiny_model: Path) -> Iterator[Engine]:
             yield engine
 
 
-def requests(rng: random.Random, n: int) -> list[dict[str, object]]:
-    words = PROMPT.split()
-    return [
-        {
-            "prompt": " ".join([*rng.choices(words, k=rng.randrange(60)), PROMPT]),
-            "method": rng.choice(METHODS),
-            "sampling": rng.choice(SAMPLINGS),
-            "max_tokens": rng.randrange(1, 40),
-            "stop": rng.choice(((), (), ("o t",))),
-        }
-        for _ in range(n)
-    ]
-
-
 def test_texts_that_come_and_go_are_what_they_would_be_alone(
     engine: Engine, parallel: Engine
 ) -> None:
     rng = random.Random(3)
-    every = requests(rng, 120)
+    every = random_requests(rng, 120, METHODS, stop=((), (), ("o t",)))
     running: list[Text] = []
     for request in every:
-        running.append(parallel.submit(**request))  # type: ignore[arg-type]
+        running.append(parallel.submit(**request))
         time.sleep(rng.choice((0.0, 0.0, 0.01)))
     for request, found in zip(every, running, strict=True):
-        alone = engine.generate(**{**request, "method": "ar"}).run()  # type: ignore[arg-type]
+        alone = engine.generate(**{**request, "method": "ar"}).run()
         assert found.run().token_ids == alone.token_ids, request
         assert (found.text, found.finish_reason) == (alone.text, alone.finish_reason)
         assert found.stats.n_tokens == len(alone.token_ids)
@@ -102,9 +91,7 @@ def test_a_long_prompt_is_read_in_a_context_of_its_own_and_shared_with_the_next(
     assert prompt_rows == {False: 300, True: 19}
 
 
-def test_a_beginning_that_several_requests_bring_at_once_is_read_once(
-    parallel: Engine,
-) -> None:
+def test_a_beginning_that_several_requests_bring_at_once_is_read_once(parallel: Engine) -> None:
     prompt = [9 + i % 70 for i in range(300)]
     every = parallel.generate_batch([[*prompt, last] for last in range(5, 13)], max_tokens=20)
     reused = sorted(one.stats.n_reused for one in every)
@@ -171,9 +158,8 @@ def test_an_idle_text_leaves_the_cache_and_comes_back_for_its_next_turn(tiny_mod
         found = [again.token_ids, shared.token_ids]
     with Engine.load(tiny_model, EXACT) as alone:
         prompts = (turn, [*second[:150], 5])
-        assert found == [
-            alone.generate(p, method="ar", max_tokens=9).run().token_ids for p in prompts
-        ]
+        expected = [alone.generate(p, method="ar", max_tokens=9).run() for p in prompts]
+    assert found == [text.token_ids for text in expected]
 
 
 @pytest.mark.parametrize("window", [8, 40])
@@ -204,21 +190,11 @@ def test_texts_of_a_model_with_a_sliding_window_begin_with_parts_of_others(
     assert reused[:3] == [0, 0, 60]  # of a text in the cache, not of a copy
 
 
-def test_a_text_that_is_closed_makes_place_for_the_next(parallel: Engine) -> None:
-    endless = SamplingParams(grammar="root ::= [a-z] root")
-    running = [parallel.submit(PROMPT, method="ar", sampling=endless) for _ in range(5)]
-    running.append(parallel.submit(PROMPT, method="ar", max_tokens=50))
-    for generation in running[:5]:
-        generation.cancel()
-    assert [generation.run().finish_reason for generation in running[:5]] == ["cancelled"] * 5
-    assert running[5].run().finish_reason in ("length", "stop")
-
-
 def test_a_text_uses_the_whole_context_if_no_other_needs_it(
     engine: Engine, parallel: Engine
 ) -> None:
     n_ctx = parallel.context.n_ctx
-    sampling = SamplingParams(logit_bias={token: float("-inf") for token in engine.model.ends})
+    sampling = endless(engine)
     for method in ("ar", "suffix"):
         long = parallel.submit([5, 6, 7], method=method, sampling=sampling).run()
         assert (long.finish_reason, len(long.token_ids)) == ("context", n_ctx - 2)
@@ -246,16 +222,6 @@ def test_a_prediction_is_that_of_its_own_text_alone(parallel: Engine) -> None:
     assert running[2].stats.n_drafted == 0
 
 
-def test_an_error_ends_only_its_own_text(parallel: Engine) -> None:
-    running = parallel.submit(PROMPT, method="ar", max_tokens=60)
-    wrong = parallel.submit(PROMPT, method="lookahead:window=30", max_tokens=5)
-    with pytest.raises(InvalidParameter, match="needs .* sequences, a text has 40"):
-        wrong.run()
-    assert running.run().finish_reason in ("length", "stop")
-    with pytest.raises(PromptTooLong):
-        parallel.submit([5] * (parallel.context.n_ctx + 1))
-
-
 def test_tokens_arrive_in_an_event_loop(parallel: Engine) -> None:
     async def text_of(prompt: str) -> str:
         generation = parallel.submit(prompt, method="ar", max_tokens=20)
@@ -278,20 +244,20 @@ def test_tokens_that_come_fast_go_together_but_do_not_wait_for_a_prompt(
         return [len(tokens) for tokens in text._channel]
 
     assert groups_of(parallel.submit(PROMPT, method="ar", max_tokens=30)) == [1, 29]
+    started: list[Text] = []
     others: list[Text] = []
 
     def ask_in_between(token: int) -> bool:
-        if len(running.token_ids) == 20:
+        if len(started[0].token_ids) == 20:
             others.append(parallel.submit([7 + i % 60 for i in range(60)], max_tokens=2))
         return False
 
-    def begin() -> Text:
-        text = parallel.submit(PROMPT, method="ar", max_tokens=30)
-        text.reply.ends = Ends(ask_in_between)
-        return text
+    def begin() -> None:
+        started.append(parallel.submit(PROMPT, method="ar", max_tokens=30))
+        started[0].reply.ends = Ends(ask_in_between)
 
-    running = parallel._driver.call(begin)
-    groups = groups_of(running)
+    parallel._driver.call(begin)
+    groups = groups_of(started[0])
     assert len(groups) == 3 and sum(groups) == 30
     assert len(others[0].run().token_ids) == 2
 
@@ -307,12 +273,6 @@ class Ends:
         return self._is_end(token)
 
 
-def test_a_number_of_texts_that_no_context_can_hold_is_refused(tiny_model: Path) -> None:
-    for parallel in (0, 257):
-        with pytest.raises(InvalidParameter, match=f"parallel is {parallel}; give 1 to 256"):
-            Engine.load(tiny_model, EXACT, parallel=parallel)
-
-
 def test_lookahead_has_its_whole_window_beside_other_texts(
     engine: Engine, parallel: Engine
 ) -> None:
@@ -325,9 +285,12 @@ def test_lookahead_has_its_whole_window_beside_other_texts(
         rows = dict(text.stats.rows_histogram)
         assert rows.pop(1, 0) <= 1, rows  # the last token needs no drafts
         assert min(rows) >= 59, rows  # the window; n-grams come on top
-    wide = "lookahead:window=24,ngram=15,guesses=15"  # 550 rows
-    with pytest.raises(InvalidParameter, match=r"decodes \d+ rows at a time, but a batch has"):
-        parallel.submit(PROMPT, method=wide, max_tokens=3).run()
+    for wide, reason in (
+        ("lookahead:window=24,ngram=15,guesses=15", r"decodes \d+ rows at a time, but a batch has"),
+        ("lookahead:window=30", "needs .* sequences, a text has 40"),
+    ):
+        with pytest.raises(InvalidParameter, match=reason):
+            parallel.submit(PROMPT, method=wide, max_tokens=3).run()
 
 
 def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
@@ -344,3 +307,97 @@ def test_each_client_has_a_memory_of_its_own(parallel: Engine) -> None:
         steps(f"client {i}")
     assert len(parallel.resources._memories) == 32
     assert steps("one") > half
+
+
+@pytest.mark.parametrize("written", [states, blocks, mtp, hybrid, attached])
+def test_texts_with_heads_draft_together_and_are_what_they_would_be_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: object
+) -> None:
+    target, heads, methods = written(tmp_path)  # type: ignore[operator]
+    together: Counter[tuple[bool, int]] = Counter()  # by target or not, and texts in the batch
+    decode = Slots.decode
+
+    def counted(self: Slots, parts: object, watch: object = None) -> object:
+        together[self is target_slots, len(parts)] += 1  # type: ignore[arg-type]
+        return decode(self, parts, watch)  # type: ignore[arg-type]
+
+    rng, found = random.Random(5), []
+    draft = target if len(heads) > 1 else None
+    with Engine.load(target, EXACT, heads=heads, draft_model=draft, parallel=4) as engine:
+        target_slots = engine._scheduler.places.slots
+        monkeypatch.setattr(Slots, "decode", counted)
+        requests = [
+            {
+                "prompt": [rng.randrange(5, 200) for _ in range(rng.randrange(1, 90))],
+                "method": methods[i % len(methods)],
+                "sampling": endless(engine, 0.7 * (i % 2), seed=i),
+                "max_tokens": rng.randrange(5, 40),
+            }
+            for i in range(24)
+        ]
+        running = [engine.submit(**request) for request in requests]
+        found = [one.run() for one in running]
+    with Engine.load(target, EXACT) as alone:
+        for request, ours in zip(requests, found, strict=True):
+            plain = alone.generate(**{**request, "method": "ar"}).run()
+            assert ours.token_ids == plain.token_ids, request
+    drafted = [one.stats.n_drafted for one in found]
+    assert sum(n > 0 for n in drafted) >= 12
+    assert sum(n for (is_target, n_texts), n in together.items() if not is_target and n_texts > 1)
+    assert together[True, 4]
+
+
+def test_a_draft_model_reads_a_prefix_of_several_texts_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [7 + i % 90 for i in range(200)]
+    with Engine.load(tiny_model, EXACT, draft_model=tiny_model, parallel=4) as engine:
+        n_read: list[int] = []
+        decode = Context.decode
+
+        def counted(self: Context, rows: Rows, watch: object = None) -> object:
+            if self is engine.draft:
+                n_read.append(rows.outputs.count(False))
+            return decode(self, rows, watch)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Context, "decode", counted)
+        first = engine.submit([*prompt, 5], method="draft", max_tokens=200)
+        next(first)
+        assert sum(n_read) == 200
+        second = engine.submit([*prompt, 6], method="draft", max_tokens=9).run()
+        assert second.stats.n_reused == 200
+        assert sum(n_read) == 200
+        first.run()
+
+
+def test_an_error_in_shared_work_ends_only_those_who_do_not_expect_it() -> None:
+    def fail(parts: Sequence[int]) -> list[int]:
+        raise CacheFull("full")
+
+    def double(parts: Sequence[int]) -> list[int]:
+        calls.append(list(parts))
+        return [2 * part for part in parts]
+
+    def careful() -> Coroutine[None]:
+        try:
+            yield Work(fail, 1)
+        except CacheFull:
+            results.append((yield Work(double, 5)))
+
+    def careless() -> Coroutine[None]:
+        yield Work(fail, 2)
+
+    def other() -> Coroutine[None]:
+        results.append((yield Work(double, 3)))
+        results.append((yield Work(double, 4)))
+
+    calls: list[list[int]] = []
+    results: list[int] = []
+    running = [Running(careful()), Running(careless()), Running(other())]
+    while any(one.work for one in running):
+        advance(running)
+    assert calls == [[3], [5, 4]]
+    assert results == [6, 10, 8]
+    assert [type(one.error) for one in running] == [type(None), CacheFull, type(None)]
+    with pytest.raises(CacheFull):
+        run(careless())

@@ -48,6 +48,10 @@ def normal_weights(
     return normal
 
 
+def matrix(*shape: int) -> Floats:
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
 def random_weights(shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Floats]:
     """Matrices that preserve the norm of their input, and vectors near 1."""
     rng = np.random.default_rng(seed)

@@ -20,7 +20,6 @@ import socket
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -75,12 +74,7 @@ class HubServer:
     def __enter__(self) -> HubServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self, name: str) -> ThreadingHTTPServer:
@@ -124,9 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self, repo: str) -> bool:
         if repo not in self.owner.repos:
-            self._error(
-                401, "RepoNotFound"
-            )  # the hub's answer for unknown and private repositories alike
+            # The hub's answer for unknown and private repositories alike.
+            self._error(401, "RepoNotFound")
             return True
         if repo in self.owner.gated and self.headers.get("Authorization") is None:
             self._error(401, "GatedRepo")

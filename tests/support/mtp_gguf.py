@@ -8,54 +8,36 @@ import numpy as np
 from gguf import GGUFWriter
 
 from batching.gguf.reader import GGUFFile
-from tests.support.tiny_gguf import CHAT_TEMPLATE, finish_writer, started_writer, vocabulary
+from tests.support.tiny_gguf import CHAT_TEMPLATE, N_TINY, Tensors, finish_writer, started_writer
 
 N_EMBD, N_LAYER, N_HEAD, HEAD = 32, 3, 2, 16
 
 
-class _Tensors:
-    """Adds random tensors to a file."""
-
-    def __init__(self, writer: GGUFWriter) -> None:
-        self._writer = writer
-        self._rng = np.random.default_rng(0)
-
-    def add(self, name: str, *shape: int, scale: float = 1.6) -> None:
-        weight = scale / np.sqrt(shape[-1]) * self._rng.standard_normal(shape)
-        self._writer.add_tensor(name, weight.astype(np.float32))
-
-    def add_norm(self, name: str, n: int = N_EMBD, value: float = 1.0) -> None:
-        self._writer.add_tensor(name, np.full(n, value, np.float32))
+class _Tensors(Tensors):
+    """Tensors of models whose heads have a width of their own."""
 
     def add_outer(self) -> None:
-        n_vocab = len(vocabulary()[0])
-        self.add("token_embd.weight", n_vocab, N_EMBD, scale=np.sqrt(N_EMBD))
-        self.add_norm("output_norm.weight")
-        self.add("output.weight", n_vocab, N_EMBD, scale=12.0)
+        self.add("token_embd.weight", N_TINY, N_EMBD, scale=np.sqrt(N_EMBD))
+        self.add_norms(N_EMBD, "output_norm")
+        self.add("output.weight", N_TINY, N_EMBD, scale=12.0)
 
-    def add_attention(self, blk: str, scale: float, *, gate: bool, post: float = 1.0) -> None:
-        self.add_norm(f"{blk}.attn_norm.weight")
-        self.add_norm(f"{blk}.post_attention_norm.weight", value=post)
+    def add_gated_attention(self, blk: str, scale: float, *, gate: bool, post: float = 1.0) -> None:
+        self.add_norms(N_EMBD, f"{blk}.attn_norm")
+        self.add_norms(N_EMBD, f"{blk}.post_attention_norm", value=post)
         width = N_HEAD * HEAD
         self.add(f"{blk}.attn_q.weight", 2 * width if gate else width, N_EMBD)
         self.add(f"{blk}.attn_k.weight", width, N_EMBD)
         self.add(f"{blk}.attn_v.weight", width, N_EMBD)
         self.add(f"{blk}.attn_output.weight", N_EMBD, width, scale=scale)
-        self.add_norm(f"{blk}.attn_q_norm.weight", HEAD)
-        self.add_norm(f"{blk}.attn_k_norm.weight", HEAD)
-
-    def add_ffn(self, blk: str, scale: float, part: str = "", n: tuple[int, ...] = ()) -> None:
-        self.add(f"{blk}.ffn_gate{part}.weight", *n, 2 * N_EMBD, N_EMBD)
-        self.add(f"{blk}.ffn_up{part}.weight", *n, 2 * N_EMBD, N_EMBD)
-        self.add(f"{blk}.ffn_down{part}.weight", *n, N_EMBD, 2 * N_EMBD, scale=scale)
+        self.add_norms(HEAD, f"{blk}.attn_q_norm", f"{blk}.attn_k_norm")
 
     def add_mtp(self, blk: str, of_state: float) -> None:
         """The tensors that add ``of_state`` of a random function of the state to the token."""
-        state = of_state / np.sqrt(N_EMBD) * self._rng.standard_normal((N_EMBD, N_EMBD))
-        both = np.hstack([np.eye(N_EMBD), state]).astype(np.float32)
-        self._writer.add_tensor(f"{blk}.nextn.eh_proj.weight", both)
-        for name in ("enorm", "hnorm", "shared_head_norm"):
-            self.add_norm(f"{blk}.nextn.{name}.weight")
+        state = of_state / np.sqrt(N_EMBD) * self.rng.standard_normal((N_EMBD, N_EMBD))
+        self.put(f"{blk}.nextn.eh_proj.weight", np.hstack([np.eye(N_EMBD), state]))
+        self.add_norms(
+            N_EMBD, *(f"{blk}.nextn.{name}" for name in ("enorm", "hnorm", "shared_head_norm"))
+        )
 
 
 def write_mtp_gguf(
@@ -89,12 +71,12 @@ def write_mtp_gguf(
     width = d_state * (2 * n_keys + n_values)
     for i in range(0 if alone else N_LAYER):
         blk = f"blk.{i}"
-        tensors.add_ffn(blk, scale)
+        tensors.add_ffn(blk, N_EMBD, scale=scale)
         if i == 2:
-            tensors.add_attention(blk, scale, gate=True)
+            tensors.add_gated_attention(blk, scale, gate=True)
             continue
-        tensors.add_norm(f"{blk}.attn_norm.weight")
-        tensors.add_norm(f"{blk}.post_attention_norm.weight")
+        tensors.add_norms(N_EMBD, f"{blk}.attn_norm")
+        tensors.add_norms(N_EMBD, f"{blk}.post_attention_norm")
         tensors.add(f"{blk}.attn_qkv.weight", width, N_EMBD)
         tensors.add(f"{blk}.attn_gate.weight", d_state * n_values, N_EMBD)
         tensors.add(f"{blk}.ssm_conv1d.weight", width, 4)
@@ -102,12 +84,12 @@ def write_mtp_gguf(
         writer.add_tensor(f"{blk}.ssm_a", -np.arange(1, n_values + 1, dtype=np.float32))
         tensors.add(f"{blk}.ssm_beta.weight", n_values, N_EMBD)
         tensors.add(f"{blk}.ssm_alpha.weight", n_values, N_EMBD)
-        tensors.add_norm(f"{blk}.ssm_norm.weight", d_state)
+        tensors.add_norms(d_state, f"{blk}.ssm_norm")
         tensors.add(f"{blk}.ssm_out.weight", N_EMBD, d_state * n_values, scale=scale)
     for i in range(N_LAYER, N_LAYER + n_mtp):
         blk = f"blk.{i}"
-        tensors.add_ffn(blk, 0.0)
-        tensors.add_attention(blk, 0.0, gate=True)
+        tensors.add_ffn(blk, N_EMBD, scale=0.0)
+        tensors.add_gated_attention(blk, 0.0, gate=True)
         tensors.add_mtp(blk, of_state)
     return finish_writer(writer, path)
 
@@ -127,15 +109,15 @@ def write_mtp_gguf_with_kv(
     tensors, scale = _Tensors(writer), 1.6 * influence
     tensors.add_outer()
     for i in range(N_LAYER):
-        tensors.add_attention(f"blk.{i}", scale, gate=False)
-        tensors.add_ffn(f"blk.{i}", scale)
+        tensors.add_gated_attention(f"blk.{i}", scale, gate=False)
+        tensors.add_ffn(f"blk.{i}", N_EMBD, scale=scale)
     if not without:
         blk = f"blk.{N_LAYER}"
-        tensors.add_attention(blk, 0.0, gate=False)
+        tensors.add_gated_attention(blk, 0.0, gate=False)
         tensors.add(f"{blk}.ffn_gate_inp.weight", 2, N_EMBD)
         tensors.add(f"{blk}.exp_probs_b.bias", 2)
-        tensors.add_ffn(blk, 0.0, "_exps", (2,))
-        tensors.add_ffn(blk, 0.0, "_shexp")
+        tensors.add_ffn(blk, N_EMBD, "_exps", (2,), scale=0.0)
+        tensors.add_ffn(blk, N_EMBD, "_shexp", scale=0.0)
         tensors.add_mtp(blk, of_state)
     return finish_writer(writer, path)
 
@@ -149,11 +131,11 @@ def write_gemma_gguf(path: Path, *, influence: float = 0.05, window: int = 8) ->
     tensors.add_outer()
     for i in range(N_LAYER):
         blk = f"blk.{i}"
-        tensors.add_attention(blk, 1.6, gate=False, post=influence)
-        tensors.add_norm(f"{blk}.ffn_norm.weight")
-        tensors.add_norm(f"{blk}.post_ffw_norm.weight", value=influence)
-        tensors.add_ffn(blk, 1.6)
-    tensors.add_norm("rope_freqs.weight", HEAD // 2)
+        tensors.add_gated_attention(blk, 1.6, gate=False, post=influence)
+        tensors.add_norms(N_EMBD, f"{blk}.ffn_norm")
+        tensors.add_norms(N_EMBD, f"{blk}.post_ffw_norm", value=influence)
+        tensors.add_ffn(blk, N_EMBD, scale=1.6)
+    tensors.add_norms(HEAD // 2, "rope_freqs")
     return finish_writer(writer, path)
 
 
@@ -174,37 +156,34 @@ def write_assistant_gguf(path: Path, target: Path, *, of_state: float = 0.0, n: 
     writer.add_tensor("nextn.pre_projection.weight", pre)
     tensors = _Tensors(writer)
     tensors.add("nextn.post_projection.weight", N_EMBD, width)
-    tensors.add_norm("output_norm.weight", width)
+    tensors.add_norms(width, "output_norm")
     for i in range(2):
         blk = f"blk.{i}"
-        tensors.add_norm(f"{blk}.attn_norm.weight", width)
+        tensors.add_norms(width, f"{blk}.attn_norm")
         tensors.add(f"{blk}.attn_q.weight", N_HEAD * HEAD, width)
         tensors.add(f"{blk}.attn_output.weight", width, N_HEAD * HEAD)
-        tensors.add_norm(f"{blk}.attn_q_norm.weight", HEAD)
-        tensors.add_norm(f"{blk}.post_attention_norm.weight", width, 0.02)
-        tensors.add_norm(f"{blk}.layer_output_scale.weight", 1)
-        tensors.add_norm(f"{blk}.ffn_norm.weight", width)
-        tensors.add_norm(f"{blk}.post_ffw_norm.weight", width, 0.02)
+        tensors.add_norms(HEAD, f"{blk}.attn_q_norm")
+        tensors.add_norms(width, f"{blk}.post_attention_norm", value=0.02)
+        tensors.add_norms(1, f"{blk}.layer_output_scale")
+        tensors.add_norms(width, f"{blk}.ffn_norm")
+        tensors.add_norms(width, f"{blk}.post_ffw_norm", value=0.02)
         tensors.add(f"{blk}.ffn_gate.weight", N_EMBD, width)
         tensors.add(f"{blk}.ffn_up.weight", N_EMBD, width)
         tensors.add(f"{blk}.ffn_down.weight", width, N_EMBD)
-    tensors.add_norm("rope_freqs.weight", HEAD // 2)
+    tensors.add_norms(HEAD // 2, "rope_freqs")
     return finish_writer(writer, path)
 
 
 def _begun_gemma(
     path: Path, architecture: str, width: int, windows: list[bool], window: int = 8
 ) -> GGUFWriter:
-    writer = started_writer(path, architecture, 512, width, len(windows), CHAT_TEMPLATE)
-    writer.add_bos_token_id(1)
-    writer.add_feed_forward_length(2 * N_EMBD if architecture == "gemma4" else N_EMBD)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD)
+    sizes = (2 * N_EMBD if architecture == "gemma4" else N_EMBD, N_HEAD, N_HEAD)
+    writer = started_writer(
+        path, architecture, width, len(windows), sizes, bos=1, chat_template=CHAT_TEMPLATE
+    )
     for kind in ("", "_swa"):
-        writer.add_uint32(f"{architecture}.attention.key_length{kind}", HEAD)
-        writer.add_uint32(f"{architecture}.attention.value_length{kind}", HEAD)
-        writer.add_uint32(f"{architecture}.rope.dimension_count{kind}", HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            writer.add_uint32(f"{architecture}.{key}{kind}", HEAD)
     writer.add_sliding_window(window)
     writer.add_sliding_window_pattern(windows)
     writer.add_shared_kv_layers(0)
@@ -215,23 +194,15 @@ def write_mtp_header(path: Path, architecture: str) -> Path:
     """Write only the header of a model with an MTP layer."""
     writer = _begun(path, architecture)
     tensors = _Tensors(writer)
-    tensors.add_norm("blk.0.attn_norm.weight")
+    tensors.add_norms(N_EMBD, "blk.0.attn_norm")
     tensors.add_mtp(f"blk.{N_LAYER}", 0.0)
     return finish_writer(writer, path)
 
 
 def _begun(path: Path, architecture: str, tensors_per_file: int = 0, n_mtp: int = 1) -> GGUFWriter:
-    n_layer = N_LAYER + n_mtp
     writer = started_writer(
-        path, architecture, 512, N_EMBD, n_layer, CHAT_TEMPLATE, tensors_per_file
-    )
-    writer.add_bos_token_id(1)
-    writer.add_feed_forward_length(2 * N_EMBD)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(HEAD)
+        path, architecture, N_EMBD, N_LAYER + n_mtp, (2 * N_EMBD, N_HEAD, N_HEAD), head=HEAD,
+        bos=1, chat_template=CHAT_TEMPLATE, tensors_per_file=tensors_per_file,
+    )  # fmt: skip
     writer.add_nextn_predict_layers(n_mtp)
     return writer

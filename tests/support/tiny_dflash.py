@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, TokenType
+from gguf import TokenType
 
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
 from tests.support.tiny_gguf import (
-    finish_writer,
+    N_TINY,
+    finish_head,
     started_writer,
     vocabulary,
     write_hybrid_gguf,
@@ -21,7 +22,6 @@ from tests.support.tiny_gguf import (
 )
 
 N_HEAD, N_HEAD_KV, HEAD, N_FF = 4, 2, 8, 64
-N_TINY = len(vocabulary()[0])
 MASK = 0  # the unknown token, which occurs in no text
 ROPE_BASE = 10.0  # of the counting head: large enough to tell neighbouring positions apart
 
@@ -111,31 +111,15 @@ def write_tiny_dflash(
 ) -> Path:
     """Write the head. ``tensors`` and ``metadata``, by their names in the file, are added or
     replace existing ones; None leaves one out."""
-    writer = started_writer(path, "dflash", 512, n_embd, n_blocks, None)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(HEAD)
+    sizes = (N_FF, N_HEAD, N_HEAD_KV)
+    writer = started_writer(path, "dflash", n_embd, n_blocks, sizes, head=HEAD)
     keys: dict[str, object] = {
         "dflash.target_layers": list(layers),
         "dflash.block_size": block_size,
         "tokenizer.ggml.mask_token_id": MASK,
-        **(metadata or {}),
     }
-    for key, value in keys.items():
-        if value is not None:
-            kind = GGUFValueType.get_type(value)
-            kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
-            writer.add_key_value(key, value, kind)
-    written = {**dflash_tensors(n_embd, len(layers), n_blocks, seed, influence), **(tensors or {})}
-    for name, values in written.items():
-        if values is not None:
-            i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
-            writer.add_tensor(name, values, raw_dtype=i64)
-    return finish_writer(writer, path)
+    made = dflash_tensors(n_embd, len(layers), n_blocks, seed, influence)
+    return finish_head(writer, path, {**keys, **(metadata or {})}, {**made, **(tensors or {})})
 
 
 # A target that counts, each token followed by the next on a circle, and a head that predicts it.

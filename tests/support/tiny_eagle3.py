@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType
 
 from batching.tree import Floats
 from tests.support.head_checks import random_weights
-from tests.support.tiny_gguf import finish_writer, started_writer, vocabulary
+from tests.support.tiny_gguf import finish_head, started_writer
 
 N_HEAD, N_HEAD_KV, N_FF = 4, 2, 64
-N_TINY = len(vocabulary()[0])
 
 
 def eagle3_tensors(
@@ -56,25 +54,12 @@ def write_tiny_eagle3(
     ``tensors`` and ``metadata``, by their names in the file, are added or replace existing ones;
     None leaves a tensor out.
     """
-    writer = started_writer(path, "eagle3", 512, n_embd, 1, None)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_layer_norm_rms_eps(1e-5)
+    writer = started_writer(path, "eagle3", n_embd, 1, (N_FF, N_HEAD, N_HEAD_KV))
     writer.add_rope_dimension_count(n_embd // N_HEAD)
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", n_target)
-    for key, value in (metadata or {}).items():
-        kind = GGUFValueType.get_type(value)
-        kind = GGUFValueType.UINT32 if kind == GGUFValueType.INT32 else kind
-        writer.add_key_value(key, value, kind)
-    written: dict[str, npt.NDArray[np.generic] | None] = {
+    made = {
         **eagle3_tensors(n_embd, n_target, seed, 0 if tokens is None else len(tokens)),
         "d2t": None if tokens is None else np.array(tokens, np.int64),
-        **(tensors or {}),
     }
-    for name, values in written.items():
-        if values is not None:
-            i64 = GGMLQuantizationType.I64 if values.dtype == np.int64 else None
-            writer.add_tensor(name, values, raw_dtype=i64)
-    return finish_writer(writer, path)
+    return finish_head(writer, path, metadata or {}, {**made, **(tensors or {})})

@@ -117,13 +117,8 @@ def test_programs_get_our_settings_and_the_prompt_unchanged() -> None:
         "-m m.gguf -t 2 -ngl 999 -fa on -ctk f16 -ctv f16 -tb 2 -c 512 "
         "-bf p.txt --no-escape -n 63 --temp 0 --samplers top_k --top-k 1"
     )
-
-
-def test_llama_lookahead_is_asked_for_two_tokens_fewer() -> None:
-    assert " -n 62 " in arguments("lookahead")
-
-
-def test_llama_bench_decodes_what_follows_the_prompt_and_first_token() -> None:
+    assert " -n 62 " in arguments("lookahead")  # two tokens fewer
+    # llama-bench decodes what follows the prompt and the first token.
     assert arguments("ar", Settings(Path("m.gguf"), 512, 1, "f32", False, 0)) == (
         "-m m.gguf -t 1 -ngl 0 -fa off -ctk f32 -ctv f32 -p 0 -n 63 -d 40 -r 1 -o json"
     )
@@ -162,23 +157,15 @@ def test_programs_find_their_libraries_and_ignore_settings_in_the_environment() 
 # Prompts
 
 
-def test_the_tokenizers_own_bos_is_not_doubled(tiny_model: Path) -> None:
+def test_first_turns_are_compared_with_one_bos_and_long_ones_are_skipped(tiny_model: Path) -> None:
+    prompts = [Prompt("a", "cats", ("the cat", "a dog")), Prompt("b", "cats", ("cat " * 200,))]
     with Model(tiny_model) as model:
         assert model.add_bos
         text = prompt_text(model, "the cat", raw=False)
         assert text == "<|user|>the cat<|end|><|assistant|>"
-        [task], _ = tasks(
-            model, [Prompt("p", "cats", ("the cat",))], raw=False, n_ctx=512, n_predict=8
-        )
-        assert task.tokens.count(model.special_token("bos")) == 1
         assert prompt_text(model, "the cat", raw=True) == "the cat"
-
-
-def test_only_first_turns_are_compared_and_long_ones_are_skipped(tiny_model: Path) -> None:
-    prompts = [Prompt("a", "cats", ("the cat", "a dog")), Prompt("b", "cats", ("cat " * 200,))]
-    with Model(tiny_model) as model:
-        todo, skipped = tasks(model, prompts, raw=True, n_ctx=512, n_predict=8)
-    assert [task.prompt_id for task in todo] == ["a"]
+        [task], skipped = tasks(model, prompts, raw=False, n_ctx=512, n_predict=8)
+        assert (task.prompt_id, task.tokens.count(1)) == ("a", 1)
     assert [turn.prompt_id for turn in skipped] == ["b"]
     assert skipped[0].reason.endswith("the context has 512; raise --ctx")
 
@@ -193,13 +180,15 @@ def test_texts_are_compared_up_to_the_end_of_the_shorter() -> None:
 
 
 def test_a_different_window_is_not_compared() -> None:
-    assert window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead")) is None
-    assert (
-        window_mismatch({"W": 15, "N": 5, "G": 15}, parse_method("lookahead:window=7"))
-        == "it was compiled with W=15, N=5, G=15, but the method has W=7, N=5, G=15"
-    )
-    assert window_mismatch({"W": 15}, parse_method("lookahead")) is None
-    assert window_mismatch({}, parse_method("prompt-lookup")) is None
+    window = {"W": 15, "N": 5, "G": 15}
+    other = "it was compiled with W=15, N=5, G=15, but the method has W=7, N=5, G=15"
+    for printed, method, expected in (
+        (window, "lookahead", None),
+        (window, "lookahead:window=7", other),
+        ({"W": 15}, "lookahead", None),
+        ({}, "prompt-lookup", None),
+    ):
+        assert window_mismatch(printed, parse_method(method)) == expected
 
 
 def comparison(method: str, *ratios: float, **more: Any) -> Comparison:
@@ -227,17 +216,18 @@ def test_the_table_has_the_median_ratio_and_its_spread() -> None:
 
 def test_every_failure_is_listed() -> None:
     failed = [Failure(f"p{i}", 0, "ended") for i in range(12)]
-    lines = failures([comparison("lookahead", 1.0), comparison("ar", failures=failed)]).splitlines()
-    assert lines[0] == "12 of 13 pairs failed and are excluded from the ratios:"
-    assert lines[1] == "  ar  p0: ended"
-    assert lines[-2:] == [
+    compared = [comparison("lookahead", 1.0), comparison("ar", failures=failed)]
+    assert failures(compared).splitlines() == [
+        "12 of 13 pairs failed and are excluded from the ratios:",
+        *(f"  ar  p{i}: ended" for i in range(10)),
         "  and 2 more; --json saves them all",
         "given up after three failures: ar",
     ]
-    assert failures([comparison("lookahead", 1.0)]) == ""
+    assert failures(compared[:1]) == ""
 
 
 def test_libraries_are_the_same_only_if_their_bytes_are(tmp_path: Path) -> None:
+    assert any(path.name.startswith(("libllama", "llama")) for path in library_folder().iterdir())
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
@@ -256,10 +246,6 @@ def test_libraries_are_the_same_only_if_their_bytes_are(tmp_path: Path) -> None:
     assert unlike_libraries(ours, tmp_path) is None
 
 
-def test_the_library_folder_contains_the_loaded_library() -> None:
-    assert any(path.name.startswith(("libllama", "llama")) for path in library_folder().iterdir())
-
-
 # What can be compared
 
 
@@ -275,12 +261,12 @@ def test_methods_that_cannot_be_compared_are_listed_and_the_rest_run(fake_progra
 
 
 def test_a_folder_without_any_program_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidParameter, match=r"nothing can be compared.*has no executable llama-bench"
+    for folder, reason in (
+        (tmp_path, r"nothing can be compared.*has no executable llama-bench"),
+        (tmp_path / "none", "none is not a folder; give that of"),
     ):
-        choose([parse_method("ar")], tmp_path)
-    with pytest.raises(InvalidParameter, match="none is not a folder; give that of"):
-        choose([parse_method("ar")], tmp_path / "none")
+        with pytest.raises(InvalidParameter, match=reason):
+            choose([parse_method("ar")], folder)
 
 
 @pytest.mark.parametrize("flags", [["--temperature", "1"], ["--suite", "cost"], ["--report", "r"]])
@@ -384,34 +370,39 @@ def test_a_draft_model_adds_its_method_to_the_comparison(
     assert f"--spec-draft-p-min {params.p_min}" in given
 
 
-def test_a_draft_tree_and_a_missing_draft_model_are_not_compared(fake_programs: Path) -> None:
-    methods = [parse_method(name) for name in ("ar", "draft", "draft:width=2")]
-    assert choose(methods, fake_programs)[1][0] == "draft (give --draft-model)"
-    assert choose(methods, fake_programs, ["draft"])[1][1] == (
-        "draft:width=2 (llama.cpp drafts a chain, not a tree)"
-    )
+DRAFT_TREE = "draft:width=2 (llama.cpp drafts a chain, not a tree)"
+EAGLE_TREE = "eagle-3 (llama.cpp drafts a chain, not a tree)"
 
 
-def test_heads_and_mtp_layers_are_compared_as_chains(fake_programs: Path) -> None:
+@pytest.mark.parametrize(
+    ("methods", "loaded", "chosen", "left_out"),
+    [
+        ("ar draft", "", "ar", ["draft (give --draft-model)"]),
+        ("ar draft draft:width=2", "draft", "ar draft", [DRAFT_TREE]),
+        ("ar eagle-3", "mtp eagle-3", "ar mtp", [EAGLE_TREE]),
+        ("ar", "mtp eagle-3", "ar mtp eagle-3:top_k=1", []),
+        (
+            "ar mtp eagle-3:top_k=1",
+            "",
+            "ar",
+            [
+                "mtp (give a model that has layers for it, or --heads)",
+                "eagle-3:top_k=1 (give --heads)",
+            ],
+        ),
+    ],
+)
+def test_loaded_drafts_are_compared_as_chains(
+    fake_programs: Path, methods: str, loaded: str, chosen: str, left_out: list[str]
+) -> None:
     put(fake_programs, "llama-speculative-simple", "true\n")
-    methods = [parse_method(name) for name in ("ar", "eagle-3")]
-    chosen, left_out = choose(methods, fake_programs, ["mtp", "eagle-3"])
-    assert [str(one.method) for one in chosen] == ["ar", "mtp"]
-    assert left_out == ["eagle-3 (llama.cpp drafts a chain, not a tree)"]
-    chosen, _ = choose(methods[:1], fake_programs, ["mtp", "eagle-3"])
-    assert [str(one.method) for one in chosen] == ["ar", "mtp", "eagle-3:top_k=1"]
-    methods = [parse_method(name) for name in ("ar", "mtp", "eagle-3:top_k=1")]
-    assert choose(methods, fake_programs)[1] == [
-        "mtp (give a model that has layers for it, or --heads)",
-        "eagle-3:top_k=1 (give --heads)",
-    ]
+    asked = [parse_method(name) for name in methods.split()]
+    found, missing = choose(asked, fake_programs, loaded.split())
+    assert (" ".join(str(one.method) for one in found), missing) == (chosen, left_out)
 
 
 def test_a_program_that_never_shows_figures_is_reported_and_abandoned(
-    fake_programs: Path,
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fake_programs: Path, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(fake_programs, "llama-lookup", 'echo x >>"$0.runs"\n')
     put(fake_programs, "llama-lookahead", "echo 'E error: no such thing' >&2; exit 3\n")

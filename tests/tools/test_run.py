@@ -72,16 +72,11 @@ class Machine:
         self.add("id", f"echo {user}")
         calls = self.state / "calls"
         calls.unlink(missing_ok=True)
+        given = {"PATH": str(self.bin), "BIN": str(self.bin), "STATE": str(self.state)}
+        given["SPECULATION"] = str(self.bin / "speculation")
         done = subprocess.run(
             [str(SH), str(self.root / "tools" / "run"), *arguments],
-            env={
-                "PATH": str(self.bin),
-                "BIN": str(self.bin),
-                "STATE": str(self.state),
-                "SPECULATION": str(self.bin / "speculation"),
-                "SUDO_ALLOWED": "0",
-                **env,
-            },
+            env={**given, "SUDO_ALLOWED": "0", **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -153,11 +148,8 @@ def test_nothing_is_installed_as_root_and_a_wheel_is_tried_without_a_compiler(
 
 def test_an_unusable_python_and_an_unknown_command_each_give_one_line(machine: Machine) -> None:
     machine.add("python2", "exit 1")
-    assert machine.run("chat", PYTHON="python2") == (
-        1,
-        [],
-        "tools/run: PYTHON=python2 is not a Python from 3.10 to 3.14\n",
-    )
+    unusable = "tools/run: PYTHON=python2 is not a Python from 3.10 to 3.14\n"
+    assert machine.run("chat", PYTHON="python2") == (1, [], unusable)
     assert machine.run("dance")[2] == (
         "tools/run: give one of: chat, serve, bench, train, models, devices, rpc-worker, test\n"
     )
@@ -216,14 +208,10 @@ def test_progress_is_read_from_pips_output(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_failed_build_shows_the_first_failure_without_pips_comments() -> None:
-    log = [
-        "  [1/2] g++ a.cpp",
-        "  FAILED: b.o",
-        "  b.cpp:3: error: no such type",
-        "  error: subprocess-exited-with-error",
-        "  note: This error originates from a subprocess",
-    ]
-    assert install.build_failure(log) == ["FAILED: b.o", "b.cpp:3: error: no such type"]
+    failed = ["FAILED: b.o", "b.cpp:3: error: no such type"]
+    log = ["[1/2] g++ a.cpp", *failed, "error: subprocess-exited-with-error"]
+    log.append("note: This error originates from a subprocess")
+    assert install.build_failure([f"  {line}" for line in log]) == failed
 
 
 def test_an_unreachable_index_is_not_a_failed_build() -> None:

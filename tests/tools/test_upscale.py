@@ -193,13 +193,10 @@ def test_norms_are_divided_by_the_square_root_of_the_widening() -> None:
 
 def test_new_layers_come_last_and_have_no_biases() -> None:
     names = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias", "rope_freqs.weight"]
+    new = ["blk.1.attn_q.weight", "blk.2.attn_q.weight"]
     assert [(plan.name, plan.source) for plan in plans(names, 1, 3)] == [
-        ("token_embd.weight", True),
-        ("blk.0.attn_q.weight", True),
-        ("blk.0.attn_q.bias", True),
-        ("rope_freqs.weight", True),
-        ("blk.1.attn_q.weight", False),
-        ("blk.2.attn_q.weight", False),
+        *((name, True) for name in names),
+        *((name, False) for name in new),
     ]
 
 

@@ -20,20 +20,17 @@ from batching.llama.private_api import BROKEN_GRAPHS, LIMITS, not_a_text_model
 from speculation.engine import Engine
 from tests.support.paths import ROOT
 from tests.support.tiny_eagle3 import write_tiny_eagle3
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import finish_writer, write_tiny_gguf
 
 
-def write_part(path: Path, architecture: str, kind: str | None = None) -> Path:
-    """A GGUF of one tensor; ``kind`` is its general.type."""
+def write_part(path: Path, architecture: str, kind: str | None = None, *, n: int = 1) -> Path:
+    """A GGUF of ``n`` tensors; ``kind`` is its general.type."""
     writer = GGUFWriter(path, architecture)
     if kind is not None:
         writer.add_type(kind)
-    writer.add_tensor("x", np.zeros((64, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    for i in range(n):
+        writer.add_tensor(f"x{i}", np.zeros((64, 64), np.float32))
+    return finish_writer(writer, path)
 
 
 @pytest.mark.parametrize(
@@ -52,34 +49,28 @@ def test_a_file_that_belongs_to_a_model_is_not_loaded_as_one(
     path = write_part(tmp_path / "part.gguf", architecture, kind)
     with pytest.raises(UnsupportedModel, match=f"part.gguf is not a model but {reason}"):
         Model(path)
-
-
-def test_a_vocabulary_without_weights_is_identified(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "vocab.gguf", "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_part(tmp_path / "vocab.gguf", "llama", n=0)
     with pytest.raises(UnsupportedModel, match="but a vocabulary without weights; choose"):
-        Model(tmp_path / "vocab.gguf")
+        Model(path)
 
 
-def test_a_model_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "mute.gguf", tokenizer="none")
-    with pytest.raises(UnsupportedModel, match=r"\(llama .*\) has no vocabulary.*choose a chat"):
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"tokenizer": "none"}, r"\(llama .*\) has no vocabulary.*choose a chat"),
+        ({"architecture": "llada"}, r"\(llada\) generates text by diff.*choose a chat"),
+        (
+            {"more": lambda writer: writer.add_causal_attention(False)},
+            r"\(llama\) is an embedding model.*choose a chat",
+        ),
+    ],
+)
+def test_a_model_that_continues_no_text_is_refused(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", **settings)
+    with pytest.raises(UnsupportedModel, match=reason):
         Engine.load(path)
-
-
-def test_a_diffusion_model_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "diffusion.gguf", architecture="llada")
-    with pytest.raises(UnsupportedModel, match=r"\(llada\) generates text by diff.*choose a chat"):
-        Model(path)
-
-
-def test_a_model_with_bidirectional_attention_is_refused(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "e.gguf", more=lambda w: w.add_causal_attention(False))
-    with pytest.raises(UnsupportedModel, match=r"\(llama\) is an embedding model.*choose a chat"):
-        Model(path)
 
 
 def test_a_model_without_a_kv_cache_or_recurrent_state_is_refused(
@@ -147,10 +138,7 @@ def rewritten(path: Path, **values: Any) -> Path:
         ({"llama__rope__freq_base": math.nan}, "llama.rope.freq_base is nan"),
         ({"llama__rope__scaling__type": "x"}, "type is 'x', not one of none, linear, yarn, long"),
         ({"tokenizer__ggml__model": "bert"}, "model is 'bert', but 256 of the tokens are byte"),
-        (
-            {"general__alignment": 1},
-            "starts at byte .*multiple of 32; general.alignment is 1",
-        ),
+        ({"general__alignment": 1}, "starts at byte .*multiple of 32; general.alignment is 1"),
     ],
 )
 def test_metadata_that_would_crash_llama_cpp_is_refused_before_loading(

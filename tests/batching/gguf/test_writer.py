@@ -17,6 +17,7 @@ from batching.errors import DiskFull
 from batching.gguf.reader import GGUFFile
 from batching.gguf.writer import NewTensor, TensorType, Value, write_gguf
 from batching.llama.weights import encoded_tensor
+from tests.support.tiny_gguf import finish_writer
 
 METADATA: dict[str, Value] = {
     "general.architecture": "some",
@@ -56,10 +57,7 @@ def test_files_equal_those_of_the_gguf_package_byte_for_byte(tmp_path: Path) -> 
     writer.add_tensor("vector", matrix[0, :5].copy())
     writer.add_tensor("i32", numbers.astype(np.int32))
     writer.add_tensor("i64", numbers.astype(np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish_writer(writer, theirs)
     assert ours.read_bytes() == theirs.read_bytes()
 
     again = tmp_path / "again.gguf"

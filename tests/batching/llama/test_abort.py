@@ -54,41 +54,24 @@ def aborted(engine: Engine, after: int, prompt: Sequence[int] = PROMPT) -> tuple
     return started[0].run(), reported
 
 
-def test_a_prompt_is_aborted_in_the_middle_of_a_batch(engine: Engine) -> None:
-    expected = engine.generate(PROMPT, method="ar", max_tokens=8).run().token_ids
+@pytest.mark.parametrize(("n_cached", "n_prompt"), [(0, 300), (100, 300), (100, 104)])
+def test_an_aborted_prompt_keeps_what_was_decoded_before_it(
+    engine: Engine, n_cached: int, n_prompt: int
+) -> None:
+    prompt = PROMPT[:n_prompt]
+    expected = engine.generate(prompt, method="ar", max_tokens=8).run().token_ids
     engine.cache.truncate(0)
-    text, reported = aborted(engine, after=10)
-    assert (text.finish_reason, text.token_ids) == ("cancelled", [])
-    assert len(reported) == 10
-    assert engine.cache.n_past < 298  # the batch was not finished
-    again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
-    assert again.token_ids == expected
-    assert again.stats.n_tokens == 8
-
-
-def test_an_aborted_prompt_keeps_what_was_decoded_before_it(engine: Engine) -> None:
-    first = engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
-    assert first.finish_reason == "length"
-    expected = engine.generate(PROMPT, method="ar", max_tokens=8).run()
-    engine.cache.truncate(0)
-    engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
+    if n_cached:
+        engine.generate(PROMPT[:n_cached], method="ar", max_tokens=1).run()
     cached = engine.cache.n_past
-    aborted(engine, after=10)
+    text, reported = aborted(engine, 10, prompt)
+    assert (text.finish_reason, text.token_ids, len(reported)) == ("cancelled", [], 10)
     kept = engine.cache.n_past
-    assert 99 - 8 <= kept <= cached  # a recurrent state goes back to where it was saved
-    again = engine.generate(PROMPT, method="ar", max_tokens=8).run()
-    assert again.token_ids == expected.token_ids
-    assert again.stats.n_reused == kept
-
-
-def test_a_decode_of_a_few_rows_can_be_aborted(engine: Engine) -> None:
-    expected = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run().token_ids
-    engine.cache.truncate(0)
-    engine.generate(PROMPT[:100], method="ar", max_tokens=1).run()
-    text, _ = aborted(engine, 10, PROMPT[:104])
-    assert text.finish_reason == "cancelled"
-    again = engine.generate(PROMPT[:104], method="ar", max_tokens=8).run()
+    # The batch was not finished. A recurrent state goes back to where it was saved.
+    assert n_cached - 9 <= kept <= cached
+    again = engine.generate(prompt, method="ar", max_tokens=8).run()
     assert again.token_ids == expected
+    assert (again.stats.n_tokens, again.stats.n_reused) == (8, kept)
 
 
 def test_progress_is_reported_within_a_batch_once_its_duration_is_known(engine: Engine) -> None:

@@ -12,7 +12,6 @@ from batching.errors import GrammarError, InvalidParameter
 from batching.llama.model import Model
 from batching.llama.sampler import SamplerChain
 from speculation.sampling import SamplingParams, make_sampler
-from tests.support.tiny_gguf import write_tiny_gguf
 
 GBNF = 'root ::= "an" digit\ndigit ::= [0-9]'
 
@@ -29,9 +28,8 @@ class Wishes:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    path: Path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    with Model(write_tiny_gguf(path)) as model:
+def model(tiny_model: Path) -> Iterator[Model]:
+    with Model(tiny_model) as model:
         yield model
 
 

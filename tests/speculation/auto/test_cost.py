@@ -1,18 +1,27 @@
-"""Cost curves: interpolation, following a text's steps, and places of the context."""
+"""Cost curves: interpolation, following a text's steps, and measuring on simulated machines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from batching.errors import ContextError
 from batching.llama.context import Context
 from batching.llama.model import Model
+from batching.rows import Rows, text_rows
+from batching.timing import affordable_text
+from batching.tree import NO_LIMIT
+from speculation.auto import calibration as cost_measured
 from speculation.auto import learnt
-from speculation.auto.calibration import measure_cost
-from speculation.drafting.cost import Cost, CostCurve
+from speculation.auto.calibration import measure, measure_cost, measure_curve
+from speculation.drafting.cost import SIZES, Cost, CostCurve
 from tests.support.exact import EXACT
+from tests.support.tiny_gguf import write_tiny_gguf
 
 
 def test_rows_between_two_sizes_cost_as_much_as_the_next_block_of_four() -> None:
@@ -117,3 +126,230 @@ def test_what_was_learnt_is_saved_and_a_damaged_file_is_measured_anew(
         file.write_text("{", encoding="utf-8")
         assert learnt.load(path) == {}
     assert list((cache_folder / "learnt").glob("*.partial")) == []
+
+
+class Machine:
+    """Simulates decodes and returns how long they would take.
+
+    The first row costs 1 ms, each further one 0.5. A change of size costs ``switch`` seconds, and
+    the decode after it ``record`` if the size repeats; the first use of a size costs ``load``. The
+    two decodes after more than 8 rows cost ``cold`` times as much; ``busy`` lists how much slower
+    it is for 200 decodes each, in turn; ``stalls`` are the numbers of decodes that take 20 ms more.
+    """
+
+    def __init__(
+        self,
+        switch: float = 0.0,
+        cold: float = 1.0,
+        busy: tuple[float, ...] = (1.0,),
+        record: float = 0.0,
+        load: float = 0.0,
+        stalls: Container[int] = (),
+    ) -> None:
+        self.switch, self.cold, self.busy = switch, cold, busy
+        self.record, self.load, self.stalls = record, load, stalls
+        self.sizes: list[int] = []
+        self.seconds = 0.0
+
+    def decode(self, n: int) -> float:
+        seconds = 1e-3 * (0.5 + 0.5 * n)
+        if n == 1 and any(size > 8 for size in self.sizes[-2:]):
+            seconds *= self.cold
+        if self.sizes and self.sizes[-1] != n:
+            seconds += self.switch
+        elif len(self.sizes) == 1 or self.sizes[-2:-1] not in ([], [n]):
+            seconds += self.record
+        if n not in self.sizes:
+            seconds += self.load
+        seconds *= self.busy[len(self.sizes) // 200 % len(self.busy)]
+        if len(self.sizes) in self.stalls:
+            seconds += 20e-3
+        self.sizes.append(n)
+        self.seconds += seconds
+        return seconds
+
+
+MACHINES = {
+    "quiet": Machine(),
+    "changes-cost": Machine(switch=4e-4),
+    "cold-caches": Machine(cold=2.0),
+    "busy-at-times": Machine(busy=(1.0, 3.0, 1.0, 1.5)),
+    "all": Machine(switch=4e-4, cold=2.0, busy=(1.0, 2.0)),
+    "records-graphs": Machine(switch=2e-4, record=2e-3, load=2e-3),
+    "stalls": Machine(stalls=range(14, 3000, 29)),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_relative_row_costs_are_accurate_on_a_busy_machine(machine: Machine) -> None:
+    curve = measure_curve(machine.decode, SIZES, budget_seconds=3.0)
+    assert tuple(curve.sizes) == SIZES
+    ratios = [curve.at(n) / curve.at(1) for n in SIZES]
+    assert ratios == pytest.approx([0.5 + 0.5 * n for n in SIZES], rel=0.02)
+    assert curve.switch_seconds / curve.at(1) == pytest.approx(machine.switch / 1e-3, rel=0.05)
+    assert curve.record_seconds / curve.at(1) == pytest.approx(machine.record / 1e-3, rel=0.05)
+
+
+def test_the_time_of_a_single_row_is_the_most_common_one() -> None:
+    assert measure_curve(Machine().decode).at(1) == pytest.approx(1e-3)
+    busy = Machine(busy=(2.0, 2.0, 2.0, 1.0))
+    assert measure_curve(busy.decode).at(1) == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("stalls", "milliseconds"), [((14,), (1.0, 1.5, 2.5)), ((13, 14), (1.0, 1.5, 1.0))]
+)
+def test_a_stall_of_single_rows_does_not_make_larger_batches_free(
+    stalls: tuple[int, ...], milliseconds: tuple[float, ...]
+) -> None:
+    # One or both of the rows that four rows are compared with, in the only round.
+    curve = measure_curve(Machine(stalls=stalls).decode, (1, 2, 4), budget_seconds=0.04)
+    assert curve.seconds == pytest.approx([1e-3 * time for time in milliseconds])
+
+
+def test_measuring_stays_within_its_time_budget() -> None:
+    enough, little = Machine(), Machine()
+    measure_curve(enough.decode, SIZES, budget_seconds=0.7)
+    assert 0.35 < enough.seconds < 0.75
+    curve = measure_curve(little.decode, SIZES, budget_seconds=0.03)
+    assert tuple(curve.sizes) == (1, 2, 4, 8, 16)
+    assert curve.at(64) == pytest.approx(32.5e-3)  # extrapolated with the same slope
+
+
+def test_a_large_model_is_measured_up_to_where_rows_cost_time() -> None:
+    """Eight billion parameters on a few cores: a few rows cost no more than reading the weights."""
+    sizes: list[int] = []
+
+    def decode(n: int) -> float:
+        sizes.append(n)
+        return max(0.120, 0.015 * n)
+
+    curve = measure_curve(decode, SIZES, budget_seconds=0.5)
+    assert sizes == [1, 1, 1, 1, 1, 2, 4, 8, 16]  # 1.2 seconds
+    assert [curve.at(n) for n in (1, 4, 8)] == [0.120] * 3
+    assert curve.at(64) == pytest.approx(0.960)
+
+
+def test_progress_reports_each_size_and_a_single_one_is_enough() -> None:
+    reported: list[int] = []
+    measure_curve(Machine().decode, (1, 2, 4), progress=reported.append)
+    assert reported == [1, 2, 4]
+    curve = measure_curve(Machine().decode, (1,), budget_seconds=0.1)
+    assert tuple(curve.sizes) == (1,)
+    assert curve.at(1) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("row_seconds", "n_past"),
+    [(0.06, 16), (0.004, 62), (0.001, 192)],
+    ids=["billions", "hundreds-of-millions", "small"],
+)
+def test_the_text_decoded_before_measuring_is_as_long_as_time_allows(
+    row_seconds: float, n_past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class Target:
+        n_ctx, n_batch = 1024, 256
+
+        def decode(self, rows: Rows) -> None:
+            clock[0] += row_seconds * len(rows)
+
+        def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
+            pass
+
+    monkeypatch.setattr("batching.timing.time.perf_counter", lambda: clock[0])
+    target: Any = Target()
+    assert affordable_text(target, 192, seconds=0.25) == n_past
+
+
+class Clocked:
+    """A context with a clock that decodes alone advance: 1 ms a row, and 1 µs for each token before
+    it. ``prompt`` seconds pass for rows without output. In the first ``busy`` seconds, batches take
+    six times as long, and the process has half of a processor."""
+
+    n_batch, n_vocab, n_rewind, n_threads = 512, 100, NO_LIMIT, 1
+    model = SimpleNamespace(n_layer=1, n_host_layers=1)
+
+    n_ctx, can_repeat, prompt, fails, busy = 2048, True, 0.0, False, 0.0
+
+    def __init__(self, **different: Any) -> None:
+        self.__dict__.update(different)
+        self.now = self.processor = 0.0
+
+    def decode(self, rows: Rows) -> Clocked:
+        n_past, is_busy = rows.positions[0], self.now < self.busy
+        seconds = len(rows) * (1e-3 + 1e-6 * n_past) if any(rows.outputs) else self.prompt
+        if is_busy and len(rows) > 1:
+            seconds *= 6
+        self.now += seconds
+        self.processor += seconds / 2 if is_busy else seconds
+        return self
+
+    def repeat(self, n_tokens: int) -> None:
+        if self.fails:
+            raise ContextError("no copy")
+
+    def argmax(self, row: int) -> int:
+        return row
+
+    def seq_rm(self, seq_id: int, first: int, end: int) -> None:
+        pass
+
+
+def use_clock(monkeypatch: pytest.MonkeyPatch, context: Clocked) -> None:
+    monkeypatch.setattr(cost_measured, "perf_counter", lambda: context.now)
+    monkeypatch.setattr(cost_measured, "process_time", lambda: context.processor)
+
+
+@pytest.mark.parametrize(
+    ("busy", "ratio", "seconds"),
+    [(0.0, 8, 3.3), (1.0, 8, 6.6), (99.0, 48, 9.9)],
+    ids=["quiet", "at-first", "always"],
+)
+def test_a_disturbed_measurement_is_repeated_up_to_three_times(
+    monkeypatch: pytest.MonkeyPatch, busy: float, ratio: float, seconds: float
+) -> None:
+    context: Any = Clocked(busy=busy)
+    use_clock(monkeypatch, context)
+    curve = measure(context, budget_seconds=3.0).near
+    assert curve.at(8) / curve.at(1) == pytest.approx(ratio)
+    assert context.now == pytest.approx(seconds, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("context", "is_measured"),
+    [
+        (Clocked(), True),
+        (Clocked(n_ctx=1536), False),
+        (Clocked(can_repeat=False), False),
+        (Clocked(prompt=9.0), False),
+        (Clocked(fails=True), False),
+    ],
+    ids=["long", "short-context", "no-copies", "large-model", "failing-copies"],
+)
+def test_the_cost_far_along_is_measured_where_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, context: Any, is_measured: bool
+) -> None:
+    use_clock(monkeypatch, context)
+    cost = measure(context, budget_seconds=6.0)
+    assert (cost.far is not None) == is_measured
+    if is_measured:
+        assert cost.curve(3968).at(8) == pytest.approx(8 * (1e-3 + 1e-6 * 3968))
+
+
+def test_copies_of_a_text_stand_for_reading_it_again(tmp_path: Path) -> None:
+    """With one layer, a token's key and value depend on nothing before it."""
+    tokens = [5, 80, 33, 120, 9, 64, 77, 18]
+    model_file = write_tiny_gguf(tmp_path / "one-layer.gguf", n_layer=1)
+    logits = []
+    with Model(model_file) as model, Context(model, EXACT) as context:
+        assert context.can_repeat
+        for n_read in (8, 20):
+            read = [*tokens, *tokens, *tokens][:n_read]
+            context.decode(text_rows(read, 0, [False] * n_read))
+            if n_read == 8:
+                context.repeat(20)
+            logits.append(context.decode(text_rows([7], 20, [True])).logits(0).copy())
+            context.seq_rm(-1, 0, -1)
+    assert logits[0] == pytest.approx(logits[1], rel=1e-3, abs=1e-4)

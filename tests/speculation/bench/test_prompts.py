@@ -21,22 +21,15 @@ def test_a_line_is_a_prompt_or_a_conversation() -> None:
     text = (
         '{"prompt": "Hi", "category": "a", "question_id": "one"}\n'
         '{"question_id": 81, "category": "writing", "turns": ["Write.", "Shorter."], "more": 1}\n'
+        '\n{"prompt": "Hi"}\r\n'
     )
-    assert parse_prompts(text, "p.jsonl") == [
+    prompts = parse_prompts(text, "p.jsonl")
+    assert prompts == [
         Prompt("one", "a", ("Hi",)),
         Prompt("81", "writing", ("Write.", "Shorter.")),
+        Prompt("line-4", "prompts", ("Hi",)),
     ]
-
-
-def test_a_prompt_without_a_name_is_named_after_its_line() -> None:
-    assert parse_prompts('\n{"prompt": "Hi"}\r\n', "p.jsonl") == [
-        Prompt("line-2", "prompts", ("Hi",))
-    ]
-
-
-def test_the_ids_of_later_turns_include_their_number() -> None:
-    prompt = Prompt("chat-03", "chat", ("a", "b"))
-    assert [prompt.turn_id(1), prompt.turn_id(2)] == ["chat-03", "chat-03#2"]
+    assert [prompts[1].turn_id(1), prompts[1].turn_id(2)] == ["81", "81#2"]
 
 
 @pytest.mark.parametrize(
@@ -74,26 +67,16 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
 
 
 def test_there_are_ten_builtin_prompts_and_four_novel_ones_in_each_of_eight_categories() -> None:
-    assert Counter(prompt.category for prompt in read_prompts("builtin")) == {
-        "summarise": 10,
-        "context-qa": 10,
-        "edit-code": 10,
-        "chat": 10,
-        "extraction": 10,
-        "writing": 10,
-        "rewriting": 10,
-        "arithmetic": 10,
-    }
-    assert Counter(prompt.category for prompt in read_prompts("novel")) == {
-        "dialogue": 4,
-        "definition": 4,
-        "poem": 4,
-        "numbers": 4,
-        "languages": 4,
-        "random": 4,
-        "short-answer": 4,
-        "long-answer": 4,
-    }
+    for name, n, categories in (
+        (
+            "builtin",
+            10,
+            "summarise context-qa edit-code chat extraction writing rewriting arithmetic",
+        ),
+        ("novel", 4, "dialogue definition poem numbers languages random short-answer long-answer"),
+    ):
+        counts = Counter(prompt.category for prompt in read_prompts(name))
+        assert counts == dict.fromkeys(categories.split(), n)
 
 
 def test_the_limit_applies_to_each_category() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -48,38 +47,29 @@ def test_rows_are_counted_in_buckets_that_end_at_powers_of_two() -> None:
 
 
 def test_the_choices_of_a_method_are_shown_by_category_and_source() -> None:
+    plain = [run("ar", f"{category}-1", 1.0) for category in ("chat", "code", "talk")]
+    both, lookup = {"lookup": 3, "recycling": 1}, {"lookup": 4}
     measured = [
-        run("ar", "chat-1", 1.0),
-        run("auto", "chat-1", 1.0, accepted_by_source={"lookup": 3, "recycling": 1}),
-        run("ar", "code-1", 1.0),
-        run("auto", "code-1", 1.0, rows_histogram={2: 6}, accepted_by_source={"lookup": 4}),
-        run("ar", "talk-1", 1.0),
+        *plain,
+        run("auto", "chat-1", 1.0, accepted_by_source=both),
+        run("auto", "code-1", 1.0, rows_histogram={2: 6}, accepted_by_source=lookup),
         run("auto", "talk-1", 1.0, rows_histogram={1: 6}),
     ]
     (table,) = choices(summarise(measured))
     assert table.title == "rows and draft sources of auto"
-    assert [list(row) for row in (table.headings, *table.rows)] == [
-        [
-            *("steps with rows:", "1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+"),
-            *("accepted from:", "lookup", "recycling"),
-        ],
-        ["chat", "50%", "0%", "33%", "0%", "17%", "0%", "0%", "0%", "", "75%", "25%"],
-        ["code", "0%", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "", "100%", "0%"],
-        ["talk", "100%", "0%", "0%", "0%", "0%", "0%", "0%", "0%", "", "–", "–"],
-        ["all categories", "50%", "33%", "11%", "0%", "6%", "0%", "0%", "0%", "", "88%", "12%"],
+    shown = [" | ".join(row) for row in (table.headings, *table.rows)]
+    assert shown == [
+        "steps with rows: | 1 | 2 | 3–4 | 5–8 | 9–16 | 17–32 | 33–64 | 65+ | accepted from: "
+        "| lookup | recycling",
+        "chat | 50% | 0% | 33% | 0% | 17% | 0% | 0% | 0% |  | 75% | 25%",
+        "code | 0% | 100% | 0% | 0% | 0% | 0% | 0% | 0% |  | 100% | 0%",
+        "talk | 100% | 0% | 0% | 0% | 0% | 0% | 0% | 0% |  | – | –",
+        "all categories | 50% | 33% | 11% | 0% | 6% | 0% | 0% | 0% |  | 88% | 12%",
     ]
 
 
-def test_every_built_in_method_has_its_own_colour() -> None:
-    names = [spec.name for spec in BUILT_IN]
-    assert len(set(colours(names).values())) == len(names)
-
-
-def test_methods_with_one_source_have_no_table_of_choices() -> None:
+def test_choices_are_shown_of_methods_with_several_sources_even_if_nothing_was_accepted() -> None:
     assert choices(summarise([run("ar", "chat-1", 1.0), run("jacobi", "chat-1", 1.0)])) == []
-
-
-def test_choices_are_shown_even_if_nothing_was_accepted() -> None:
     (table,) = choices(summarise([run("ar", "chat-1", 1.0), run("auto", "chat-1", 1.0)]))
     assert list(table.headings)[-1] == "65+"
     assert table.note.endswith("no draft was accepted")
@@ -88,7 +78,7 @@ def test_choices_are_shown_even_if_nothing_was_accepted() -> None:
 # Tables
 
 
-def test_a_table_is_aligned_and_long_names_have_a_line_of_their_own() -> None:
+def test_a_table_is_aligned_and_in_html_escaped() -> None:
     rows = [["a", "1"], ["bcdef", "23"], ["a-name-of-25-characters--", "456"]]
     assert Table("rules", ["name", "n"], rows, "a note").text().splitlines() == [
         "rules",
@@ -99,13 +89,12 @@ def test_a_table_is_aligned_and_long_names_have_a_line_of_their_own() -> None:
         "       456",
         "a note",
     ]
-
-
-def test_a_table_in_html_is_escaped() -> None:
     html = Table("a<b", ["x&y"], [["<script>"]]).html()
-    assert "<caption>a&lt;b</caption>" in html
-    assert "<th scope=col>x&amp;y</th>" in html
-    assert "<th scope=row>&lt;script&gt;</th>" in html
+    for escaped in (
+        *("<caption>a&lt;b</caption>", "<th scope=col>x&amp;y</th>"),
+        "<th scope=row>&lt;script&gt;</th>",
+    ):
+        assert escaped in html
 
 
 # The report
@@ -125,26 +114,20 @@ def test_a_method_keeps_its_colour_and_a_few_methods_never_share_one() -> None:
     assert len(set(few.values())) == 5
     assert few["jacobi"] == colours(["jacobi", "ar"])["jacobi"]
     assert few["ar"] not in PALETTE
+    names = [spec.name for spec in BUILT_IN]
+    assert len(set(colours(names).values())) == len(names)
 
 
 def test_the_page_is_complete_and_loads_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    jacobi = [("chat-1", 0.5, {}), ("chat-2", 0.25, {}), ("code-1", 0.5, {"guess": 4})]
     measured = results(
-        run("ar", "chat-1", 1.0),
-        run("jacobi:guesses=4", "chat-1", 0.5),
-        run("ar", "chat-2", 1.0),
-        run("jacobi:guesses=4", "chat-2", 0.25),
-        run("ar", "code-1", 1.0),
-        run("jacobi:guesses=4", "code-1", 0.5, accepted_by_source={"guess": 4}),
+        *(run("ar", prompt_id, 1.0) for prompt_id, *_ in jacobi),
+        *(run("jacobi:guesses=4", i, s, accepted_by_source=of) for i, s, of in jacobi),
     )
-    page = write_report(
-        tmp_path / "report",
-        SUITES["builtin"],
-        measured,
-        differences="every <text> identical",
-        notes=["a note"],
-        command="python -m speculation.bench",
-    )
+    shown: Any = {"differences": "every <text> identical", "notes": ["a note"]}
+    shown["command"] = "python -m speculation.bench"
+    page = write_report(tmp_path / "report", SUITES["builtin"], measured, **shown)
     text = page.read_text(encoding="utf-8")
     for wanted in (
         "M &lt;7B&gt;: comparison of methods",
@@ -170,14 +153,8 @@ def test_the_page_is_complete_and_loads_nothing_else(tmp_path: Path) -> None:
 
 def test_a_report_of_plain_decoding_alone_can_be_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    page = write_report(
-        tmp_path,
-        SUITES["builtin"],
-        dataclasses.replace(results(run("ar", "chat-1", 1.0)), complete=False),
-        differences="",
-        notes=[],
-        command="",
-    )
+    measured = results(run("ar", "chat-1", 1.0), complete=False)
+    page = write_report(tmp_path, SUITES["builtin"], measured, differences="", notes=[], command="")
     assert "unfinished" in page.read_text(encoding="utf-8")
 
 

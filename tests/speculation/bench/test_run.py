@@ -1,27 +1,35 @@
-"""The benchmark as a whole, on a tiny model."""
+"""The benchmark as a whole, on a tiny model, and its JSON file, which is readable at all times."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from batching.llama.context import ContextParams
+from batching.errors import InvalidParameter
 from batching.target import Output, Sampler
 from batching.tree import TokenTree
 from speculation.bench import __main__ as bench
+from speculation.bench.json_file import check_writable, read_json, write_json
 from speculation.bench.prompt_file import Prompt
+from speculation.bench.results import Curve, Difference, Skipped
 from speculation.bench.run import Plan, measure, plain_logits
 from speculation.bench.suites import suite
 from speculation.drafter import MethodSpec
 from speculation.engine import Engine
 from speculation.methods import METHODS, parse_method
 from speculation.sampling import SamplingParams
-from tests.speculation.bench.runs import PROMPTS
+from tests.speculation.bench.runs import PROMPTS, results, run
+from tests.support.paths import ROOT
 
 EXACT = ["--threads", "1", "--kv-type", "f32", "--flash-attn", "off"]
 
@@ -34,10 +42,8 @@ def prompt_file(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def engine(tiny_model: Path) -> Any:
-    params = ContextParams(n_threads=1, kv_type="f32", flash_attn="off")
-    with Engine.load(tiny_model, params) as loaded:
-        yield loaded
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.json"
 
 
 class Wrong:
@@ -54,6 +60,12 @@ def wrong_method(monkeypatch: pytest.MonkeyPatch) -> str:
     return "wrong"
 
 
+def short_run(model: Path, prompts: str, n_predict: int = 3, method: str = "ar") -> list[str]:
+    """The flags of a benchmark of one method."""
+    flags = ["--model", str(model), "--prompts", prompts, "--n-predict", str(n_predict)]
+    return [*flags, "--methods", method]
+
+
 def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str, Any]:
     """The JSON of a benchmark that ends with ``code``."""
     assert bench.main([*arguments, *EXACT, "--json", str(path)]) == code
@@ -64,13 +76,8 @@ def bench_json(path: Path, arguments: Sequence[str], code: int = 0) -> dict[str,
 def test_the_json_contains_every_run_of_every_method(
     tiny_model: Path, prompt_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = bench_json(
-        tmp_path / "out.json",
-        [
-            *("--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "12"),
-            *("--repeat", "2", "--methods", "prompt-lookup", "jacobi:guesses=4"),
-        ],
-    )
+    flags = [*short_run(tiny_model, prompt_file, 12, "prompt-lookup"), "jacobi:guesses=4"]
+    document = bench_json(tmp_path / "out.json", [*flags, "--repeat", "2"])
     assert list(document) == [
         *("model", "device", "settings", "started", "complete"),
         *("runs", "curves", "summary", "skipped"),
@@ -99,8 +106,7 @@ def test_the_json_contains_every_run_of_every_method(
         }
         assert len(one["tokens"]) == one["n_tokens"] <= 12
         assert set(one["phase_seconds"]) == {"draft", "build", "decode", "verify", "commit"}
-        assert one["same_as_ar"] is True
-        assert one["first_difference"] is None
+        assert (one["same_as_ar"], one["first_difference"]) == (True, None)
         assert one["method"] != "ar" or one["n_drafted"] == 0
     assert {row["category"] for row in document["summary"]} == {"cats", "dogs", "all"}
     assert len(document["summary"]) == 9
@@ -118,8 +124,8 @@ def test_a_text_that_differs_is_reported_with_its_logit_gap(
     wrong_method: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "4"]
-    document = bench_json(tmp_path / "out.json", [*arguments, "--methods", wrong_method])
+    flags = short_run(tiny_model, prompt_file, 4, wrong_method)
+    document = bench_json(tmp_path / "out.json", flags)
     found = [run["first_difference"] for run in document["runs"] if run["method"] == "wrong"]
     assert [at["index"] for at in found] == [0, 0, 0]
     assert all(at["logit_gap"] > 0 and at["ar_token"] != at["token"] for at in found)
@@ -157,8 +163,8 @@ def test_later_turns_follow_plain_decodings_replies_for_every_method(
 def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) -> None:
     prompts = [Prompt(name, "cats", ("the cat saw a dog",)) for name in ("first", "again")]
     methods = [parse_method(name) for name in ("ar", "suffix", "suffix:branches=3")]
-    plan = Plan(methods, SamplingParams(), 40, repeat=2)
-    sizes = []
+    plan, sizes = Plan(methods, SamplingParams(), 40, repeat=2), []
+    engine.resources.memory.clear()
     rounds = measure(
         engine, prompts, plan, lambda *_: sizes.append(engine.resources.memory.index.n_tokens)
     )
@@ -172,38 +178,28 @@ def test_all_methods_and_repeats_of_a_turn_have_the_same_memory(engine: Engine) 
     assert max(warm) < min(cold)
 
 
-def test_raw_prompts_are_used_without_a_template(engine: Engine) -> None:
-    seen: list[list[int]] = []
-    plan = Plan([parse_method("ar")], SamplingParams(), 3, raw=True)
-    prompts = [Prompt("c", "cats", ("the cat",))]
-    list(measure(engine, prompts, plan, lambda method, prompt_id, done: seen.append(done.prompt)))
-    assert seen == [engine.model.tokenize("the cat")]
-
-
-def test_every_run_prefills_its_whole_prompt(engine: Engine) -> None:
-    reused: list[int] = []
-    plan = Plan([parse_method("ar"), parse_method("jacobi")], SamplingParams(), 3, repeat=2)
+def test_every_run_prefills_its_whole_prompt_and_raw_ones_without_a_template(
+    engine: Engine,
+) -> None:
+    seen: list[tuple[list[int], int]] = []
+    methods = [parse_method(name) for name in ("ar", "jacobi")]
+    plan = Plan(methods, SamplingParams(), 3, raw=True, repeat=2)
 
     def on_run(method: str, prompt_id: str, done: Any) -> None:
-        reused.append(done.stats.n_reused)
+        seen.append((done.prompt, done.stats.n_reused))
 
     list(measure(engine, [Prompt("c", "cats", ("the cat",))], plan, on_run))
-    assert reused == [0, 0, 0, 0]
+    assert seen == [(engine.model.tokenize("the cat"), 0)] * 4
 
 
 def test_turns_too_long_for_the_context_are_skipped_and_named(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "prompts.jsonl"
-    long = "cat " * 100
-    path.write_text(
-        f'{{"question_id": "a", "turns": ["the cat", "{long}", "a dog"]}}\n{{"prompt": "a cat"}}\n',
-        encoding="utf-8",
-    )
-    arguments = ["--model", str(tiny_model), "--prompts", str(path), "--ctx", "256"]
-    document = bench_json(
-        tmp_path / "out.json", [*arguments, "--methods", "ar", "--n-predict", "40"]
-    )
+    path, turns = tmp_path / "prompts.jsonl", ["the cat", "cat " * 100, "a dog"]
+    first = json.dumps({"question_id": "a", "turns": turns})
+    path.write_text(first + '\n{"prompt": "a cat"}\n', encoding="utf-8")
+    flags = [*short_run(tiny_model, str(path), 40), "--ctx", "256"]
+    document = bench_json(tmp_path / "out.json", flags)
     assert [run["prompt_id"] for run in document["runs"]] == ["a", "line-2"]
     assert [turn["prompt_id"] for turn in document["skipped"]] == ["a#2", "a#3"]
     shown = capsys.readouterr()
@@ -212,20 +208,23 @@ def test_turns_too_long_for_the_context_are_skipped_and_named(
     assert "exceed the context of 256; raise --ctx to " in shown.err
 
 
-def test_a_context_too_small_for_every_prompt_is_an_error(
-    tiny_model: Path, prompt_file: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            ["--n-predict", "999"],
+            "none of the 2 prompts leaves room for 999 tokens in a context of 512; "
+            "raise --ctx or lower --n-predict",
+        ),
+        (["--prompt", ""], "--prompt is empty; give a text"),
+    ],
+)
+def test_prompts_that_are_empty_or_leave_no_room_are_an_error(
+    tiny_model: Path, prompt_file: str, capsys: Any, flags: list[str], reason: str
 ) -> None:
-    arguments = ["--model", str(tiny_model), "--prompts", prompt_file, "--n-predict", "999"]
-    assert bench.main([*arguments, *EXACT]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: none of the 2 prompts leaves room for 999 tokens in a context of 512; "
-        "raise --ctx or lower --n-predict"
-    )
-
-
-def short_run(model: Path, prompts: str) -> list[str]:
-    """The flags of a benchmark of plain decoding, three tokens a prompt."""
-    return ["--model", str(model), "--prompts", prompts, "--n-predict", "3", "--methods", "ar"]
+    prompts = [] if "--prompt" in flags else ["--prompts", prompt_file]
+    assert bench.main(["--model", str(tiny_model), *prompts, *flags, *EXACT]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {reason}"
 
 
 def test_ctrl_c_while_results_are_shown_names_their_file(
@@ -242,17 +241,7 @@ def test_ctrl_c_while_results_are_shown_names_their_file(
     arguments = short_run(tiny_model, prompt_file)
     path = tmp_path / "out.json"
     assert bench_json(path, arguments, code=130)["complete"] is True
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        f"results saved in {path}",
-        "interrupted",
-    ]
-
-
-def test_an_empty_prompt_on_the_command_line_is_refused(
-    tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench.main(["--model", str(tiny_model), "--prompt", ""]) == 2
-    assert "--prompt is empty; give a text" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[-2:] == [f"results saved in {path}", "interrupted"]
 
 
 def test_ctrl_c_shows_and_keeps_the_finished_runs(
@@ -274,3 +263,131 @@ def test_ctrl_c_shows_and_keeps_the_finished_runs(
     assert [run["prompt_id"] for run in document["runs"]] == ["c1", "c1#2"]
     assert document["complete"] is False
     assert "cats: 2 prompts" in capsys.readouterr().out
+
+
+# Kills itself when the second round is measured but not yet written.
+KILLED = """
+import os, signal, sys
+from speculation.bench import __main__ as bench
+from speculation.bench.suites import suite
+measure = suite.measure
+def killed(*arguments):
+    for n, item in enumerate(measure(*arguments)):
+        if n == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield item
+suite.measure = killed
+bench.main(sys.argv[1:])
+"""
+
+
+# Its output pipe is closed, and its report is an empty file.
+UNREAD = """
+import os, sys
+from pathlib import Path
+from speculation.bench import __main__ as bench
+bench.write_report = lambda folder, *_, **__: folder.touch()
+bench.require_matplotlib = lambda: None
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+def differences(*_):
+    os.close(reader)
+    return ""
+bench.differences = differences
+sys.exit(bench.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def flags(tiny_model: Path, prompt_file: str, out: Path) -> list[str]:
+    short = [*short_run(tiny_model, prompt_file, 6), "jacobi"]
+    return [*short, "--threads", "1", "--kv-type", "f32", "--json", str(out)]
+
+
+def run_program(code: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is left is written at exit
+    command = [sys.executable, "-c", code, *flags]
+    return subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, text=True)
+
+
+def test_a_killed_benchmark_keeps_the_finished_rounds(flags: list[str], out: Path) -> None:
+    assert run_program(KILLED, flags).returncode == -signal.SIGKILL
+    kept = read_json(out)
+    assert [(one.prompt_id, one.method) for one in kept.runs] == [("c1", "ar"), ("c1", "jacobi")]
+    assert kept.complete is False
+
+
+def test_a_closed_pipe_loses_neither_results_nor_report(
+    flags: list[str], out: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report"
+    done = run_program(UNREAD, [*flags, "--report", str(report)])
+    assert done.returncode == 2
+    assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
+    assert read_json(out).complete is True
+    assert report.exists()
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "Hi"}\n', "GGUF", '{"complete": true}'])
+def test_a_file_that_is_not_a_benchmark_is_not_overwritten(
+    text: str, flags: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out.write_text(text, encoding="utf-8")
+    assert bench.main(flags) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {out} exists and is not a benchmark's JSON, so it is not overwritten; give "
+        f"another --json, or delete the file"
+    )
+    assert out.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model": {}}', '{"model": {}, "device": {}}'])
+def test_a_file_without_benchmark_results_cannot_be_read(text: str, out: Path) -> None:
+    out.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidParameter, match="cannot read results from .*out.json: "):
+        read_json(out)
+
+
+FOUND: dict[str, Any] = {"rows_histogram": {1: 1, 4: 1}, "tokens_histogram": {1: 1, 2: 1}}
+DIFFERENT = Difference(1, 7, None, None)
+RESULTS = results(
+    run("ar", "p", 2, 1.0),
+    run("auto", "p", 2, 1.0, first_difference=DIFFERENT, accepted_by_source={"suffix": 1}, **FOUND),
+    skipped=[Skipped("a", "chat", "long")],
+    curves=[Curve(128, [1, 2], [0.5, 0.75])],
+)
+
+
+def test_results_are_read_back_as_they_were_written(out: Path) -> None:
+    for written in (RESULTS, replace(RESULTS, complete=False)):
+        write_json(out, written)
+        assert read_json(out) == written
+    check_writable(out)  # a file of ours may be replaced
+
+
+def test_a_failed_write_leaves_the_old_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out.write_text("old", encoding="utf-8")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_json(out, RESULTS)
+    assert out.read_text(encoding="utf-8") == "old"
+
+
+def test_a_file_that_is_briefly_locked_is_replaced_afterwards(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, locked = Path.replace, [True, True]
+
+    def replace_if_free(new: Path, path: Path) -> Path:
+        if locked and locked.pop():
+            raise PermissionError(13, "The process cannot access the file")
+        return replace(new, path)
+
+    monkeypatch.setattr(Path, "replace", replace_if_free)
+    write_json(out, RESULTS)
+    assert read_json(out) == RESULTS
+    assert locked == []

@@ -22,34 +22,26 @@ from tests.speculation.bench.runs import PHASES, results, run
 
 def measured(*of_methods: tuple[str, int], **more: Any) -> Results:
     """Runs of ten steps by method and number of tokens, in one second after the first."""
-    return results(
-        *(
-            run(
-                str(parse_method(method)),
-                "p",
-                n_tokens - 1,
-                (n_tokens - 1) / n_tokens,
-                n_steps=10,
-                n_drafted=30,
-                n_accepted=n_tokens - 10,
-                rows_histogram={4: 10},
-                tokens_histogram={1: 10},
-            )
-            for method, n_tokens in of_methods
-        ),
-        **more,
-    )
+    ten: dict[str, Any] = {
+        "n_steps": 10,
+        "n_drafted": 30,
+        "rows_histogram": {4: 10},
+        "tokens_histogram": {1: 10},
+    }
+    runs = [
+        run(method, "p", n - 1, (n - 1) / n, n_accepted=n - 10, **ten) for method, n in of_methods
+    ]
+    return results(*runs, **more)
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--suite", "scaling", "--methods", "ar"], "scaling does not use --methods; leave it"),
-        (["--suite", "cost", "--limit", "1"], "cost does not use --limit; leave it out"),
-        (["--suite", "cost", "--prompt", "Hi"], "cost does not use --prompt;"),
-        (["--suite", "cost", "--repeat", "1"], "cost does not use --repeat;"),
-        (["--suite", "cost", "--n-predict", "5"], "cost does not use --n-predict;"),
-        (["--suite", "cost", "--temperature", "0"], "cost does not use --temperature;"),
+        *(
+            (["--suite", "cost", f"--{flag}", "1"], f"cost does not use --{flag}; leave it out")
+            for flag in ("limit", "prompt", "repeat", "n-predict", "temperature")
+        ),
         (["--suite", "cots"], "invalid choice: 'cots'"),
     ],
 )
@@ -84,13 +76,9 @@ def test_the_suite_memory_measures_its_own_prompts_cold_and_then_warm(engine: En
     options = parse_options(["--suite", "memory", "--limit", "1"])
     assert (options.prompts, options.n_predict) == ("memory", 256)
     prompts = SUITES["memory"].prompts(options.read_prompts(), engine, options.plan())
+    kinds = ("same-file", "agent-loop", "ask-again")
     assert [prompt.category for prompt in prompts] == [
-        "same-file, cold",
-        "agent-loop, cold",
-        "ask-again, cold",
-        "same-file, warm",
-        "agent-loop, warm",
-        "ask-again, warm",
+        f"{kind}, {state}" for state in ("cold", "warm") for kind in kinds
     ]
     assert prompts[0].turns == prompts[3].turns
     assert parse_options(["--suite", "memory", "--prompts", "builtin"]).prompts == "builtin"
@@ -205,14 +193,9 @@ def overlapping(ax: Any) -> list[tuple[str, str]]:
     found = []
     for axis in (ax.xaxis, ax.yaxis):
         low, high = sorted(axis.get_view_interval())
-        labels = [
-            tick.label1
-            for tick in axis.get_major_ticks()
-            if tick.label1.get_text()
-            and tick.label1.get_visible()
-            and low <= tick.get_loc() <= high
-        ]
-        for one, other in pairwise(labels):
+        ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        labels = [tick.label1 for tick in ticks if tick.label1.get_visible()]
+        for one, other in pairwise(label for label in labels if label.get_text()):
             if one.get_window_extent().overlaps(other.get_window_extent()):
                 found.append((one.get_text(), other.get_text()))
     return found
@@ -243,21 +226,14 @@ def test_no_tick_labels_overlap_whatever_the_times(scale: float) -> None:
     assert [overlapping(ax) for figure in figures for ax in figure.axes] == [[]] * 9
 
 
-def test_equal_points_of_several_series_are_all_seen() -> None:
+def test_constant_data_show_all_points_and_no_trend() -> None:
     (figure,) = drawn("scaling", measured(*CONSTANT))
     points = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"][:2]
     assert [list(line.get_ydata()) for line in points] == [[1.2, 1.2, 1.2]] * 2
     assert [line.get_fillstyle() for line in points] == ["none", "none"]
     assert [line.get_marker() for line in points] == ["o", "s"]
     assert points[0].get_markersize() > points[1].get_markersize()
-
-
-def test_the_legend_of_constant_data_shows_no_trend() -> None:
-    (figure,) = drawn("scaling", measured(*CONSTANT))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "N = 3: 1.20 for every W",
-        "N = 5: 1.20 for every W",
-        "N = 7",
-    ]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["N = 3: 1.20 for every W", "N = 5: 1.20 for every W", "N = 7"]
     low, high = figure.axes[0].get_ylim()
     assert high - low > 0.5

@@ -42,17 +42,12 @@ CALLS = (
     "{% for call in message.tool_calls %}{{ call.function.name }}"
     "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
 )
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": "<"}'}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": None}}
 CALL_MESSAGES: list[dict[str, Any]] = [
     {"role": "developer", "content": "s"},
     {"role": "user", "content": "a"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": "<"}'}}
-        ],
-    },
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "3"},
 ]
 MESSAGES = [
@@ -86,6 +81,9 @@ def prompt_text(
     return engine.model.detokenize(tokens).decode()
 
 
+FINAL = "<|channel|>final<|message|>"
+
+
 @pytest.mark.parametrize(
     ("text", "opening", "reasoning", "answer"),
     [
@@ -97,13 +95,8 @@ def prompt_text(
         ("<think:opensource>hm</think:opensource>yes", "", "hm", "yes"),
         ("[THINK]hm[/THINK]yes", "", "hm", "yes"),
         ("<|channel>thought\nhm<channel|>yes", "", "hm", "yes"),
-        (
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes",
-            "",
-            "hm",
-            "yes",
-        ),
-        ("<|channel|>final<|message|>yes", "", "", "yes"),
+        (f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}yes", "", "hm", "yes"),
+        (f"{FINAL}yes", "", "", "yes"),
         ("<think>a <think> b</think>yes</think>", "", "a <think> b", "yes</think>"),
     ],
 )
@@ -267,10 +260,12 @@ def test_a_template_gets_further_variables_but_keeps_its_own(engines: dict[str, 
 
 
 def test_a_template_may_mark_the_trained_tokens_and_gets_todays_date() -> None:
-    template = "{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b"
-    assert render_messages(template, MESSAGES) == "ab"
-    template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
-    assert render_messages(template, MESSAGES) == datetime.now().strftime("%d %b %Y")
+    today = datetime.now().strftime("%d %b %Y")
+    for template, expected in (
+        ("{% generation %}{% set x = 'a' %}{{ x }}{% endgeneration %}b", "ab"),
+        ("{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}", today),
+    ):
+        assert render_messages(template, MESSAGES) == expected
 
 
 def test_a_template_error_is_quoted() -> None:
@@ -310,7 +305,7 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_one_renders(
     assert render_messages("{{ messages[0].content }}", MESSAGES) == "a"
 
 
-def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_message(
+def test_a_template_that_exceeds_a_limit_is_not_retried_and_has_no_thinking_switch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loops = "{% if messages[0].role == 'system' %}" + LOOPS + "{% endif %}a"
@@ -318,14 +313,8 @@ def test_a_template_that_exceeds_a_limit_is_not_retried_without_the_system_messa
     with (
         engine_with(loops, tmp_path / "loops.gguf") as engine,
         pytest.raises(UnsupportedModel, match="took longer than 0.2 s"),
-    ):
+    ):  # not even without the system message
         chat_prompt(engine.model, [{"role": "system", "content": "s"}, *MESSAGES])
-
-
-def test_a_template_that_cannot_be_compiled_has_no_thinking_switch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(render_process, "SECONDS", 0.2)
     for template in (None, "{% if enable_thinking %}", "{{ thinking }}" + COMPILES):
         assert not asks_for_thinking(template)
 

@@ -24,7 +24,6 @@ from speculation.chat.tools import (
     ToolFormat,
     tool_format,
 )
-from tests.support.tiny_gguf import write_tiny_gguf
 
 FIRST_BYTE = 3  # the token of byte 0 in a tiny GGUF
 
@@ -33,27 +32,23 @@ def tool(name: str, **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters or None}}
 
 
+OBJECT = {"type": "object", "required": ["a"]}
+NUMBERS = {"$defs": {"number": {"type": "integer"}}}
 ADD = tool(
-    "add",
-    type="object",
-    properties={"a": {"$ref": "#/$defs/number"}, "more": {"$ref": "#"}},
-    required=["a"],
-    **{"$defs": {"number": {"type": "integer"}}},
+    "add", properties={"a": {"$ref": "#/$defs/number"}, "more": {"$ref": "#"}}, **OBJECT, **NUMBERS
 )
 SAY = tool(
     "say",
-    type="object",
     properties={"a": {"$ref": "#/definitions/number"}},
-    required=["a"],
     definitions={"number": {"enum": ["one", "two"]}},
+    **OBJECT,
 )
 TOOLS = [ADD, SAY, tool("now")]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    path: Path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    with Model(write_tiny_gguf(path)) as model:
+def model(tiny_model: Path) -> Iterator[Model]:
+    with Model(tiny_model) as model:
         yield model
 
 

@@ -1,13 +1,111 @@
-"""SuffixMemory: what is remembered of texts, and its file."""
+"""SuffixIndex: hash chains over the last tokens. SuffixMemory: texts in one, and its file."""
 
 from __future__ import annotations
 
+import random
+from array import array
 from pathlib import Path
 
 import pytest
 
 from batching.errors import InvalidParameter
+from speculation.drafting.suffix_index import LENGTHS, SEPARATOR, SuffixIndex, agreement
 from speculation.drafting.suffix_memory import SuffixMemory
+
+
+def copies(index: SuffixIndex, n: int, text: SuffixIndex | None = None) -> list[list[int]]:
+    """The next three tokens after each match of the last ``n``, latest first."""
+    positions = index.matches(LENGTHS.index(n), text or index, 8)
+    return [index.copy(position, 3).tolist() for position in positions]
+
+
+def index_of(tokens: list[int], capacity: int = 512) -> SuffixIndex:
+    index = SuffixIndex(capacity)
+    index.extend(tokens)
+    return index
+
+
+def test_matches_are_the_earlier_occurrences_latest_first() -> None:
+    index = index_of([1, 2, 7, 7, 7, 1, 2, 8, 8, 8, 2, 9, 9, 9, 1, 2])
+    assert copies(index, 2) == [[8, 8, 8], [7, 7, 7]]
+    assert copies(index, 1) == [[9, 9, 9], [8, 8, 8], [7, 7, 7]]
+    assert copies(index, 4) == []
+
+
+def test_a_copy_repeats_its_period_and_neither_it_nor_a_match_crosses_the_end_of_a_text() -> None:
+    assert copies(index_of([5, 6, 5, 6]), 2) == [[5, 6, 5]]
+    memory = index_of([1, 2, 3, SEPARATOR, 4, 5, SEPARATOR])
+    assert copies(memory, 2, index_of([1, 2])) == [[3]]
+    assert copies(memory, 2, index_of([3, 4])) == []
+    assert copies(memory, 2, index_of([2, 3])) == []  # nothing follows in that text
+
+
+def test_the_oldest_tokens_are_overwritten() -> None:
+    memory = index_of([1, 2, 3, 4, *range(10, 10 + 508)])
+    assert copies(memory, 2, index_of([1, 2])) == [[3, 4, 10]]
+    memory.extend([600, 601])
+    assert copies(memory, 2, index_of([1, 2])) == []
+    assert copies(memory, 2, index_of([3, 4])) == [[10, 11, 12]]
+    assert memory.tokens().tolist() == [3, 4, *range(10, 10 + 508), 600, 601]
+
+
+@pytest.mark.parametrize("n_at_once", [1, 70])
+def test_every_length_is_found_across_the_ends_of_the_ring(n_at_once: int) -> None:
+    index = SuffixIndex(512)
+    for end in range(n_at_once, 1300, n_at_once):
+        index.extend(range(end - n_at_once, end))
+        for at in range(max(16, end - 480), end - 2, 1 if n_at_once > 1 else 160):
+            for n in LENGTHS:
+                text = index_of([*range(at - n, at)])
+                assert copies(index, n, text) == [[at, at + 1, at + 2]]
+
+
+@pytest.mark.parametrize("n_tokens", [100, 700, 2000])
+def test_bulk_and_single_tokens_build_the_same_index(n_tokens: int) -> None:
+    rng = random.Random(n_tokens)
+    tokens = [rng.randrange(8) for _ in range(n_tokens)]
+    ours, single = SuffixIndex(1024), SuffixIndex(1024)
+    for start in range(0, n_tokens, 300):
+        ours.extend(tokens[start : start + 300])
+    for i in range(n_tokens):
+        single.extend(tokens[i : i + 1])
+    assert ours.tokens() == single.tokens()
+    for _ in range(50):
+        text = index_of([rng.randrange(8) for _ in range(20)])
+        for n in LENGTHS:
+            assert copies(ours, n, text) == copies(single, n, text)
+        token = [rng.randrange(8)]
+        ours.extend(token)
+        single.extend(token)
+
+
+def test_the_longest_end_of_a_text_that_occurs_is_found_by_its_level() -> None:
+    memory = index_of([1, 2, 3, 4, 5, 6, 7, 8, 9, SEPARATOR])
+    ends = ([7, 7], [7, 4], [3, 4], [1, 2, 3, 4], [9, *range(1, 9)])
+    assert [memory.longest(index_of([*end])) for end in ends] == [0, 0, 1, 2, 3]
+    assert memory.longest(index_of([7, 4]), shortest=1) == -1
+    assert memory.longest(index_of([99])) == -1
+    assert memory.longest(index_of([4])) == 0  # a text of one token has no longer end
+
+
+def test_the_common_context_is_counted_up_to_32() -> None:
+    text = list(range(100, 140))
+    memory = index_of([1, *text[-20:], 2, 3, *text, 4, 5, SEPARATOR])
+    index = index_of(text)
+    positions = memory.matches(LENGTHS.index(8), index, 8)
+    assert [memory.common_context(p, index.tail, 8) for p in positions] == [32, 20]
+
+
+def test_agreement_is_the_length_of_the_shared_prefix() -> None:
+    rng = random.Random(1)
+    for _ in range(500):
+        n = rng.randrange(20)
+        prefix = [rng.randrange(5) for _ in range(n)]
+        others = [array("i", [*prefix, i, *range(rng.randrange(9))]) for i in range(3)]
+        assert agreement(others) == n
+        assert agreement([others[0], array("i", prefix)]) == n
+        assert agreement([others[0], others[0][:]]) == len(others[0])
+
 
 CHAT = list(range(100, 150))
 OWNER = "0123456789abcdef"
@@ -25,26 +123,15 @@ def test_only_the_new_part_of_a_continued_chat_is_added() -> None:
     ]  # fmt: skip
 
 
-def test_a_known_text_is_not_added_again() -> None:
-    memory = SuffixMemory()
-    memory.remember(CHAT)
-    memory.remember(CHAT)
-    memory.remember(CHAT[:40])
-    assert memory.index.tokens().tolist() == [*CHAT, -1]
-
-
-def test_a_known_text_that_repeats_itself_is_not_added_again() -> None:
-    memory, text = SuffixMemory(), [*[1, 2, 3] * 20, 4, 5, *[1, 2, 3] * 20]
-    memory.remember(text)
-    memory.remember(text)
-    assert memory.index.tokens().tolist() == [*text, -1]
-
-
-def test_nothing_is_remembered_while_paused() -> None:
-    memory = SuffixMemory()
-    with memory.paused():
-        memory.remember(CHAT)
-    assert memory.index.n_tokens == 0
+def test_a_known_text_is_not_added_again_and_none_while_paused() -> None:
+    repeated = [*[1, 2, 3] * 20, 4, 5, *[1, 2, 3] * 20]
+    for text, again in ((CHAT, CHAT), (CHAT, CHAT[:40]), (repeated, repeated)):
+        memory = SuffixMemory()
+        memory.remember(text)
+        memory.remember(again)
+        with memory.paused():
+            memory.remember([5, 6, 7])
+        assert memory.index.tokens().tolist() == [*text, -1]
 
 
 def test_the_memory_grows_up_to_its_capacity_and_then_forgets_the_oldest() -> None:
@@ -72,14 +159,9 @@ def test_a_saved_memory_is_loaded_again(tmp_path: Path) -> None:
     loaded = SuffixMemory.load(path, OWNER, n_vocab=150)
     assert loaded.index.tokens().tolist() == [*CHAT, -1, 5, 6, 7, -1]
     assert [file.name for file in tmp_path.iterdir()] == ["memory"]
-    assert path.stat().st_size == 32 + 4 * 55
-
-
-def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "memory"
-    SuffixMemory().save(path, OWNER)
     with pytest.raises(InvalidParameter, match=r"memory has the memory of another model; give"):
         SuffixMemory.load(path, "f" * 16, n_vocab=150)
+    assert path.stat().st_size == 32 + 4 * 55
 
 
 @pytest.mark.parametrize(

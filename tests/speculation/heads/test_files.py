@@ -1,41 +1,295 @@
-"""Files of heads of all kinds: broken ones and those of other models are refused."""
+"""Files of heads of all kinds: written and read again; broken and unsuitable ones are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from batching.errors import HeadsError, TruncatedGGUF, UnsupportedModel, VocabularyMismatch
-from batching.gguf.reader import fingerprint
+from batching.errors import (
+    HeadsError,
+    InvalidParameter,
+    ModelError,
+    ModelFileMissing,
+    NotGGUF,
+    TruncatedGGUF,
+    UnsupportedModel,
+    VocabularyMismatch,
+)
+from batching.gguf.reader import GGUFFile, fingerprint
 from batching.llama import private_api
 from batching.llama.model import Model
+from speculation.drafter import MethodSpec
 from speculation.engine import Engine
-from tests.speculation.methods import test_eagle, test_medusa, test_redrafter
+from speculation.heads import load, medusa, redrafter
+from speculation.heads.base import Head
+from speculation.heads.eagle import write_eagle
+from speculation.heads.file import HeadsFile, HeadsInfo, HeadsKind, llama_format
+from speculation.heads.load import require_no_heads
+from speculation.heads.medusa import write_medusa
+from speculation.heads.redrafter import write_redrafter
+from speculation.methods import METHODS, MethodTable, parse_method
 from tests.support import tiny_gguf
 from tests.support.exact import EXACT
-from tests.support.head_checks import load_heads, started
-from tests.support.tiny_dflash import write_tiny_dflash
+from tests.support.head_checks import load_heads, matrix, started
+from tests.support.tiny_dflash import DFLASH2, dflash2, dspark, write_tiny_dflash
 from tests.support.tiny_eagle3 import write_tiny_eagle3
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import N_TINY, finish_writer, started_writer, write_tiny_gguf
+from tests.support.tiny_heads import (
+    SHAPE,
+    eagle_tensors,
+    medusa_weights,
+    redrafter_weights,
+    write_eagle_head,
+    write_medusa_heads,
+    write_redrafter_head,
+)
 
 OWN: dict[str, Callable[[Path, Path], Path]] = {
-    "medusa": lambda path, target: test_medusa.write_heads(
-        path, target, test_medusa.random_weights()
-    ),
-    "redrafter": lambda path, target: test_redrafter.write_head(
-        path, target, test_redrafter.random_weights()
-    ),
-    "eagle": test_eagle.write_head,
+    "medusa": write_medusa_heads,
+    "redrafter": write_redrafter_head,
+    "eagle": write_eagle_head,
 }
 LLAMA: dict[str, Callable[..., Path]] = {"eagle-3": write_tiny_eagle3, "dflash": write_tiny_dflash}
+HEADS: dict[str, Callable[[Path, Path], Path]] = {
+    **OWN,
+    "eagle-3": lambda path, target: write_tiny_eagle3(path),
+    "dflash": lambda path, target: write_tiny_dflash(path),
+}
+DRAFTED = tuple(range(2, N_TINY, 3))
+NARROW = "it cannot share .* 'tiny', which is 32 wide"
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of which heads in llama.cpp's formats read the last three's inputs"""
-    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
+# Written and read again
+
+
+@pytest.mark.parametrize("kind", ["medusa", "redrafter"])
+def test_heads_are_the_same_after_a_round_trip_through_their_file(
+    tmp_path: Path, target: Path, kind: str
+) -> None:
+    path, tokens = tmp_path / "heads.gguf", [5, 6, 280]
+    written: Any
+    again: Any
+    if kind == "medusa":
+        written = medusa_weights(n_blocks=2, tokens=tokens)
+        write_medusa_heads(path, target, written)
+        again = medusa.read_weights(HeadsFile(path), target)
+        np.testing.assert_allclose(again.accuracy, written.accuracy)
+        assert again.tree == written.tree
+    else:
+        written = redrafter_weights(n_blocks=2, tokens=tokens)
+        write_redrafter_head(path, target, written)
+        again = redrafter.read_weights(HeadsFile(path), target)
+    for name, ours in vars(again).items():
+        if name not in ("output", "tokens", "tree"):
+            np.testing.assert_allclose(ours, getattr(written, name), atol=1e-3)
+    file = HeadsFile(path)
+    assert (file.info.method, file.info.target_name) == (kind, "tiny")
+    assert again.tokens.tolist() == tokens
+    assert not any(name.endswith("output.weight") for name in file.gguf.tensors)
+    np.testing.assert_array_equal(again.output, GGUFFile(target).output_matrix()[tokens])
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_only_heads_with_a_context_differ_from_text_to_text(
+    tmp_path: Path, target: Path, kind: str
+) -> None:
+    path = HEADS[kind](tmp_path / "head.gguf", target)
+    with started(path, target, kind) as head:
+        views = [head.of_slot(i, 2) for i in range(2)]
+        if kind in ("medusa", "redrafter"):
+            assert views == [head, head]
+        else:
+            assert len({id(one.context) for one in (head, *views)}) == 3
+
+
+def test_a_method_can_bring_a_kind_of_heads_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.gguf"
+    finish_writer(started_writer(path, "my-heads", 32, 1), path)
+    own, contained = Head(), Head()
+    mine = llama_format("mine", "my-heads", lambda gguf, model: own)
+    inside = HeadsKind("inside", lambda gguf: False, mine.load, lambda model: contained)
+    spec = MethodSpec("mine", "Mine", lambda params, resources: None, heads=(mine, inside))
+    kinds = MethodTable([spec]).heads_kinds()
+    with Model(tiny_model) as model:
+        with pytest.raises(HeadsError):
+            load.load_heads([path], model, METHODS.heads_kinds())
+        assert load.load_heads([path], model, kinds) == {"mine": own, "inside": contained}
+    require_no_heads(path, METHODS.heads_kinds())
+    with pytest.raises(HeadsError, match="contains drafting heads, not a model"):
+        require_no_heads(path, kinds)
+
+
+# Refused
+
+
+@pytest.mark.parametrize("method", ["medusa", "redrafter", "eagle-2", "eagle-3", "dflash"])
+def test_a_method_asks_for_its_heads_if_none_were_loaded(method: str) -> None:
+    needed = method.replace("eagle-2", "eagle")
+    with pytest.raises(InvalidParameter, match=f"needs {needed} heads; load them with heads"):
+        parse_method(method).drafters()
+
+
+def test_files_without_heads_are_refused(tmp_path: Path, target: Path) -> None:
+    text, owl = tmp_path / "heads.txt", tmp_path / "x.gguf"
+    text.write_text("something else", encoding="utf-8")
+    with Model(target) as model:
+        write_medusa(owl, HeadsInfo.of_target("owl", model), medusa_weights())
+        reason: type[Exception]
+        for path, reason, message in (
+            (target, HeadsError, "no drafting heads: its architecture is 'llama'"),
+            (text, NotGGUF, "b'some'"),
+            (tmp_path / "none.gguf", ModelFileMissing, "file not found"),
+            (owl, HeadsError, "method 'owl', which this version does not support"),
+        ):
+            with pytest.raises(reason, match=message):
+                load_heads([path], model)
+
+
+def test_two_files_for_one_method_are_refused(tmp_path: Path, target: Path) -> None:
+    paths = [write_medusa_heads(tmp_path / f"{n}.gguf", target) for n in range(2)]
+    with pytest.raises(HeadsError, match=r"0\.gguf and 1\.gguf are both heads for medusa"):
+        Engine.load(target, EXACT, heads=paths)
+
+
+def test_a_head_is_not_a_model_and_must_be_given_with_heads(tmp_path: Path, target: Path) -> None:
+    own = {"token_embd.weight": matrix(N_TINY, 32), "output.weight": matrix(N_TINY, 32)}
+    for tensors in ({}, own):
+        path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
+        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
+            Engine.load(path, EXACT)
+        with pytest.raises(HeadsError, match=r"head\.gguf contains drafting heads, not a model"):
+            Engine.load(target, EXACT, draft_model=path)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "redrafter"])
+def test_heads_with_an_output_matrix_of_their_own_are_refused(
+    tmp_path: Path, target: Path, kind: str
+) -> None:
+    file = HeadsFile(OWN[kind](tmp_path / "heads.gguf", target))
+    file.gguf.metadata[f"{kind}.shares_target_output"] = False
+    module: Any = {"medusa": medusa, "redrafter": redrafter}[kind]
+    with pytest.raises(HeadsError, match=r"heads\.gguf has an output matrix of its own, which"):
+        module.read_weights(file, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_embd", "made", "reason"),
+    [
+        ("medusa", 32, {"n_embd": 16}, r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32"),
+        ("medusa", 16, {"n_embd": 16}, r"states is 16 in head\.gguf, but 32 in 'tiny'"),
+        ("redrafter", 32, {"n_embd": 16}, r"block\.0\.weight is 16 × 16.*32 × 32"),
+        ("redrafter", 16, {"n_embd": 16}, r"states is 16 in head\.gguf, but 32 in 'tiny'"),
+        ("eagle", 32, {"n_embd": 16}, r"fc\.weight is 16 × 32; .* need 32 × 64"),
+        ("eagle", 32, {"n_ff": 48}, r"ffn_gate\.weight is 64 × 32; .* need 48 × 32"),
+        ("eagle", 32, {"n_head": 3}, "32 wide do not split into 3 attention heads with 2"),
+        ("eagle", 32, {"tokens": [1, N_TINY]}, f"has tokens outside 0 to {N_TINY - 1}"),
+    ],
+)
+def test_heads_of_the_wrong_size_are_refused(
+    tmp_path: Path, target: Path, kind: str, n_embd: int, made: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "head.gguf"
+    with Model(target) as model:
+        info = replace(HeadsInfo.of_target(kind, model), n_embd=n_embd)
+        if kind == "medusa":
+            write_medusa(path, info, medusa_weights(**made))
+        elif kind == "redrafter":
+            write_redrafter(path, info, redrafter_weights(**made))
+        else:
+            tokens = np.array(made.pop("tokens"), np.int32) if "tokens" in made else None
+            shape = replace(SHAPE, **made)
+            tensors = eagle_tensors(shape if "n_embd" in made else SHAPE)
+            write_eagle(path, info, shape, tensors, tokens=tokens, kind="f32")
+        with pytest.raises(HeadsError, match=reason):
+            load_heads([path], model)
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "eagle-3": [
+        ({"n_target": 48}, "hidden states 48 wide, but those of 'tiny' are 32 wide; use the head"),
+        ({"n_embd": 64}, rf"64 wide and has no token_embd\.weight; {NARROW}"),
+        (
+            {"n_embd": 64, "tensors": {"token_embd.weight": matrix(N_TINY, 64)}},
+            rf"64 wide and has no output\.weight; {NARROW}",
+        ),
+        (
+            {"tensors": {"token_embd.weight": matrix(9, 32)}},
+            f"has embeddings of 9 tokens, but 'tiny' has {N_TINY}",
+        ),
+        ({"layers": (1, 2)}, r"lists \[1, 2\] as the layers it reads, .* that read three"),
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"eagle3.block_count": 2}}, "2 layers, but llama.cpp runs .* heads with one"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
+        (
+            {"tensors": {"blk.0.attn_q.bias": matrix(32), "blk.0.attn_k.bias": matrix(16)}},
+            r"has blk\.0\.attn_k\.bias, blk\.0\.attn_q\.bias, which llama\.cpp ignores",
+        ),
+        (
+            {"tensors": {"enc.output_norm.weight": matrix(96)}},
+            r"has enc\.output_norm\.weight, which llama\.cpp ignores",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"d2t": None}},
+            f"has {len(DRAFTED)} logits and no d2t to map them to the {N_TINY} tokens",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"output.weight": None}},
+            f"a d2t of {len(DRAFTED)} tokens, but the model's shared output.weight has",
+        ),
+        (
+            {"tokens": DRAFTED, "tensors": {"output.weight": matrix(3, 32)}},
+            f"a d2t of {len(DRAFTED)} tokens, but its output.weight has 3 rows",
+        ),
+        ({"tokens": (1, 2, N_TINY)}, f"drafts tokens from 1 to {N_TINY}, but 'tiny' has"),
+        ({"tokens": (0, 0, 1, 1, 7)}, "has duplicate tokens in d2t: it may store differences"),
+        (
+            {"tokens": (1, 2), "tensors": {"d2t": np.array([1, 2], np.int32)}},
+            "has a d2t of type 26, but llama.cpp reads 64-bit integers",
+        ),
+    ],
+    "dflash": [
+        ({"layers": (1, 2, 4)}, r"inputs of layers \[1, 2, 4\], but 'tiny' has layers 0 to 3"),
+        ({"metadata": {"split.count": 2}}, "is one of 2 files; join them"),
+        ({"n_embd": 64}, "hidden states 64 wide, but those of 'tiny' are 32 wide; use the head"),
+        ({"metadata": {"dflash.target_layers": None}}, "lists None as the layers it reads"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": None}}, "has the mask token None"),
+        ({"metadata": {"tokenizer.ggml.mask_token_id": N_TINY}}, f"has the mask token {N_TINY}"),
+        ({"block_size": 1}, "has blocks of 1 tokens"),
+        (
+            {"tensors": dspark(), "metadata": {"dflash.block_size": None}},
+            "has blocks of None tokens",
+        ),
+        ({"metadata": {"dflash.attention.value_length": 4}}, "keys 8 wide and values 4 wide"),
+        (
+            {"tensors": {"output.weight": matrix(9, 32)}},
+            f"has 9 logits and no d2t to map them to the {N_TINY} tokens",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "reason"), [(kind, *case) for kind, cases in REFUSED.items() for case in cases]
+)
+def test_heads_that_llama_cpp_cannot_run_are_refused_before_it_loads_them(
+    tmp_path: Path, target: Path, kind: str, head: dict[str, Any], reason: str
+) -> None:
+    path = LLAMA[kind](tmp_path / "head.gguf", **head)
+    with Model(target) as model, pytest.raises(HeadsError, match=reason) as refused:
+        load_heads([path], model)
+    assert "head.gguf" in str(refused.value)
+
+
+def test_a_tensor_that_llama_cpp_does_not_know_is_reported(tmp_path: Path, target: Path) -> None:
+    tensors = {"blk.0.attn_q.bias": matrix(32)}
+    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=tensors)
+    with Model(target) as model, pytest.raises(ModelError, match=r"head\.gguf"):
+        load_heads([path], model)
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -90,26 +344,23 @@ def test_a_target_whose_layer_inputs_are_not_exposed_is_refused(
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-@pytest.mark.parametrize("kind", [*OWN, *LLAMA])
+@pytest.mark.parametrize("kind", HEADS)
 def test_a_truncated_file_is_reported(
     tmp_path: Path, target: Path, kind: str, share: float
 ) -> None:
-    path = tmp_path / "head.gguf"
-    whole = (OWN[kind](path, target) if kind in OWN else LLAMA[kind](path)).read_bytes()
+    path = HEADS[kind](tmp_path / "head.gguf", target)
+    whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     with Model(target) as model, pytest.raises(TruncatedGGUF, match=r"head\.gguf is incomplete"):
         load_heads([path], model)
 
 
-@pytest.mark.parametrize("kind", [*OWN, *LLAMA])
-def test_only_heads_with_a_context_differ_from_text_to_text(
-    tmp_path: Path, target: Path, kind: str
+def test_missing_library_functions_are_reported(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "head.gguf"
-    path = OWN[kind](path, target) if kind in OWN else LLAMA[kind](path)
-    with started(path, target, kind) as head:
-        views = [head.of_slot(i, 2) for i in range(2)]
-        if kind in ("medusa", "redrafter"):
-            assert views == [head, head]
-        else:
-            assert len({id(one.context) for one in (head, *views)}) == 3
+    path = write_tiny_dflash(tmp_path / "head.gguf", tensors=dflash2(), metadata=DFLASH2)
+    name = "llama_set_embeddings_nextn"
+    with monkeypatch.context() as patch:
+        patch.setitem(private_api.FUNCTIONS, name, None)
+        with pytest.raises(UnsupportedModel, match=f"does not export {name}"):
+            Engine.load(target, EXACT, heads=path)

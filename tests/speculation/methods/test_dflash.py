@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,8 @@ from speculation.drafting.cost import Cost, CostCurve
 from speculation.drafting.tree_growth import Scores
 from speculation.engine import Engine
 from speculation.heads.dflash import DFlashHead
-from speculation.sampling import SamplingParams
-from tests.support.exact import EXACT, PROMPT
-from tests.support.head_checks import TEXT, check_texts, load_heads
+from tests.support.exact import EXACT, PROMPT, endless, same_texts
+from tests.support.head_checks import TEXT, check_texts, load_heads, matrix
 from tests.support.mtp_gguf import write_mtp_gguf
 from tests.support.reference import rms_norm
 from tests.support.tiny_dflash import (
@@ -36,7 +34,6 @@ from tests.support.tiny_dflash import (
     N_COUNTED,
     N_HEAD,
     N_HEAD_KV,
-    N_TINY,
     counted,
     dflash2,
     dspark,
@@ -44,18 +41,7 @@ from tests.support.tiny_dflash import (
     write_counting_head,
     write_tiny_dflash,
 )
-from tests.support.tiny_gguf import write_hybrid_gguf, write_tiny_gguf
-
-
-def matrix(*shape: int) -> Floats:
-    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of which heads read the inputs of the last three."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=4)
-
+from tests.support.tiny_gguf import N_TINY, write_hybrid_gguf
 
 # Variants of published heads, as llama.cpp's converter writes them.
 DRAFTED = tuple(range(3, N_TINY, 3))
@@ -69,10 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "for a target that sees": {"metadata": {"dflash.rope.dimension_sections": [4, 0, 0, 0]}},
     "some tokens": {
-        "tensors": {
-            "d2t": np.array(DRAFTED, np.int64),
-            "output.weight": matrix(len(DRAFTED), 32),
-        }
+        "tensors": {"d2t": np.array(DRAFTED, np.int64), "output.weight": matrix(len(DRAFTED), 32)}
     },
     "embeddings of its own": {"tensors": {"token_embd.weight": matrix(N_TINY, 32)}},
     "DFlash 2": {"tensors": dflash2(), "metadata": DFLASH2},
@@ -183,9 +166,11 @@ def engine(counting: tuple[Path, Path]) -> Iterator[Engine]:
         yield made
 
 
-def endless(engine: Engine, temperature: float = 0.0) -> SamplingParams:
-    ends = dict.fromkeys(engine.model.ends, -math.inf)
-    return SamplingParams(temperature=temperature, seed=3, logit_bias=ends)
+def head_context(engine: Engine) -> BlockContext:
+    head = engine.resources.heads["dflash"]
+    levels: object = engine.resources.keep(("head context", head), lambda: None)
+    assert isinstance(levels, BlockContext)
+    return levels
 
 
 def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path) -> None:
@@ -201,24 +186,20 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(
-    "method",
-    ["dflash", "dflash:depth=2", "dflash:top_k=3,nodes=9", "dflash:window=0", "dflash:window=3"],
-)
 def test_accepted_and_rejected_drafts_leave_the_text_of_plain_decoding(
-    engine: Engine, method: str, temperature: float
+    engine: Engine, temperature: float
 ) -> None:
+    methods = [f"dflash{more}" for more in ("", ":depth=2", ":window=0", ":window=3")]
     sampling = endless(engine, temperature)
     for text in ("abcdefgh", PROMPT, "a"):
-        plain = engine.generate(text, method="ar", sampling=sampling, max_tokens=80).run()
-        drafted = engine.generate(text, method=method, sampling=sampling, max_tokens=80).run()
-        assert drafted.token_ids == plain.token_ids
-        assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
+        _, *texts = same_texts(
+            engine, text, *methods, "dflash:top_k=3,nodes=9", sampling=sampling, max_tokens=80
+        )
+        for drafted in texts:
+            assert 5 < drafted.stats.n_accepted < drafted.stats.n_drafted
 
 
-def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(
-    engine: Engine,
-) -> None:
+def test_a_tree_of_the_likeliest_tokens_has_more_accepted_than_a_chain(engine: Engine) -> None:
     sampling = endless(engine, 0.7)
     chain, tree = (
         engine.generate("abc", method=method, sampling=sampling, max_tokens=100).run().stats
@@ -233,22 +214,15 @@ def test_auto_uses_dflash_if_rows_are_cheap(
 ) -> None:
     cost = Cost(CostCurve.linear(0.02, 6e-5))
     monkeypatch.setitem(engine.resources._kept, "cost", cost)
-    sampling = endless(engine)
-    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=80).run()
-    drafted = engine.generate(
-        "abc", method="auto:sources=dflash", sampling=sampling, max_tokens=80
-    ).run()
-    assert drafted.token_ids == plain.token_ids
+    settings = {"sampling": endless(engine), "max_tokens": 80}
+    drafted = same_texts(engine, "abc", "auto:sources=dflash", **settings)[1]
     assert drafted.stats.accepted_by_source["dflash"] > 20
 
 
 def test_the_target_context_is_recreated_for_wider_trees(engine: Engine) -> None:
-    sampling, n_seq = endless(engine), engine.context.n_seq_max
-    plain = engine.generate("abc", method="ar", sampling=sampling, max_tokens=40).run()
-    for method in ("dflash", "dflash:top_k=12,nodes=100", "dflash"):
-        drafted = engine.generate("abc", method=method, sampling=sampling, max_tokens=40).run()
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.n_accepted > 10
+    n_seq, methods = engine.context.n_seq_max, ("dflash", "dflash:top_k=12,nodes=100", "dflash")
+    _, *texts = same_texts(engine, "abc", *methods, sampling=endless(engine), max_tokens=40)
+    assert min(drafted.stats.n_accepted for drafted in texts) > 10
     assert engine.context.n_seq_max > n_seq
 
 
@@ -256,10 +230,7 @@ def test_the_heads_context_follows_the_text_over_several_turns(
     engine: Engine, counting: tuple[Path, Path]
 ) -> None:
     engine.generate([1], method="dflash", max_tokens=1).run()
-    levels: object = engine.resources.keep(
-        ("head context", engine.resources.heads["dflash"]), lambda: None
-    )
-    assert isinstance(levels, BlockContext)
+    levels = head_context(engine)
     order, sampling = counted(), endless(engine)
     text: list[int] = [1, *order[:30]]
     for cut, new in ((None, [60, 61, 62]), (40, [9, 10]), (None, order[70:110]), (1, order[50:60])):
@@ -277,19 +248,13 @@ def test_the_heads_context_follows_the_text_over_several_turns(
         text = [*text, *drafted.token_ids]
 
 
-def test_the_heads_context_lacks_only_what_other_methods_generated(
-    engine: Engine,
-) -> None:
+def test_the_heads_context_lacks_only_what_other_methods_generated(engine: Engine) -> None:
     sampling = endless(engine)
     text: list[int] = [1, *counted()[:30]]
     for method in ("dflash", "ar", "prompt-lookup", "dflash"):
         reply = engine.generate(text, method=method, sampling=sampling, max_tokens=100).run()
         text = [*text, *reply.token_ids, 60]
-    levels: object = engine.resources.keep(
-        ("head context", engine.resources.heads["dflash"]), lambda: None
-    )
-    assert isinstance(levels, BlockContext)
-    missing = set(range(len(text) - 6)) - {*levels._positions}
+    missing = set(range(len(text) - 6)) - {*head_context(engine)._positions}
     assert 100 < len(missing) < 240  # of 202; up to 64 are decoded again
     assert max(missing) < 31 + 303
     assert reply.stats.n_accepted > 0
@@ -309,11 +274,8 @@ def test_a_prompt_is_decoded_in_full_batches(counting: tuple[Path, Path], tmp_pa
 def test_a_full_head_context_ends_drafting_but_not_the_text(counting: tuple[Path, Path]) -> None:
     params = replace(EXACT, n_ctx=256)
     with Engine.load(counting[0], params, heads=counting[1]) as engine:
-        text = counted()[:200]
-        plain = engine.generate(text, method="ar", sampling=endless(engine)).run()
-        drafted = engine.generate(text, method="dflash", sampling=endless(engine)).run()
-        assert drafted.token_ids == plain.token_ids
-        assert (drafted.finish_reason, len(plain.token_ids)) == ("context", 57)
+        _, drafted = same_texts(engine, counted()[:200], "dflash", sampling=endless(engine))
+        assert (drafted.finish_reason, len(drafted.token_ids)) == ("context", 57)
 
 
 # Variants: DFlash 2 and DSpark

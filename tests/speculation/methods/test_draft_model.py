@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,15 @@ from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import Rows
 from batching.together import run
-from batching.tree import Floats, TokenTree
-from speculation.bigrams import BigramTable, load_bigrams
-from speculation.bigrams.__main__ import main
+from batching.tree import TokenTree
 from speculation.drafter import DraftBudget, Drafter, Method
 from speculation.drafting.resources import Resources
 from speculation.engine import Engine
+from speculation.methods import parse_method
 from speculation.methods.draft_model import DraftModel, DraftModelParams
 from speculation.sampling import SamplingParams, make_sampler
 from tests.support import tiny_gguf
-from tests.support.exact import EXACT
+from tests.support.exact import EXACT, same_texts
 from tests.support.fake_target import FakeTarget, fake_logits, prompt_of
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -47,9 +47,7 @@ def test_a_draft_model_trained_for_shorter_texts_drafts_as_far_as_it_can_read(
         assert engine.draft is not None
         assert (engine.draft.n_ctx, engine.context.n_ctx) == (256, 512)
         for prompt, drafts in (([5] * 100, True), ([5] * 200, True), ([5] * 300, False)):
-            plain = engine.generate(prompt, method="ar", max_tokens=100).run()
-            ours = engine.generate(prompt, method="draft:p_min=0,p_path=0", max_tokens=100).run()
-            assert ours.token_ids == plain.token_ids
+            _, ours = same_texts(engine, prompt, "draft:p_min=0,p_path=0", max_tokens=100)
             assert (ours.stats.n_drafted > 0) == drafts
 
 
@@ -73,14 +71,6 @@ def test_the_bos_token_must_match_if_it_is_added(tmp_path: Path, add_bos: bool) 
             Engine.load(target, EXACT, draft_model=other)
     else:
         Engine.load(target, EXACT, draft_model=other).close()
-
-
-def test_method_draft_without_a_draft_model_asks_for_one(tiny_model: Path) -> None:
-    with (
-        Engine.load(tiny_model, EXACT) as engine,
-        pytest.raises(InvalidParameter, match="load one with draft_model"),
-    ):
-        engine.generate(PROMPT, method="draft", max_tokens=5).run()
 
 
 @pytest.mark.parametrize(("thread_time_ratio", "n_threads"), [(0.9, 2), (0.92, 1), (1.05, 1)])
@@ -130,22 +120,25 @@ def test_a_chain_ends_when_the_whole_chain_is_unlikely_to_be_accepted() -> None:
     assert set(bound) == {0}  # even the most certain draft is estimated at 92%
 
 
+def test_draft_asks_for_a_model() -> None:
+    with pytest.raises(InvalidParameter, match="load one with draft_model"):
+        parse_method("draft").drafters(Resources())
+
+
 def test_rejection_refuses_samplers_without_a_distribution(engine: Engine) -> None:
-    for sampling in (
-        SamplingParams(temperature=1.0, mirostat=2),
-        SamplingParams(temperature=1.0, xtc_probability=0.5),
-        SamplingParams(temperature=1.0, grammar='root ::= "a"+'),
-    ):
+    settings: dict[str, Any] = {
+        "method": "draft:verify=rejection,p_min=0",
+        "temperature": 1.0,
+        "max_tokens": 5,
+    }
+    refused: dict[str, Any]
+    for refused in ({"mirostat": 2}, {"xtc_probability": 0.5}, {"grammar": 'root ::= "a"+'}):
         with pytest.raises(InvalidParameter, match="verify=match"):
-            engine.generate(
-                PROMPT, method="draft:verify=rejection,p_min=0", sampling=sampling, max_tokens=5
-            ).run()
+            engine.generate(PROMPT, **settings, **refused).run()
 
 
 def test_rejection_at_temperature_zero_gives_the_text_of_plain_decoding(engine: Engine) -> None:
-    plain = engine.generate(PROMPT, method="ar", max_tokens=40).run()
-    ours = engine.generate(PROMPT, method="draft:verify=rejection,p_min=0", max_tokens=40).run()
-    assert ours.token_ids == plain.token_ids
+    same_texts(engine, PROMPT, "draft:verify=rejection,p_min=0", max_tokens=40)
 
 
 @pytest.mark.parametrize(
@@ -158,15 +151,10 @@ def test_rejection_keeps_the_distribution_of_the_second_token(engine: Engine, me
     prompt = [*engine.model.tokenize(PROMPT), *first]
     n = 400
 
-    def counts(method: str) -> dict[tuple[int, ...], int]:
-        found: dict[tuple[int, ...], int] = {}
-        for seed in range(n):
-            text = engine.generate(
-                prompt, method=method, sampling=replace(sampling, seed=seed), max_tokens=2
-            ).run()
-            key = tuple(text.token_ids)
-            found[key] = found.get(key, 0) + 1
-        return found
+    def counts(method: str) -> Counter[tuple[int, ...]]:
+        settings: dict[str, Any] = {"method": method, "sampling": sampling, "max_tokens": 2}
+        texts = (engine.generate(prompt, **{**settings, "seed": seed}).run() for seed in range(n))
+        return Counter(tuple(text.token_ids) for text in texts)
 
     plain, ours = counts("ar"), counts(f"{method},verify=rejection")
     assert set(ours) == set(plain)
@@ -262,44 +250,3 @@ def test_each_path_of_a_tree_sees_only_its_own_tokens() -> None:
         output = run(levels.level([1], [4]))
         np.testing.assert_array_equal(output.logits(0), fake_logits((*text, 6, 9, 4)))
         text = [*text, 6]
-
-
-def test_a_bigram_table_keeps_the_likeliest_tokens_and_can_be_saved(
-    tmp_path: Path,
-) -> None:
-    logits: Floats = np.full(20, -5.0, np.float32)
-    logits[[3, 7, 11]] = [2.0, 3.0, 1.0]
-    table = BigramTable()
-    assert table.of(4) == []
-    table.learn(4, logits)
-    assert [token for token, _ in table.of(4)][:3] == [7, 3, 11]
-    assert sum(p for _, p in table.of(4)) == pytest.approx(1.0)
-    table.save(tmp_path / "table.npz", 20)
-    again = BigramTable.load(tmp_path / "table.npz", 20)
-    assert [token for token, _ in again.of(4)] == [token for token, _ in table.of(4)]
-    assert again.of(4)[0][1] == pytest.approx(table.of(4)[0][1], abs=0.003)
-    assert again.of(5) == []
-    with pytest.raises(InvalidParameter, match="the model has 21; rebuild it"):
-        BigramTable.load(tmp_path / "table.npz", 21)
-    (tmp_path / "table.npz").write_bytes(b"nonsense")
-    with pytest.raises(InvalidParameter, match="is not a bigram table"):
-        BigramTable.load(tmp_path / "table.npz", 20)
-
-
-def test_a_bigram_table_made_from_a_text_is_found_beside_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gguf = write_tiny_gguf(tmp_path / "model.gguf")
-    text = tmp_path / "text.txt"
-    text.write_text("the cat saw a dog and the cat saw a dog", encoding="utf-8")
-    out = tmp_path / "model.bigrams.npz"
-    assert main(["--model", str(gguf), "--text", str(text), "--out", str(out)]) == 0
-    with Model(gguf) as model:
-        table = load_bigrams(model)
-        cat = model.tokenize("the cat")[-1]
-        probs = [p for _, p in table.of(cat)]
-    assert len(probs) == 8
-    assert probs == sorted(probs, reverse=True)
-    assert 0 < sum(probs) <= 1.02
-    assert main(["--model", str(gguf), "--text", str(tmp_path / "none.txt")]) == 2
-    assert "none.txt" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 
 from batching.cache import SequenceCache
 from batching.draft_context import DraftContext
-from batching.errors import HeadsError, InvalidParameter
+from batching.errors import InvalidParameter
 from batching.gguf.reader import GGUFFile
-from batching.llama.model import Model
 from batching.rows import tree_rows
 from batching.target import Cancelled
 from batching.together import run
@@ -32,47 +30,15 @@ from speculation.drafting.tree_growth import (
     top_tokens,
 )
 from speculation.engine import Engine
-from speculation.heads.eagle import EagleShape, write_eagle
-from speculation.heads.file import HeadsInfo
 from speculation.heads.tree import Choices, parse_choices
 from speculation.methods import parse_method
 from speculation.methods.eagle import Eagle1Params, Eagle2Params, FixedTreeDrafter
 from tests.support.exact import EXACT, PROMPT
 from tests.support.fake_target import FakeEagleHead, FakeTarget, fake_hidden, fake_logits
-from tests.support.head_checks import (
-    TEXT,
-    check_a_tree,
-    check_texts,
-    load_heads,
-    random_weights,
-    started,
-)
+from tests.support.head_checks import TEXT, check_a_tree, check_texts, started
 from tests.support.reference import layer, rms_norm
-from tests.support.tiny_gguf import vocabulary
-
-SHAPE = EagleShape(n_embd=32, n_head=4, n_head_kv=2, n_ff=64)
-N_TINY = len(vocabulary()[0])
-
-
-def random_tensors(shape: EagleShape = SHAPE, seed: int = 0) -> dict[str, Floats]:
-    return random_weights(shape.tensors, seed)
-
-
-def write_head(
-    path: Path,
-    target: Path,
-    *,
-    shape: EagleShape = SHAPE,
-    seed: int = 0,
-    tokens: Sequence[int] | None = None,
-    kind: str = "f32",
-) -> Path:
-    with Model(target) as model:
-        info = HeadsInfo.of_target("eagle", model)
-    some = None if tokens is None else np.array(tokens, np.int32)
-    write_eagle(path, info, shape, random_tensors(shape, seed), tokens=some, kind=kind)
-    return path
-
+from tests.support.tiny_gguf import N_TINY
+from tests.support.tiny_heads import eagle_tensors, write_eagle_head
 
 # The layer
 
@@ -86,7 +52,7 @@ def reference(w: dict[str, Floats], x: Floats) -> Floats:
 def test_the_layer_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    w, target = random_tensors(), GGUFFile(tiny_model)
+    w, target = eagle_tensors(), GGUFFile(tiny_model)
     embeddings, output_matrix = target.tensor("token_embd.weight"), target.output_matrix()
     states = np.random.default_rng(1).standard_normal((len(TEXT), 32)).astype(np.float32)
 
@@ -95,7 +61,7 @@ def test_the_layer_in_llama_cpp_matches_the_reference_on_every_path_of_a_tree(
         x = np.concatenate([known, states], axis=1) @ w["fc.weight"].T + w["fc.bias"]
         return reference(w, x)[-1]
 
-    path = write_head(tmp_path / "head.gguf", tiny_model)
+    path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
     with started(path, tiny_model, "eagle") as head:
         root, logits = check_a_tree(head, states, after, atol=1e-5)
     np.testing.assert_allclose(logits, output_matrix @ root, atol=1e-4)
@@ -172,14 +138,8 @@ def test_a_static_tree_has_the_given_ranks_and_becomes_these_rows() -> None:
     assert [(c.parent, c.token) for c in nodes] == [(-1, a), (-1, b), (0, aa), (1, ba), (2, aab)]
 
     tree = TokenTree(3)
-    assert add_to_tree(nodes, range(5), tree, DraftBudget()) == {
-        -1: 0,
-        0: 1,
-        1: 2,
-        2: 3,
-        3: 4,
-        4: 5,
-    }
+    added = add_to_tree(nodes, range(5), tree, DraftBudget())
+    assert added == {-1: 0, 0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
     rows = tree_rows(tree, 2, 3)
     assert [row.position for row in rows] == [2, 3, 3, 4, 4, 5]
     assert [row.seq_ids for row in rows] == [(0, 1, 2), (1,), (2,), (1,), (2,), (1,)]
@@ -325,34 +285,8 @@ def test_parameters_out_of_range_are_refused() -> None:
         Eagle1Params(choices=".".join("0" * 17))
     with pytest.raises(InvalidParameter, match="choices expand 20 nodes .*; the limit is 16"):
         Eagle1Params(choices=Choices([[a, 0] for a in range(20)]))
-    with pytest.raises(InvalidParameter, match="needs eagle heads; load them with heads"):
-        parse_method("eagle-2").drafters()
     assert str(parse_method("eagle-1:choices=0.0/0/1")) == "eagle-1:choices=0.0/1"
     assert len(Eagle1Params().shape) == 25
-
-
-# Files
-
-
-def test_heads_of_the_wrong_size_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    path = tmp_path / "head.gguf"
-    with Model(tiny_model) as model:
-        info = HeadsInfo.of_target("eagle", model)
-        narrow = replace(SHAPE, n_embd=16)
-        write_eagle(path, info, narrow, random_tensors(narrow), kind="f32")
-        with pytest.raises(HeadsError, match=r"fc\.weight is 16 × 32; .* need 32 × 64"):
-            load_heads([path], model)
-        write_eagle(path, info, replace(SHAPE, n_ff=48), random_tensors(), kind="f32")
-        with pytest.raises(HeadsError, match=r"ffn_gate\.weight is 64 × 32; .* need 48 × 32"):
-            load_heads([path], model)
-        write_eagle(path, info, replace(SHAPE, n_head=3), random_tensors(), kind="f32")
-        with pytest.raises(HeadsError, match="32 wide do not split into 3 attention heads with 2"):
-            load_heads([path], model)
-        write_eagle(
-            path, info, SHAPE, random_tensors(), tokens=np.array([1, N_TINY], np.int32), kind="f32"
-        )
-        with pytest.raises(HeadsError, match=f"has tokens outside 0 to {N_TINY - 1}"):
-            load_heads([path], model)
 
 
 # Real decoding
@@ -371,22 +305,22 @@ def test_any_head_gives_the_text_of_plain_decoding(
     tmp_path: Path, tiny_model: Path, kind: str, some: bool
 ) -> None:
     tokens = sorted(random.Random(0).sample(range(N_TINY), 100)) if some else None
-    path = write_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
+    path = write_eagle_head(tmp_path / "head.gguf", tiny_model, tokens=tokens, kind=kind)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         stats = check_texts(engine, METHODS, max_tokens=50)
+        layer = engine.resources.heads["eagle"].context.model.path
+        assert layer.exists()
+    assert not layer.parent.exists()  # a temporary file
     assert stats["eagle-1"].n_drafted == 25 * stats["eagle-1"].n_steps
 
 
 def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: Path) -> None:
     """A reply, then a second turn, then the first prompt again."""
-    path = write_head(tmp_path / "head.gguf", tiny_model)
+    path = write_eagle_head(tmp_path / "head.gguf", tiny_model)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         first = engine.generate(PROMPT, method="eagle-2", max_tokens=20).run()
-        text = [
-            *first.prompt,
-            *first.token_ids,
-            *engine.model.tokenize("a dog saw", add_special=False),
-        ]
+        turn = engine.model.tokenize("a dog saw", add_special=False)
+        text = [*first.prompt, *first.token_ids, *turn]
         second = engine.generate(text, method="eagle-2", max_tokens=20).run()
         assert second.stats.n_reused >= len(first.prompt) + len(first.token_ids) - 2
         # In the last two steps one token is left below the root, and none.
@@ -395,14 +329,3 @@ def test_reading_states_of_a_prompt_changes_no_text(tmp_path: Path, tiny_model: 
         assert second.token_ids == plain.token_ids
         again = engine.generate(PROMPT, method="eagle-1", max_tokens=20).run()
         assert again.token_ids == first.token_ids
-
-
-def test_the_layers_temporary_file_is_removed_with_the_engine(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    path = write_head(tmp_path / "head.gguf", tiny_model)
-    with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        head = engine.resources.heads["eagle"]
-        layer = head.context.model.path
-        assert layer.exists()
-    assert not layer.parent.exists()

@@ -130,11 +130,12 @@ def test_each_further_accepted_token_rolls_the_window_and_repeats_the_new_level(
     ]
 
 
-def test_no_window_is_drafted_if_the_context_has_no_room_for_it() -> None:
-    lookahead = started()
+def test_no_window_is_drafted_without_room_and_one_too_large_is_refused() -> None:
     tree = TokenTree(40)
-    lookahead.draft([40], tree, DraftBudget(max_nodes=13))
+    started().draft([40], tree, DraftBudget(max_nodes=13))
     assert len(tree) == 1
+    with pytest.raises(InvalidParameter, match="window 128 and guesses 128 need 257 sequences"):
+        LookaheadParams(window=128, guesses=128)
 
 
 def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
@@ -145,11 +146,6 @@ def test_the_pool_is_a_ring_buffer_without_duplicates() -> None:
     pool.add(9, (4,))
     assert pool.starting_with(9) == [(3,), (4,)]
     assert pool.starting_with(8) == []
-
-
-def test_too_many_columns_and_guesses_are_refused_with_their_sum() -> None:
-    with pytest.raises(InvalidParameter, match="window 128 and guesses 128 need 257 sequences"):
-        LookaheadParams(window=128, guesses=128)
 
 
 PEER_DATA = os.environ.get("SPECULATION_PEER_DATA", "")

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from batching.errors import (
-    HeadsError,
-    InvalidParameter,
-    ModelFileMissing,
-    NotGGUF,
-)
-from batching.gguf.reader import GGUFFile
-from batching.llama.model import Model
+from batching.errors import InvalidParameter
 from batching.target import Output
 from batching.together import run
 from batching.tree import Floats, TokenTree
@@ -27,8 +20,7 @@ from speculation.drafter import DraftBudget, Step
 from speculation.drafting.acceptance import Acceptance
 from speculation.engine import Engine
 from speculation.heads.arrays import Arrays, TorchArrays
-from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.medusa import MedusaHeads, MedusaWeights, read_weights, write_medusa
+from speculation.heads.medusa import MedusaHeads, MedusaWeights
 from speculation.heads.tree import (
     Choices,
     best_tree,
@@ -41,46 +33,11 @@ from speculation.methods import parse_method
 from speculation.methods.medusa import Medusa, MedusaParams
 from speculation.sampling import SamplingParams
 from speculation.verify import Typical
-from tests.support.exact import EXACT, PROMPT
-from tests.support.fake_target import N_VOCAB, FakeHeads, FakeOutput, fake_hidden, fake_logits
-from tests.support.head_checks import (
-    check_that_a_gap_is_noticed,
-    compared_texts,
-    load_heads,
-    normal_weights,
-    second_tree,
-)
-from tests.support.tiny_gguf import vocabulary
-
-N_TINY = len(vocabulary()[0])
-
-
-def random_weights(
-    seed: int = 0,
-    *,
-    n_heads: int = 3,
-    n_blocks: int = 1,
-    n_embd: int = 32,
-    tokens: Sequence[int] | None = None,
-    scale: float = 1.0,
-) -> MedusaWeights:
-    normal = normal_weights(np.random.default_rng(seed), n_embd, scale)
-    n_drafted = N_TINY if tokens is None else len(tokens)
-    return MedusaWeights(
-        normal(n_blocks, n_heads, n_embd, n_embd),
-        normal(n_blocks, n_heads, n_embd),
-        normal(n_drafted, n_embd),
-        None if tokens is None else np.array(tokens, np.int32),
-        np.array([[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], np.float32)[:n_heads],
-        parse_choices("0.0.0/0.1/1.0"),
-    )
-
-
-def write_heads(path: Path, target: Path, weights: MedusaWeights) -> Path:
-    with Model(target) as model:
-        write_medusa(path, HeadsInfo.of_target("medusa", model), weights)
-    return path
-
+from tests.support.exact import EXACT, PROMPT, same_texts
+from tests.support.fake_target import FakeHeads, FakeOutput, fake_hidden, fake_logits
+from tests.support.head_checks import check_that_a_gap_is_noticed, compared_texts, second_tree
+from tests.support.tiny_gguf import N_TINY
+from tests.support.tiny_heads import medusa_weights, write_medusa_heads
 
 # The forward pass
 
@@ -112,7 +69,7 @@ def test_a_head_adds_a_gated_residual_and_reads_the_output_matrix() -> None:
 @pytest.mark.train
 def test_numpy_and_pytorch_give_the_same_candidates(tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
-    weights = random_weights(n_blocks=2, tokens=tokens, scale=3.0)
+    weights = medusa_weights(n_blocks=2, tokens=tokens, scale=3.0)
     hidden = np.random.default_rng(1).standard_normal((2, 32)).astype(np.float32)
 
     state = torch.from_numpy(hidden[0]).expand(3, -1)
@@ -231,10 +188,6 @@ def test_a_least_path_probability_selects_the_likeliest_paths() -> None:
         assert min(reached) >= floor
 
 
-def test_a_state_from_another_position_is_not_used() -> None:
-    check_that_a_gap_is_noticed(Medusa(MedusaParams(), FakeHeads()))
-
-
 def test_acceptance_is_learnt_from_the_token_that_followed() -> None:
     acceptance = Acceptance([0.0] * 80)
     heads = FakeHeads()
@@ -250,6 +203,10 @@ def test_acceptance_is_learnt_from_the_token_that_followed() -> None:
     assert acceptance.prob(5) > acceptance.prob(3)  # its first choice had 0.5, its second 0.3
 
 
+def test_a_state_from_another_position_is_not_used() -> None:
+    check_that_a_gap_is_noticed(Medusa(MedusaParams(), FakeHeads()))
+
+
 def test_a_tree_deeper_than_the_heads_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="choices go 5 deep, but there are only 4 heads"):
         Medusa(MedusaParams(choices="0.0.0.0.0"), FakeHeads())
@@ -257,14 +214,13 @@ def test_a_tree_deeper_than_the_heads_is_refused() -> None:
 
 def test_the_name_of_medusa_shows_its_parameters_and_that_it_is_lossy() -> None:
     assert str(parse_method("medusa:choices=0.0/0/1")) == "medusa:choices=0.0/1"
-    with pytest.raises(InvalidParameter, match="verify is 'typical'; give match or typical-lossy"):
-        parse_method("medusa:verify=typical")
-    with pytest.raises(InvalidParameter, match="choices and nodes are both set"):
-        parse_method("medusa:choices=0,nodes=3")
-    with pytest.raises(InvalidParameter, match="verify is 'rejection'; give match or typical"):
-        parse_method("medusa:verify=rejection")
-    with pytest.raises(InvalidParameter, match="heads; load them with heads"):
-        parse_method("medusa").drafters()
+    for params, reason in (
+        ("verify=typical", "verify is 'typical'; give match or typical-lossy"),
+        ("verify=rejection", "verify is 'rejection'; give match or typical"),
+        ("choices=0,nodes=3", "choices and nodes are both set"),
+    ):
+        with pytest.raises(InvalidParameter, match=reason):
+            parse_method(f"medusa:{params}")
 
 
 # Typical acceptance
@@ -316,69 +272,6 @@ def test_typical_acceptance_takes_the_longest_path_that_is_likely_enough() -> No
     assert typical_path([even, even, even, even], 0.5, 1.0) == [0, 1]  # 1 / 3 is above 0.33
 
 
-# Files
-
-
-def test_heads_are_the_same_after_a_round_trip_through_their_file(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    weights = random_weights(n_blocks=2, tokens=[5, 6, 280])
-    file = HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, weights))
-    assert (file.info.method, file.info.target_name) == ("medusa", "tiny")
-    assert not any("output" in name for name in file.gguf.tensors)
-    again = read_weights(file, tiny_model)
-    np.testing.assert_allclose(again.weights, weights.weights, atol=1e-3)
-    np.testing.assert_array_equal(again.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
-    np.testing.assert_allclose(again.accuracy, weights.accuracy)
-    assert again.tokens is not None
-    assert again.tokens.tolist() == [5, 6, 280]
-    assert again.tree == weights.tree
-
-
-def test_heads_with_an_output_matrix_of_their_own_are_refused(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    file = HeadsFile(write_heads(tmp_path / "heads.gguf", tiny_model, random_weights()))
-    file.gguf.metadata["medusa.shares_target_output"] = False
-    with pytest.raises(HeadsError, match=r"heads\.gguf has an output matrix of its own, which"):
-        read_weights(file, tiny_model)
-
-
-def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    with Model(tiny_model) as model:
-        info = HeadsInfo.of_target("medusa", model)
-        path = tmp_path / "heads.gguf"
-        write_medusa(path, info, random_weights(n_embd=16))
-        with pytest.raises(HeadsError, match=r"head\.0\.block\.0\.weight is 16 × 16.*32 × 32"):
-            load_heads([path], model)
-        write_medusa(path, replace(info, n_embd=16), random_weights(n_embd=16))
-        with pytest.raises(HeadsError, match=r"states is 16 in heads\.gguf, but 32 in 'tiny'"):
-            load_heads([path], model)
-
-
-def test_files_without_heads_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    with Model(tiny_model) as model:
-        with pytest.raises(HeadsError, match="no drafting heads: its architecture is 'llama'"):
-            load_heads([tiny_model], model)
-        text = tmp_path / "heads.txt"
-        text.write_text("something else", encoding="utf-8")
-        with pytest.raises(NotGGUF, match="b'some'"):
-            load_heads([text], model)
-        with pytest.raises(ModelFileMissing, match="file not found"):
-            load_heads([tmp_path / "none.gguf"], model)
-        write_medusa(tmp_path / "x.gguf", HeadsInfo.of_target("owl", model), random_weights())
-        with pytest.raises(HeadsError, match="method 'owl', which this version does not support"):
-            load_heads([tmp_path / "x.gguf"], model)
-
-
-def test_two_files_for_one_method_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    paths = [
-        write_heads(tmp_path / f"{n}.gguf", tiny_model, random_weights(seed=n)) for n in range(2)
-    ]
-    with pytest.raises(HeadsError, match=r"0\.gguf and 1\.gguf are both heads for medusa"):
-        Engine.load(tiny_model, EXACT, heads=paths)
-
-
 # Real decoding
 
 METHODS = ("medusa", "medusa:choices=0.0.0/1.1/2/3", "medusa:nodes=6", "auto:sources=medusa")
@@ -389,8 +282,8 @@ def test_heads_of_any_kind_give_the_text_of_plain_decoding(
     tmp_path: Path, tiny_model: Path, n_blocks: int
 ) -> None:
     words = None if n_blocks == 1 else random.Random(0).sample(range(N_TINY), 100)
-    weights = random_weights(n_blocks=n_blocks, tokens=words)
-    path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
+    weights = medusa_weights(n_blocks=n_blocks, tokens=words)
+    path = write_medusa_heads(tmp_path / "heads.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
             if method == "medusa" and plain.stats.n_tokens > 5:
@@ -402,37 +295,27 @@ def test_typical_acceptance_equals_plain_decoding_only_at_temperature_zero(
 ) -> None:
     # Zero residuals: every head applies the output matrix to the state itself.
     weights = replace(
-        random_weights(), weights=np.zeros((1, 3, 32, 32), np.float32),
+        medusa_weights(), weights=np.zeros((1, 3, 32, 32), np.float32),
         biases=np.zeros((1, 3, 32), np.float32),
     )  # fmt: skip
-    path = write_heads(tmp_path / "heads.gguf", tiny_model, weights)
+    path = write_medusa_heads(tmp_path / "heads.gguf", tiny_model, weights)
     lossy = "medusa:verify=typical-lossy,epsilon=0.001,delta=0.001"
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
-        ours = engine.generate(PROMPT, method=lossy, max_tokens=30).run()
-        assert ours.token_ids == plain.token_ids
+        plain, _ = same_texts(engine, PROMPT, lossy, max_tokens=30)
         for changed in (
             SamplingParams(repeat_penalty=1.5, frequency_penalty=0.3),
             SamplingParams(logit_bias={plain.token_ids[0]: -math.inf, 270: 1.0}),
             SamplingParams(dry_multiplier=0.8),
             SamplingParams(grammar="root ::= [a-z ]+"),
         ):
-            runs = [
-                engine.generate(PROMPT, method=method, sampling=changed, max_tokens=60).run()
-                for method in ("ar", "medusa", lossy)
-            ]
-            assert runs[2].token_ids == runs[1].token_ids == runs[0].token_ids
-            assert runs[2].stats.n_accepted == runs[1].stats.n_accepted
+            _, match, typical = same_texts(
+                engine, PROMPT, "medusa", lossy, sampling=changed, max_tokens=60
+            )
+            assert typical.stats.n_accepted == match.stats.n_accepted
         hot = SamplingParams(temperature=1.5, seed=3)
         match = engine.generate(PROMPT, method="medusa", sampling=hot, max_tokens=60).run()
         typical = engine.generate(PROMPT, method=lossy, sampling=hot, max_tokens=60).run()
         assert typical.stats.acceptance_rate > match.stats.acceptance_rate
-        schema = SamplingParams(temperature=1.0, json_schema={"type": "object"})
+        schema: dict[str, Any] = {"temperature": 1.0, "json_schema": {"type": "object"}}
         with pytest.raises(InvalidParameter, match="use verify=match"):
             engine.generate(PROMPT, method=lossy, sampling=schema, max_tokens=30).run()
-
-
-def test_the_fake_heads_return_the_shapes_of_the_protocol() -> None:
-    (choices,) = FakeHeads().top([(fake_hidden((1, 2, 3)), 3)])
-    assert np.shape(choices) == (4, 3, 2)
-    assert max(token for head in choices for token, _ in head) < N_VOCAB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from batching.llama.private_api import MTP_GRAPHS
 from batching.together import run
 from speculation.drafting.head_context import HeadContext
 from speculation.engine import Engine
-from speculation.sampling import SamplingParams
-from tests.support.exact import EXACT, PROMPT
+from tests.support.exact import EXACT, PROMPT, endless, same_texts
 from tests.support.head_checks import load_heads
 from tests.support.mtp_gguf import (
     write_assistant_gguf,
@@ -52,14 +50,10 @@ def engine(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("method", METHODS)
-def test_drafts_do_not_change_the_text(engine: Engine, method: str, temperature: float) -> None:
-    endless = dict.fromkeys(engine.model.ends, -math.inf)
-    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=endless)
+def test_drafts_do_not_change_the_text(engine: Engine, temperature: float) -> None:
+    sampling = endless(engine, temperature)
     for prompt in (PROMPT, f"{PROMPT} an", "a"):
-        plain = engine.generate(prompt, method="ar", sampling=sampling, max_tokens=60).run()
-        drafted = engine.generate(prompt, method=method, sampling=sampling, max_tokens=60).run()
-        assert drafted.token_ids == plain.token_ids
+        plain = same_texts(engine, prompt, *METHODS, sampling=sampling, max_tokens=60)[0]
         assert len(plain.token_ids) == 60
 
 
@@ -72,12 +66,9 @@ def test_most_drafts_of_an_accurate_layer_are_accepted(engine: Engine) -> None:
 
 
 def test_a_wide_tree_is_decoded_if_the_cache_can_drop_branches(engine: Engine) -> None:
-    method = "mtp:p_min=0,top_k=12,nodes=100"
-    plain = engine.generate(PROMPT, method="ar", max_tokens=30).run()
-    drafted = engine.generate(PROMPT, method=method, max_tokens=30).run()
-    assert drafted.token_ids == plain.token_ids
+    wide = same_texts(engine, PROMPT, "mtp:p_min=0,top_k=12,nodes=100", max_tokens=30)[1]
     is_hybrid = engine.context.n_rewind == 8
-    assert (max(drafted.stats.rows_histogram) > 60) == (not is_hybrid)
+    assert (max(wide.stats.rows_histogram) > 60) == (not is_hybrid)
 
 
 def test_the_layer_reads_the_state_before_each_token(tmp_path: Path) -> None:
@@ -119,10 +110,9 @@ def test_drafting_continues_in_the_next_turn(engine: Engine) -> None:
 
 
 def test_a_reply_is_not_decoded_again_for_the_layer(engine: Engine) -> None:
-    endless = SamplingParams(logit_bias=dict.fromkeys(engine.model.ends, -math.inf))
     text = [1, *range(20, 140)]
     for method in ("mtp", "ar", "mtp"):
-        reply = engine.generate(text, method=method, sampling=endless, max_tokens=90).run()
+        reply = engine.generate(text, method=method, sampling=endless(engine), max_tokens=90).run()
         text = [*text, *reply.token_ids]
         n_reused = engine.generate([*text, 30], method="mtp", max_tokens=1).run().stats.n_reused
         is_hybrid = engine.context.n_rewind == 8
@@ -159,41 +149,36 @@ def test_a_layer_in_a_separate_file_drafts_for_its_model(tmp_path: Path) -> None
         Engine.load(other, EXACT, heads=alone)
 
 
-def test_a_layer_alone_is_not_a_model(tmp_path: Path) -> None:
+def test_a_layer_alone_or_an_assistant_is_not_a_model_and_drafts_only_for_its_target(
+    tmp_path: Path,
+) -> None:
+    qwen, target = write_mtp_gguf(tmp_path / "mtp.gguf"), write_gemma_gguf(tmp_path / "gemma.gguf")
     alone = write_mtp_gguf(tmp_path / "alone.gguf", alone=True)
-    for mtp in (False, True):
-        with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
-            Engine.load(alone, EXACT, mtp=mtp)
-    path = write_mtp_gguf(tmp_path / "mtp.gguf")
-    with pytest.raises(HeadsError, match=r"alone\.gguf contains drafting heads, not a model"):
-        Engine.load(path, EXACT, draft_model=alone)
-
-
-def test_an_assistant_is_not_a_model_and_drafts_only_for_its_target(tmp_path: Path) -> None:
-    target = write_gemma_gguf(tmp_path / "gemma.gguf")
-    alone = write_assistant_gguf(tmp_path / "assistant.gguf", target)
-    with pytest.raises(HeadsError, match=r"assistant\.gguf contains drafting heads, not a model"):
-        Engine.load(alone, EXACT)
-    with pytest.raises(HeadsError, match=r"assistant\.gguf contains drafting heads, not a model"):
-        Engine.load(target, EXACT, draft_model=alone)
-    other = write_mtp_gguf(tmp_path / "mtp.gguf")
+    assistant = write_assistant_gguf(tmp_path / "assistant.gguf", target)
+    for file, model, settings in (
+        (alone, alone, {"mtp": False}),
+        (alone, alone, {"mtp": True}),
+        (alone, qwen, {"draft_model": alone}),
+        (assistant, assistant, {}),
+        (assistant, target, {"draft_model": assistant}),
+    ):
+        reason = f"{file.name} contains drafting heads, not a model"
+        with pytest.raises(HeadsError, match=reason):
+            Engine.load(model, EXACT, **settings)
     reason = r"of a gemma4 model of width 32, but 'tiny' has architecture qwen35 and width 32"
     with pytest.raises(HeadsError, match=reason):
-        Engine.load(other, EXACT, heads=alone)
+        Engine.load(qwen, EXACT, heads=assistant)
 
 
 def test_an_assistant_keeps_drafting_after_the_context_is_recreated(tmp_path: Path) -> None:
     target = write_gemma_gguf(tmp_path / "gemma.gguf")
     heads = write_assistant_gguf(tmp_path / "assistant.gguf", target, of_state=0.02)
     with Engine.load(target, EXACT, heads=heads) as engine:
-        plain = engine.generate(PROMPT, method="ar", max_tokens=60).run()
-        first = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
         n_seq = engine.context.n_seq_max
-        wide = engine.generate(PROMPT, method="mtp:p_min=0,top_k=12,nodes=100", max_tokens=60).run()
+        wide = "mtp:p_min=0,top_k=12,nodes=100"
+        found = same_texts(engine, PROMPT, "mtp:p_min=0", wide, "mtp:p_min=0", max_tokens=60)
         assert engine.context.n_seq_max > n_seq
-        again = engine.generate(PROMPT, method="mtp:p_min=0", max_tokens=60).run()
-    assert first.token_ids == wide.token_ids == again.token_ids == plain.token_ids
-    assert first.stats.n_accepted == again.stats.n_accepted > 20
+    assert found[1].stats.n_accepted == found[3].stats.n_accepted > 20
 
 
 def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
@@ -208,12 +193,15 @@ def test_layers_that_llama_cpp_cannot_run_are_ignored(tmp_path: Path) -> None:
         Engine.load(path, EXACT, heads=alone)
 
 
-@pytest.mark.parametrize("architecture", ["glm5-next", "nemotron_h", "mimo2"])
-def test_layers_without_a_graph_are_ignored(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "n_layers"),
+    [("glm5-next", 0), ("nemotron_h", 0), ("mimo2", 0), ("nemotron_h_moe", 1)],
+)
+def test_layers_without_a_graph_are_ignored(
+    tmp_path: Path, architecture: str, n_layers: int
+) -> None:
     path = write_mtp_header(tmp_path / "other.gguf", architecture)
-    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(0, mtp_only=False)
-    has_graph = write_mtp_header(tmp_path / "moe.gguf", "nemotron_h_moe")
-    assert find_mtp_layers(has_graph, MTP_GRAPHS) == MtpLayers(1, mtp_only=False)
+    assert find_mtp_layers(path, MTP_GRAPHS) == MtpLayers(n_layers, mtp_only=False)
 
 
 def test_mtp_layers_are_found_in_whole_and_split_files(tmp_path: Path) -> None:

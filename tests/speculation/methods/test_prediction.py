@@ -45,12 +45,9 @@ def accepted(prediction: list[int], reply: list[int], budget: DraftBudget = TREE
     return found
 
 
-def test_a_reply_equal_to_the_prediction_is_drafted_whole() -> None:
+def test_a_reply_equal_to_the_prediction_is_drafted_whole_or_with_growing_drafts() -> None:
     assert accepted(BEFORE, BEFORE) == [49]
-
-
-def test_without_a_selection_drafts_grow_with_the_tokens_that_agreed() -> None:
-    assert accepted(BEFORE, BEFORE, DraftBudget()) == [3, 31, 7, 3, 1]
+    assert accepted(BEFORE, BEFORE, DraftBudget()) == [3, 31, 7, 3, 1]  # without a selection
 
 
 @pytest.mark.parametrize(
@@ -62,15 +59,12 @@ def test_without_a_selection_drafts_grow_with_the_tokens_that_agreed() -> None:
         pytest.param([*A, *B[:4], 7, *B[5:], *C, *D, *E], [14, 0, 1, 31], id="one token"),
         pytest.param([*A, *B[:4], 7, 8, *B[6:], *C, *D, *E], [14, 0, 0, 1, 30], id="other tokens"),
         pytest.param([*A, *D, *E, *B, *C], [11, 18, 0, 4, 12], id="moved"),
+        pytest.param([200, 201, 202, *BEFORE], [0, 0, 0, 0, 1, 46], id="after a preamble"),
     ],
 )
 def test_a_reply_is_found_again_after_a_change(reply: list[int], expected: list[int]) -> None:
     """Each 0 is a token written without a draft."""
     assert accepted(BEFORE, reply) == expected
-
-
-def test_the_prediction_is_tried_from_its_start_after_a_preamble() -> None:
-    assert accepted(BEFORE, [200, 201, 202, *BEFORE]) == [0, 0, 0, 0, 1, 46]
 
 
 def test_of_equal_lines_the_next_one_is_taken() -> None:
@@ -113,13 +107,6 @@ def test_the_budget_is_honoured() -> None:
         assert tree.tokens[1:] == BEFORE[:4]
 
 
-def test_without_a_prediction_nothing_is_drafted() -> None:
-    resources = Resources()
-    assert parse_method("prediction").drafters(resources) == []
-    resources.prediction = (1, 2)
-    assert len(parse_method("prediction").drafters(resources)) == 1
-
-
 def auto(prediction: list[int]) -> Auto:
     resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.003)))
     resources.prediction = tuple(prediction)
@@ -128,7 +115,8 @@ def auto(prediction: list[int]) -> Auto:
     return drafter
 
 
-def test_auto_has_the_source_only_if_there_is_a_prediction() -> None:
+def test_a_prediction_is_drafted_by_itself_or_in_auto_only_if_there_is_one() -> None:
+    assert parse_method("prediction").drafters(Resources()) == []
     assert [source.name for source in auto([]).sources] == ["suffix"]
     assert [source.name for source in auto([1]).sources] == ["prediction", "suffix"]
 

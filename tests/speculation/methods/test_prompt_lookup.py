@@ -76,10 +76,6 @@ def test_ten_tokens_are_copied_unless_the_draft_adapts_or_another_number_is_give
     assert len(drafted(text, certain, draft=12)) == 12
 
 
-def test_the_latest_match_is_copied_if_the_draft_adapts() -> None:
-    assert drafted([1, 2, 7, 1, 2, 8, 1, 2], draft=1) == [8]
-
-
 def test_an_adapting_draft_begins_as_the_latest_match_of_the_longest_ngram_goes_on() -> None:
     rng, certain = random.Random(2), DraftBudget(min_path_prob=1e-9)
     for _ in range(150):
@@ -93,12 +89,10 @@ def test_an_adapting_draft_begins_as_the_latest_match_of_the_longest_ngram_goes_
         assert drafted(text, certain)[:1] == found[:1]
 
 
-def test_a_copy_that_reaches_the_end_of_the_text_is_repeated() -> None:
-    text = [9, *[1, 2] * 10]
-    assert drafted(text)[:7] == [1, 2, 1, 2, 1, 2, 1]
-
-
-def test_nothing_is_drafted_if_nothing_repeats_or_too_little() -> None:
+def test_a_copy_that_reaches_the_end_is_repeated_and_nothing_is_drafted_if_nothing_repeats() -> (
+    None
+):
+    assert drafted([9, *[1, 2] * 10])[:7] == [1, 2, 1, 2, 1, 2, 1]
     assert drafted([1, 2, 3, 4]) == []
     assert drafted([1, 9, 2, 9], min_ngram=2) == []
 

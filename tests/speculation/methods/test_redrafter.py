@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,67 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from batching.errors import HeadsError, InvalidParameter
-from batching.gguf.reader import GGUFFile
-from batching.llama.model import Model
+from batching.errors import InvalidParameter
 from batching.together import run
 from batching.tree import Floats, TokenTree
 from speculation.drafter import DraftBudget, Step
 from speculation.drafting.tree_growth import Candidate, top_beams
 from speculation.engine import Engine
 from speculation.heads.arrays import TorchArrays
-from speculation.heads.file import HeadsFile, HeadsInfo
-from speculation.heads.redrafter import (
-    Beams,
-    Level,
-    ReDrafterHead,
-    ReDrafterWeights,
-    read_weights,
-    write_redrafter,
-)
+from speculation.heads.redrafter import Beams, Level, ReDrafterHead, ReDrafterWeights
 from speculation.methods import parse_method
 from speculation.methods.redrafter import ReDrafter, ReDrafterParams
 from tests.support.exact import EXACT
 from tests.support.fake_target import FakeOutput, fake_logits
-from tests.support.head_checks import (
-    check_that_a_gap_is_noticed,
-    compared_texts,
-    load_heads,
-    normal_weights,
-    second_tree,
-)
-from tests.support.tiny_gguf import vocabulary
-
-N_TINY = len(vocabulary()[0])
-
-
-def random_weights(
-    *,
-    n_embd: int = 32,
-    n_blocks: int = 1,
-    n_drafted: int = N_TINY,
-    tokens: Sequence[int] | None = None,
-) -> ReDrafterWeights:
-    normal = normal_weights(np.random.default_rng(0), n_embd, scale=2)
-    return ReDrafterWeights(
-        token=normal(n_embd, n_embd),
-        recurrent=normal(n_embd, n_embd),
-        bias=normal(n_embd),
-        mixing=normal(n_embd, 2 * n_embd),
-        mixing_bias=normal(n_embd),
-        blocks=normal(n_blocks, n_embd, n_embd),
-        block_biases=normal(n_blocks, n_embd),
-        projection=normal(n_embd, n_embd),
-        output=normal(n_drafted if tokens is None else len(tokens), n_embd),
-        tokens=None if tokens is None else np.array(tokens, np.int32),
-    )
-
-
-def write_head(path: Path, target: Path, weights: ReDrafterWeights) -> Path:
-    with Model(target) as model:
-        write_redrafter(path, HeadsInfo.of_target("redrafter", model), weights)
-    return path
-
+from tests.support.head_checks import check_that_a_gap_is_noticed, compared_texts, second_tree
+from tests.support.tiny_gguf import N_TINY
+from tests.support.tiny_heads import redrafter_weights, write_redrafter_head
 
 # The forward pass
 
@@ -107,7 +60,7 @@ def test_every_token_advances_the_state_that_is_mixed_with_the_targets() -> None
 @pytest.mark.train
 def test_numpy_and_pytorch_give_the_same_logits(tokens: list[int] | None) -> None:
     torch = pytest.importorskip("torch")
-    w = random_weights(n_blocks=2, tokens=tokens)
+    w = redrafter_weights(n_blocks=2, tokens=tokens)
     embeddings = np.random.default_rng(1).standard_normal((N_TINY, 32)).astype(np.float32)
     hidden = np.random.default_rng(2).standard_normal(32).astype(np.float32)
 
@@ -277,42 +230,6 @@ def test_parameters_out_of_range_are_refused(method: str, message: str) -> None:
         parse_method(method)
 
 
-def test_the_method_asks_for_a_head_if_none_was_loaded() -> None:
-    with pytest.raises(InvalidParameter, match="heads; load them with heads"):
-        parse_method("redrafter").drafters()
-
-
-# Files
-
-
-def test_a_head_is_the_same_after_a_round_trip_through_its_file(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    weights = random_weights(n_blocks=2, tokens=[5, 6, 280])
-    file = HeadsFile(write_head(tmp_path / "head.gguf", tiny_model, weights))
-    assert (file.info.method, file.info.target_name) == ("redrafter", "tiny")
-    assert "output.weight" not in file.gguf.tensors
-    again = read_weights(file, tiny_model)
-    for name, ours in vars(again).items():
-        if name not in ("output", "tokens"):
-            np.testing.assert_allclose(ours, getattr(weights, name), atol=2e-3)
-    np.testing.assert_array_equal(again.output, GGUFFile(tiny_model).output_matrix()[[5, 6, 280]])
-    assert again.tokens is not None
-    assert again.tokens.tolist() == [5, 6, 280]
-
-
-def test_heads_of_the_wrong_width_are_refused(tmp_path: Path, tiny_model: Path) -> None:
-    with Model(tiny_model) as model:
-        narrow = tmp_path / "narrow.gguf"
-        info = HeadsInfo.of_target("redrafter", model)
-        write_redrafter(narrow, info, random_weights(n_embd=16))
-        with pytest.raises(HeadsError, match=r"block\.0\.weight is 16 × 16.*32 × 32"):
-            load_heads([narrow], model)
-        write_redrafter(narrow, replace(info, n_embd=16), random_weights(n_embd=16))
-        with pytest.raises(HeadsError, match=r"hidden states is 16 in .*, but 32 in 'tiny'"):
-            load_heads([narrow], model)
-
-
 # Real decoding
 
 METHODS = ("redrafter", "redrafter:beams=1,length=2", "auto:sources=redrafter")
@@ -323,8 +240,8 @@ def test_any_head_gives_the_text_of_plain_decoding(
     tmp_path: Path, tiny_model: Path, n_drafted: int
 ) -> None:
     words = None if n_drafted == N_TINY else random.Random(0).sample(range(N_TINY), n_drafted)
-    weights = random_weights(tokens=words)
-    path = write_head(tmp_path / "head.gguf", tiny_model, weights)
+    weights = redrafter_weights(tokens=words)
+    path = write_redrafter_head(tmp_path / "head.gguf", tiny_model, weights)
     with Engine.load(tiny_model, EXACT, heads=path) as engine:
         for method, plain, ours in compared_texts(engine, METHODS, max_tokens=50):
             if method == METHODS[1] and plain.finish_reason == "length":

@@ -37,43 +37,33 @@ def test_the_longest_match_is_copied_from_this_text() -> None:
     assert drafted(Suffix(SuffixParams()), text).tokens[:4] == [4, 10, 11, 12]
 
 
-def test_a_longer_match_in_the_memory_is_preferred() -> None:
-    memory = remembered([1, 2, 3, 4, 5, 6, 7, 8, 70, 71, 72])
-    text = [3, 7, 8, 60, 61, 62, 1, 2, 3, 4, 5, 6, 7, 8]
-    assert drafted(Suffix(SuffixParams(), memory), text).tokens == [8, 70, 71, 72]
-    assert drafted(Suffix(SuffixParams(memory=False), memory), text).tokens == [8, 60]
-
-
-def test_a_match_in_this_text_is_preferred_to_a_slightly_longer_one_in_the_memory() -> None:
+def test_a_match_in_this_text_is_preferred_to_all_but_a_much_longer_one_in_the_memory() -> None:
     text = [7, 8, 60, 61, 1, 2, 3, 4, 5, 6, 7, 8]
     slightly, much = [5, 6, 7, 8, 70, 71], [1, 2, 3, 4, 5, 6, 7, 8, 70, 71]
     assert drafted(Suffix(SuffixParams(), remembered(slightly)), text).tokens == [8, 60]
     assert drafted(Suffix(SuffixParams(), remembered(much)), text).tokens == [8, 70]
+    assert drafted(Suffix(SuffixParams(memory=False), remembered(much)), text).tokens == [8, 60]
 
 
-def test_a_text_is_remembered_when_it_ends() -> None:
-    memory = SuffixMemory()
+def test_a_text_is_remembered_when_it_ends_unless_memory_is_off() -> None:
+    memory, text = SuffixMemory(), [1, *range(10, 26)]
     Suffix(SuffixParams(), memory).end([*range(10, 30)])
-    text = [1, *range(10, 26)]
     assert drafted(Suffix(SuffixParams(), memory), text).tokens == [25, 26, 27, 28]
-
-
-def test_a_text_with_memory_off_is_neither_remembered_nor_helped() -> None:
-    memory = remembered([*range(10, 30)])
-    drafter = Suffix(SuffixParams(memory=False), memory)
-    assert len(drafted(drafter, [1, *range(10, 26)])) == 1
-    drafter.end([*range(40, 60)])
+    off = Suffix(SuffixParams(memory=False), memory)
+    assert len(drafted(off, text)) == 1
+    off.end([*range(40, 60)])
     assert memory.index.tokens().tolist() == [*range(10, 30), -1]
 
 
-def test_frequent_continuations_are_likelier_than_rare_ones() -> None:
+def test_frequent_continuations_lead_and_a_branch_assumes_that_the_lead_is_rejected() -> None:
     prefix = [1, 2, 3, 4]
-    texts = [[*prefix, 50], [*prefix, 60], [*prefix, 50], [*prefix, 50], [*prefix, 70]]
+    texts = [[*prefix, token] for token in (50, 50, 60, 70)]
     tree = drafted(Suffix(SuffixParams(branches=3), remembered(*texts)), [9, *prefix], TREES)
-    assert tree.tokens == [4, 50, 70, 60]
-    assert tree.parents == [-1, 0, 0, 0]
-    assert tree.probs[1] > tree.probs[2] > tree.probs[3]
-    assert sum(tree.probs[1:]) < 1.0
+    assert (tree.tokens, tree.parents) == ([4, 50, 70, 60], [-1, 0, 0, 0])
+    lead, branch = tree.probs[1], Acceptance(PRIORS).prob(IN_MEMORY + 10 * 4 + 3)
+    assert tree.probs[2] == pytest.approx((1 - lead) * branch)
+    assert tree.probs[3] == pytest.approx((1 - lead - tree.probs[2]) * branch)
+    assert 1.0 > lead > tree.probs[2] > tree.probs[3]
 
 
 def test_a_token_is_trusted_by_how_many_occurrences_agree() -> None:
@@ -95,16 +85,6 @@ def test_a_replys_first_token_is_trusted_less() -> None:
     assert tree.tokens == later.tokens
     assert tree.probs[1] < 0.5 < later.probs[1]
     assert tree.probs[2] == later.probs[2]
-
-
-def test_the_probability_of_a_branch_assumes_that_the_lead_is_rejected() -> None:
-    prefix = [1, 2, 3, 4]
-    texts = [[*prefix, 50], [*prefix, 50], [*prefix, 60], [*prefix, 70]]
-    tree = drafted(Suffix(SuffixParams(branches=3), remembered(*texts)), [9, *prefix], TREES)
-    assert tree.tokens == [4, 50, 70, 60]
-    lead, branch = tree.probs[1], Acceptance(PRIORS).prob(IN_MEMORY + 10 * 4 + 3)
-    assert tree.probs[2] == pytest.approx((1 - lead) * branch)
-    assert tree.probs[3] == pytest.approx((1 - lead - tree.probs[2]) * branch)
 
 
 def test_branches_part_where_the_occurrences_do() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import close_session, constants, hf_hub_download
 
 from speculation.registry import DownloadFailed, ModelEntry, resolve
 from speculation.registry.entries import HubFile
@@ -60,9 +61,13 @@ def blobs(cache: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in folder.iterdir()}
 
 
-def failure(name: str = "tiny") -> str:
+def fetched(**settings: Any) -> bytes:
+    return resolve("tiny", registry=REGISTRY, **{"progress": False, **settings}).read_bytes()
+
+
+def failure(source: str = "tiny") -> str:
     with pytest.raises(DownloadFailed) as caught:
-        resolve(name, registry=REGISTRY, progress=False)
+        resolve(source, registry=REGISTRY, progress=False)
     return str(caught.value)
 
 
@@ -90,9 +95,8 @@ def test_all_files_of_a_split_model_are_fetched_and_the_first_is_opened(
     names = [f"q4/m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     for name in names:
         hub.add("owner/repo", name, name.encode())
-    found = resolve(f"hf:owner/repo/{names[1]}", progress=False)
     snapshot = cache / "models--owner--repo" / "snapshots" / COMMIT
-    assert found == snapshot / names[0]
+    assert resolve(f"hf:owner/repo/{names[1]}", progress=False) == snapshot / names[0]
     assert [(snapshot / name).read_text() for name in names] == names
 
 
@@ -100,93 +104,87 @@ def test_a_model_is_fetched_once_and_then_read_from_the_cache(hub: HubServer, ca
     path = resolve("tiny", registry=REGISTRY, progress=False)
     assert path == cache / "models--owner--repo" / "snapshots" / COMMIT / "model.gguf"
     assert path.read_bytes() == CONTENT
-    assert [(r.host, r.method) for r in hub.requests] == [
-        ("hub", "HEAD"),
-        ("hub", "GET"),
-        ("store", "GET"),
-        ("hub", "HEAD"),  # of hf_hub_download, which links the file
-    ]
+    # The last is of hf_hub_download, which links the file.
+    asked = ["hub HEAD", "hub GET", "store GET", "hub HEAD"]
+    assert [f"{r.host} {r.method}" for r in hub.requests] == asked
     assert hub.requests[1].path == f"/owner/repo/resolve/{COMMIT}/model.gguf"
-    hub.stop()
-    assert resolve("tiny", registry=REGISTRY) == path
-    assert resolve(SOURCE, registry={}) == path
-    assert len(hub.requests) == 4
-
-
-def test_other_hub_tools_find_the_cached_file(hub: HubServer, cache: Path) -> None:
-    from huggingface_hub import hf_hub_download
-
-    path = resolve("tiny", registry=REGISTRY, progress=False)
+    # Other tools find the file, too.
     assert hf_hub_download("owner/repo", "model.gguf", cache_dir=cache) == str(path)
     assert blobs(cache) == {SHA256: 3_072_000}
     assert len(hub.byte_requests()) == 1
+    hub.requests.clear()
+    hub.stop()
+    assert resolve("tiny", registry=REGISTRY) == path
+    assert resolve(SOURCE, registry={}) == path
+    assert hub.requests == []
 
 
-def test_a_dropped_download_resumes_where_it_stopped(hub: HubServer) -> None:
-    hub.drop_after = [1_000_000, 500_000]
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+@pytest.mark.parametrize(
+    ("drop_after", "starts"),
+    [
+        ([1_000_000, 500_000], [0, 1_000_000, 1_500_000]),
+        # The retry count restarts after every byte received.
+        ([0, 0, 1_000_000, 0, 1_000_000, 0], [0, 0, 0, 1_000_000, 1_000_000, 2_000_000, 2_000_000]),
+    ],
+)
+def test_a_dropped_download_resumes_where_it_stopped(
+    hub: HubServer, drop_after: list[int], starts: list[int]
+) -> None:
+    hub.drop_after = drop_after
+    assert fetched() == CONTENT
     ranges = [request.range for request in hub.byte_requests()]
-    assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
-
-
-def test_the_retry_count_restarts_after_every_byte_received(hub: HubServer) -> None:
-    hub.drop_after = [0, 0, 1_000_000, 0, 1_000_000, 0]
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
-    assert len(hub.byte_requests()) == 7
+    assert ranges == [f"bytes={start}-" if start else None for start in starts]
 
 
 def test_an_interrupted_download_resumes_on_the_next_run(hub: HubServer, cache: Path) -> None:
     hub.drop_after = [2_000_000, *[0] * 10]
-    message = failure()
-    assert "run again to resume the download" in message
+    assert "run again to resume the download" in failure()
     assert blobs(cache) == {f"{SHA256}.incomplete": 2_000_000}
     before = len(hub.byte_requests())
     hub.drop_after = []
-    path = resolve("tiny", registry=REGISTRY, progress=False)
-    assert path.read_bytes() == CONTENT
+    assert fetched() == CONTENT
     assert [request.range for request in hub.byte_requests()[before:]] == ["bytes=2000000-"]
     assert blobs(cache) == {SHA256: 3_072_000}
 
 
-def test_ctrl_c_keeps_the_bytes_received(hub: HubServer, cache: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "disk full")])
+def test_ctrl_c_or_a_disk_that_fills_up_keeps_the_bytes_received(
+    hub: HubServer, cache: Path, error: BaseException
+) -> None:
     class Interrupting(Bar):
         def update(self, n: float, /) -> None:
             super().update(n)
             if self.at >= 1_000_000:
-                raise KeyboardInterrupt
+                raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        resolve("tiny", registry=REGISTRY, bar=Interrupting)
+    with pytest.raises((KeyboardInterrupt, DownloadFailed)) as raised:
+        fetched(bar=Interrupting, progress=None)
+    if isinstance(error, OSError):
+        assert re.match(r"the disk is too full .* run again to resume", str(raised.value))
+    else:
+        assert raised.value is error
     [(name, size)] = blobs(cache).items()
-    assert name == f"{SHA256}.incomplete"
-    assert size == Bar.made[0].at
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert (name, size) == (f"{SHA256}.incomplete", Bar.made[0].at)
+    assert fetched() == CONTENT
     assert hub.byte_requests()[-1].range == f"bytes={size}-"
 
 
 def test_a_server_without_ranges_sends_the_whole_file_again(hub: HubServer, cache: Path) -> None:
     hub.ranges = False
     hub.drop_after = [2_000_000]
-    assert resolve("tiny", registry=REGISTRY, bar=Bar).read_bytes() == CONTENT
+    assert fetched(bar=Bar, progress=None) == CONTENT
     assert [bar.at for bar in Bar.made] == [3_072_000]
 
 
-def test_a_complete_partial_file_needs_no_more_bytes(hub: HubServer, cache: Path) -> None:
-    folder = cache / "models--owner--repo" / "blobs"
-    folder.mkdir(parents=True)
-    (folder / f"{SHA256}.incomplete").write_bytes(CONTENT)
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
-    assert hub.byte_requests() == []
-
-
-@pytest.mark.parametrize("left", [b"another beginning", CONTENT + b"too long"])
-def test_a_partial_file_is_checked_too(hub: HubServer, cache: Path, left: bytes) -> None:
+@pytest.mark.parametrize("left", [CONTENT, b"another beginning", CONTENT + b"too long"])
+def test_a_partial_file_is_completed_and_checked(hub: HubServer, cache: Path, left: bytes) -> None:
     folder = cache / "models--owner--repo" / "blobs"
     folder.mkdir(parents=True)
     (folder / f"{SHA256}.incomplete").write_bytes(left)
     if len(left) < len(CONTENT):
         assert "owner/repo/model.gguf is corrupt" in failure()
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert fetched() == CONTENT
+    assert left != CONTENT or hub.byte_requests() == []
 
 
 def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> None:
@@ -196,7 +194,7 @@ def test_wrong_bytes_are_refused_and_removed(hub: HubServer, cache: Path) -> Non
     assert f", but the hub's is {SHA256}." in message
     assert "The file was deleted; run again" in message
     assert blobs(cache) == {}
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert fetched() == CONTENT
 
 
 def test_a_file_behind_a_dangling_link_is_fetched_again(hub: HubServer, cache: Path) -> None:
@@ -209,15 +207,9 @@ def test_a_file_behind_a_dangling_link_is_fetched_again(hub: HubServer, cache: P
 def test_the_progress_bar_gets_size_name_and_every_byte(hub: HubServer) -> None:
     resolve("tiny", registry=REGISTRY, bar=Bar)
     [bar] = Bar.made
-    assert bar.keywords == {
-        "total": 3_072_000,
-        "desc": "model.gguf",
-        "unit": "B",
-        "unit_scale": True,
-        "disable": None,
-    }
-    assert bar.at == 3_072_000
-    assert bar.closed
+    named = {"total": 3_072_000, "desc": "model.gguf", "disable": None}
+    assert bar.keywords == {**named, "unit": "B", "unit_scale": True}
+    assert (bar.at, bar.closed) == (3_072_000, True)
 
 
 def test_progress_is_shown_on_request_and_otherwise_only_in_a_terminal(
@@ -237,25 +229,26 @@ def test_two_downloads_of_a_file_at_once_fetch_it_once(hub: HubServer) -> None:
     assert len(hub.byte_requests()) == 1
 
 
-def test_a_file_shorter_than_announced_ends_in_an_error(hub: HubServer) -> None:
-    hub.missing = 1
-    assert "the server sent too few bytes" in failure()
+@pytest.mark.parametrize(
+    ("how", "value", "message", "n_requests"),
+    [
+        ("missing", 1, "the server sent too few bytes", None),
+        ("status", [503], "{} returned 503 for owner/repo/model.gguf; wait a while, then", None),
+        ("status", [403], "{} denied access to owner/repo/model.gguf (403); put a token", 1),
+        ("checksums", False, "gives no SHA-256 for owner/repo/model.gguf (etag 'v1')", 0),
+    ],
+)
+def test_a_hub_that_fails_is_reported(
+    hub: HubServer, how: str, value: object, message: str, n_requests: int | None
+) -> None:
+    setattr(hub, how, value)
+    assert message.format(hub.url) in failure()
+    assert n_requests in (None, len(hub.byte_requests()))
 
 
 def test_a_request_to_a_busy_hub_is_retried(hub: HubServer) -> None:
     hub.status = [429]
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
-
-
-def test_a_failing_hub_is_reported_with_its_status(hub: HubServer) -> None:
-    hub.status = [503]
-    assert f"{hub.url} returned 503 for owner/repo/model.gguf; wait a while, then run" in failure()
-
-
-def test_a_refusal_in_mid_download_says_where_to_put_a_token(hub: HubServer) -> None:
-    hub.status = [403]
-    assert f"{hub.url} denied access to owner/repo/model.gguf (403); put a token" in failure()
-    assert len(hub.byte_requests()) == 1
+    assert fetched() == CONTENT
 
 
 def test_the_error_for_a_gated_repository_says_how_to_get_access(
@@ -266,20 +259,18 @@ def test_the_error_for_a_gated_repository_says_how_to_get_access(
     assert f"owner/repo is gated: request access at {hub.url}/owner/repo" in message
     assert f"{hub.url}/settings/tokens in HF_TOKEN" in message
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
+    assert fetched() == CONTENT
     tokens = {(request.host, request.authorization) for request in hub.requests[-3:]}
     assert tokens == {("hub", "Bearer hf_secret"), ("store", None)}
 
 
 def test_a_missing_repository_revision_or_file_is_named(hub: HubServer) -> None:
-    def message(source: str) -> str:
-        with pytest.raises(DownloadFailed) as caught:
-            resolve(source, registry={})
-        return str(caught.value)
-
-    assert "no repository 'owner/other' that you can access" in message("hf:owner/other/a.gguf")
-    assert "has no file 'a.gguf' at revision 'main'" in message("hf:owner/repo/a.gguf")
-    assert "has no revision 'v2'" in message("hf:owner/repo/model.gguf@v2")
+    for source, message in (
+        ("hf:owner/other/a.gguf", "no repository 'owner/other' that you can access"),
+        ("hf:owner/repo/a.gguf", "has no file 'a.gguf' at revision 'main'"),
+        ("hf:owner/repo/model.gguf@v2", "has no revision 'v2'"),
+    ):
+        assert message in failure(source)
     assert hub.byte_requests() == []
 
 
@@ -287,12 +278,6 @@ def test_a_commit_may_be_pinned(hub: HubServer, cache: Path) -> None:
     path = resolve(f"{SOURCE}@{COMMIT}", registry={}, progress=False)
     assert path.read_bytes() == CONTENT
     assert not (cache / "models--owner--repo" / "refs").exists()
-
-
-def test_a_file_without_a_checksum_is_not_fetched(hub: HubServer) -> None:
-    hub.checksums = False
-    assert "gives no SHA-256 for owner/repo/model.gguf (etag 'v1')" in failure()
-    assert hub.byte_requests() == []
 
 
 def test_a_refused_connection_is_reported(hub: HubServer) -> None:
@@ -311,22 +296,6 @@ def test_a_full_disk_is_noticed_before_the_download(
     assert "3.07MB are needed, 1.00MB are free" in message
     assert "set HF_HOME to a folder on a larger disk" in message
     assert hub.byte_requests() == []
-
-
-def test_a_disk_that_fills_up_during_the_download_keeps_the_bytes_received(
-    hub: HubServer, cache: Path
-) -> None:
-    class Filling(Bar):
-        def update(self, n: float, /) -> None:
-            super().update(n)
-            if self.at >= 1_000_000:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(DownloadFailed, match=r"the disk is too full .* run again to resume"):
-        resolve("tiny", registry=REGISTRY, bar=Filling)
-    assert list(blobs(cache)) == [f"{SHA256}.incomplete"]
-    assert resolve("tiny", registry=REGISTRY, progress=False).read_bytes() == CONTENT
-    assert hub.byte_requests()[-1].range is not None
 
 
 def test_a_cache_that_is_not_writable_is_named(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from batching.errors import InvalidParameter
 from speculation.engine import Engine
-from speculation.train.params import (
-    DraftTraining,
-    EagleTraining,
-    MedusaTraining,
-    ReDrafterTraining,
-)
+from speculation.train.params import DraftTraining, EagleTraining, MedusaTraining, ReDrafterTraining
 from speculation.train.ranks import (
     N_RANKS,
     NONE,
@@ -50,8 +46,7 @@ def test_sequences_with_nothing_to_learn_are_not_held_out(tmp_path: Path) -> Non
     reply = Sample([5, 6, 7, 8], [(2, 4)])
     # Prompts alone, a reply of one token, and prompts that had no room for a reply.
     nothing = [Sample([5, 6, 7], []), Sample([5, 6], [(1, 2)]), Sample([], [])]
-    samples = [reply, *nothing, reply, *nothing, reply, *nothing]
-    found = collected(tmp_path, samples)
+    found = collected(tmp_path, [reply, *nothing] * 3)
     assert held_out_start(found, 0.05) == 18
     assert held_out_start(found, 0.5) == 9
 
@@ -115,31 +110,21 @@ def test_a_negative_seed_is_refused(training: type) -> None:
 
 PROMPTS = ("the cat", "a dog", "and the", "saw a cat", "the dog and", "a cat")
 CHAIN = "eagle-2:top_k=1,depth=3,nodes=3"
+MEDUSA = "medusa --heads 2 --epochs 30 --batch 32"
+EAGLE = "eagle --epochs 60 --rate 0.005 --kind f32"
 
 
 @pytest.mark.parametrize(
     ("flags", "methods"),
     [
-        ("medusa --heads 2 --epochs 30 --batch 32", {"medusa": 1.3}),
-        (
-            "medusa --heads 2 --epochs 30 --batch 32 --vocab 40 --blocks 2",
-            {"medusa": 1.3},
-        ),
+        (MEDUSA, {"medusa": 1.3}),
+        (f"{MEDUSA} --vocab 40 --blocks 2", {"medusa": 1.3}),
         ("redrafter --epochs 150", {"redrafter": 1.3}),
         # A chain of three gives less than a tree.
-        (
-            "eagle --epochs 60 --rate 0.005 --kind f32",
-            {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3},
-        ),
-        ("eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32", {"eagle-3": 1.4}),
-        (
-            "eagle --eagle3 --layers 1 2 3 --epochs 60 --rate 0.005 --kind f32 --vocab 200",
-            {"eagle-3": 1.4},
-        ),
-        (
-            "draft --width 64 --layers 1 --vocab 200 --epochs 100",
-            {"draft:p_min=0,p_path=0": 1.5},
-        ),
+        (EAGLE, {"eagle-1": 1.5, "eagle-2": 1.5, CHAIN: 1.3}),
+        (f"{EAGLE} --eagle3 --layers 1 2 3", {"eagle-3": 1.4}),
+        (f"{EAGLE} --eagle3 --layers 1 2 3 --vocab 200", {"eagle-3": 1.4}),
+        ("draft --width 64 --layers 1 --vocab 200 --epochs 100", {"draft:p_min=0,p_path=0": 1.5}),
     ],
 )
 @pytest.mark.train
@@ -156,9 +141,8 @@ def test_drafts_of_what_was_trained_are_accepted(
     common = ("--generate", 60, "--batch", 2, "--rate", 0.01, "--device", "cpu")
     assert train(kind, target, data, out, *common, *more) == 0
     printed = capsys.readouterr().out
-    assert "accuracy of each choice" in printed
-    assert "tokens per step" in printed
-    assert f"{out}: " in printed
+    for shown in ("accuracy of each choice", "tokens per step", f"{out}: "):
+        assert shown in printed
     draft_model, heads = (out, ()) if kind == "draft" else (None, out)
     with Engine.load(target, EXACT, draft_model=draft_model, heads=heads) as engine:
         text = f"<s><|user|>{PROMPTS[0]}<|end|><|assistant|>"
@@ -172,26 +156,24 @@ def test_drafts_of_what_was_trained_are_accepted(
 
 @pytest.mark.train
 def test_missing_requirements_are_reported_in_one_line(
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = tmp_path / "a.txt", tmp_path / "h.gguf"
     data.write_text("", encoding="utf-8")
-    with monkeypatch.context() as without:
+
+    def refused(*flags: object, out: Path = out) -> str:
+        assert train("medusa", tiny_model, data, out, *flags) == 2
+        return capsys.readouterr().err
+
+    with pytest.MonkeyPatch.context() as without:
         without.setattr("speculation.train.find_spec", lambda name: None)
-        assert train("medusa", tiny_model, data, out) == 2
-    assert "python -m pip install 'torch>=2.6'" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, tmp_path / "none" / "h.gguf") == 2
-    assert "no such folder" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, out, "--heads", 20) == 2
-    assert "heads is 20; give 1 to 8" in capsys.readouterr().err
-    assert train("medusa", tiny_model, data, out, "--ctx", 64) == 2
-    assert "the data has no token to train on" in capsys.readouterr().err
+        assert "python -m pip install 'torch>=2.6'" in refused()
+    assert "no such folder" in refused(out=tmp_path / "none" / "h.gguf")
+    assert "heads is 20; give 1 to 8" in refused("--heads", 20)
+    assert "the data has no token to train on" in refused("--ctx", 64)
     data.write_text("the cat saw a dog", encoding="utf-8")
-    assert train("medusa", tiny_model, data, out, "--ctx", 64, "--work", tmp_path / "other") == 2
-    assert "one must be held out; give more" in capsys.readouterr().err
+    one = refused("--ctx", 64, "--work", tmp_path / "other")
+    assert "one must be held out; give more" in one
 
 
 @pytest.mark.parametrize("kind", ["medusa", "redrafter", "eagle", "draft"])
@@ -249,10 +231,7 @@ def test_a_failed_command_can_be_corrected_in_the_same_folder(
 
 @pytest.mark.train
 def test_the_error_for_too_little_memory_suggests_a_smaller_batch(
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = lines(tmp_path / "p.jsonl", {"prompt": "the cat"}, {"prompt": "a dog"})
 

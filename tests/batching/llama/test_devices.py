@@ -1,4 +1,4 @@
-"""Devices and cores, as other operating systems report them."""
+"""Devices and cores, as other systems report them, and how many layers go to devices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from batching.errors import OutOfMemory
+from batching.gguf.reader import GGUFFile
 from batching.llama import hardware, library
+from batching.llama.device_memory import CacheSize, choose_layers
 from batching.llama.devices import Device, Placement, devices
 from batching.llama.hardware import physical_cores
 from batching.llama.library import exported, library_folder
 from batching.llama.model import Model
 from batching.llama.private_api import _look_up
+from tests.support.tiny_gguf import write_tiny_gguf
 
 
 class Library(dict[str, Any]):
@@ -95,3 +99,48 @@ def test_the_output_matrix_goes_to_the_gpu_before_any_layer(
         assert (model.n_layer, model.n_host_layers) == (2, 2)
         model.devices = [Device("gpu", "CUDA0", "a GPU", 0)]
         assert model.n_host_layers == n_host
+
+
+class Fake:
+    """A device with memory: free bytes, all bytes."""
+
+    name = "CUDA0"
+
+    def __init__(self, free: int, total: int = 2**40) -> None:
+        self.memory = free, total
+
+
+def with_room(n_bytes: int) -> Fake:
+    """A device with so much room for layers: an eighth of it stays free."""
+    return Fake(next(free for free in range(n_bytes, 2 * n_bytes) if free - free // 8 == n_bytes))
+
+
+def chosen(files: Any, *devices: Any, n: int | None = None, cache: CacheSize | None = None) -> Any:
+    return choose_layers(files, devices, n, cache)
+
+
+def test_as_many_layers_go_to_the_devices_as_fit_with_their_cache_and_more_are_refused(
+    tmp_path: Path,
+) -> None:
+    files = [GGUFFile(write_tiny_gguf(tmp_path / "m.gguf", n_layer=4))]
+    layer = sum(files[0].n_bytes(name) for name in files[0].tensors if name.startswith("blk.0."))
+    last = files[0].n_bytes("output.weight") + files[0].n_bytes("output_norm.weight")
+    assert chosen(files, with_room(last + 2 * layer)) == 3
+    assert chosen(files, with_room(last + 2 * layer - 1)) == 2
+    both = with_room(last + 2 * layer).memory[0]
+    assert chosen(files, Fake(both - 5000), Fake(5000)) == 3
+    assert chosen(files, with_room(last - 1)) == 0
+    assert chosen(files, with_room(last + 4 * layer)) is None
+    # 32 wide, so keys and values of a token take 64 values of 4 bytes in each layer.
+    cache = CacheSize(1000, "f32")
+    assert chosen(files, with_room(last + 3 * layer + 2 * 256_000), cache=cache) == 3
+    assert chosen(files, with_room(last + 3 * layer + 3 * 256_000), cache=cache) == 4
+    # Nothing is known of this machine's, and without devices there is nothing to choose.
+    assert chosen(files, Fake(0, 0)) is None
+    assert chosen(files) is None
+    assert chosen(files, n=3) == 3
+    assert chosen(files, Fake(100 * layer), n=2) == 2
+    fits = "4 layers of .*but CUDA0 has 0.0 GiB free; lower n_gpu_layers to 1, or leave it out"
+    with pytest.raises(OutOfMemory, match=fits) as caught:
+        chosen(files, Fake(2 * layer), n=4)
+    assert caught.value.available == 2 * layer

@@ -1,12 +1,15 @@
-"""Files that commands read and write."""
+"""Files that commands read and write, and output that cannot encode every character."""
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
 from batching.errors import InvalidParameter
+from speculation.system.console import replace_unencodable
 from speculation.system.files import digest, require_writable
 
 
@@ -34,3 +37,14 @@ def test_data_files_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     assert digest(file) == "ba7816bf8f01cfea"
     file.write_bytes(b"abd")
     assert digest(file) == "a52d159f262b2c6d"
+
+
+def test_characters_a_pipe_cannot_encode_become_question_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", newline="\n")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
+    replace_unencodable()
+    print("1.5 × of ж", flush=True)
+    assert pipe.buffer.getvalue() == b"1.5 \xd7 of ?\n"

@@ -1,4 +1,4 @@
-"""Training EAGLE's head: the layer, the training data, and that trained heads draft well."""
+"""Training EAGLE's head and a draft model: their networks are llama.cpp's, and their data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ import pytest
 from batching.errors import InvalidParameter
 from batching.gguf.reader import GGUFFile
 from batching.llama.weights import Weights
+from batching.rows import text_rows
 from batching.tree import Floats
+from speculation.engine import Engine
 from speculation.heads.eagle import EagleShape
+from speculation.heads.file import HeadsInfo
 from speculation.train import TrainError
-from speculation.train.params import EagleTraining
+from speculation.train.params import DraftTraining, EagleTraining
 from speculation.train.sequences import Sequences, batches, draft_vocab
 from speculation.train.states import States
 from speculation.train.texts import Sample
-from tests.speculation.methods.test_eagle import SHAPE, random_tensors, reference
+from tests.speculation.methods.test_eagle import reference
+from tests.support.exact import EXACT
 from tests.support.reference import layer, rms_norm
 from tests.support.tiny_eagle3 import eagle3_tensors
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_heads import SHAPE, eagle_tensors
 from tests.support.train_data import collected, lines, train
 
 torch = pytest.importorskip("torch")
@@ -40,7 +45,7 @@ def module(tensors: dict[str, Floats]):  # type: ignore[no-untyped-def]
 
 
 def test_the_trained_layer_matches_the_one_that_llama_cpp_runs() -> None:
-    w = random_tensors()
+    w = eagle_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     x = np.concatenate([embeddings, before], axis=1) @ w["fc.weight"].T + w["fc.bias"]
     with torch.inference_mode():
@@ -50,7 +55,7 @@ def test_the_trained_layer_matches_the_one_that_llama_cpp_runs() -> None:
 
 def test_in_each_training_pass_one_more_state_is_the_heads_own() -> None:
     """Pass 2 at position t equals a sequence drafted from position t - 2 on."""
-    w = random_tensors()
+    w = eagle_tensors()
     embeddings, before = np.random.default_rng(0).standard_normal((2, 7, 32)).astype(np.float32)
     with torch.inference_mode():
         passes = module(w)(torch.from_numpy(embeddings)[None], torch.from_numpy(before)[None], 3)
@@ -178,12 +183,24 @@ def test_a_layer_has_the_shape_of_the_targets_layers(tmp_path: Path) -> None:
     assert shape_for(Weights(path), 64, 96).n_ff == 96
 
 
-def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("training", "params", "reason"),
+    [
+        (EagleTraining, {"passes": 9}, "passes is 9; give 1 to 8"),
+        (EagleTraining, {"kind": "q4_0"}, "kind is 'q4_0'; give one of f32, f16, q8_0"),
+        (DraftTraining, {"width": 100}, "width is 100; give a multiple of 64"),
+        (DraftTraining, {"ff": 100}, "ff is 100; give a multiple of 32"),
+    ],
+)
+def test_parameters_that_cannot_train_are_refused(
+    training: Any, params: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=reason):
+        training(**params)
+
+
+def test_data_without_a_token_to_train_on_are_refused(tmp_path: Path) -> None:
     found = two_samples(tmp_path)
-    with pytest.raises(InvalidParameter, match="passes is 9; give 1 to 8"):
-        EagleTraining(passes=9)
-    with pytest.raises(InvalidParameter, match="kind is 'q4_0'; give one of f32, f16, q8_0"):
-        EagleTraining(kind="q4_0")
     found.span_end[:] = 0
     with pytest.raises(TrainError, match="the data has no token to train on"):
         Sequences(found, "cpu").split(0.05)
@@ -193,11 +210,7 @@ def test_data_and_parameters_that_cannot_train_are_refused(tmp_path: Path) -> No
     ("architecture", "flags", "reason"),
     [
         ("llama", ["--layers", "0", "1", "1"], "--layers is for EAGLE-3 only; add --eagle3"),
-        (
-            "llama",
-            ["--eagle3", "--layers", "0", "1", "2"],
-            "--layers has 2, but the model has 2",
-        ),
+        ("llama", ["--eagle3", "--layers", "0", "1", "2"], "--layers has 2, but the model has 2"),
         ("llama", ["--eagle3", "--layers", "-1", "0", "1"], "--layers has -1, but the model has 2"),
         ("qwen2", ["--eagle3"], "has architecture qwen2, whose layer inputs llama.cpp does not"),
     ],
@@ -233,3 +246,49 @@ def test_texts_shorter_than_the_passes_do_not_spoil_the_head(
     assert train("eagle", tiny_model, data, out, *flags) == 0
     assert "nan" not in capsys.readouterr().err
     assert np.isfinite(GGUFFile(out).tensor("fc.weight")).all()
+
+
+def test_the_trained_network_is_the_one_that_llama_cpp_runs(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from speculation.train.draft import write_draft
+    from speculation.train.layer import DraftModule
+    from speculation.train.training import Target
+
+    with Engine.load(tiny_model, EXACT) as engine:
+        info = HeadsInfo.of_target("draft", engine.model)
+    n_vocab = info.n_vocab
+    params = DraftTraining(width=64, layers=2, ff=96, kind="f32")
+    generator = torch.Generator().manual_seed(0)
+    drafted = np.arange(5, n_vocab, 2)
+    module = DraftModule(
+        params.shape, 2, torch.randn(n_vocab, 64, generator=generator), drafted.astype(np.int32)
+    )
+    with torch.no_grad():
+        for parameter in module.parameters():  # what begins as 0 must count, too
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    path = tmp_path / "draft.gguf"
+    target = Target(info, Weights(tiny_model), np.zeros((0, 0), np.float32))
+    write_draft(path, params, module.tensors(), target)
+    tokens = [1, 7, 30, 12, 7, 99, 4]
+    with torch.inference_mode():
+        ours = module.output(module(torch.tensor([tokens]))[0])
+    with Engine.load(path, EXACT) as engine:
+        rows = text_rows(tokens, 0, [True] * len(tokens))
+        output = engine.context.decode(rows)
+        for row in range(len(tokens)):
+            theirs = output.logits(row)
+            np.testing.assert_allclose(theirs[drafted], ours[row], atol=1e-4)
+            assert not np.delete(theirs, drafted).any()
+
+
+def test_tokens_that_are_never_drafted_count_in_the_loss() -> None:
+    from speculation.train.training import distribution_loss
+
+    generator = torch.Generator().manual_seed(0)
+    ours, wanted = torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
+    output, matrix = torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)
+    all_rows = torch.cat([output, torch.zeros(10, 4)])
+    p = torch.cat([(wanted @ matrix.T).softmax(dim=1), torch.zeros(5, 10)], dim=1)
+    whole = torch.nn.functional.cross_entropy(ours @ all_rows.T, p)
+    torch.testing.assert_close(distribution_loss(ours, output, wanted, matrix, 10), whole)

@@ -1,0 +1,347 @@
+"""auto without a model: its sources, what trying one may cost, and the drafts that pay for rows."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.together import run
+from batching.tree import TokenTree
+from speculation.auto.drafter import Auto, AutoParams
+from speculation.auto.fusion import fuse
+from speculation.auto.selection import select as select_of_trees
+from speculation.auto.source import Gains, Source
+from speculation.drafter import DraftBudget, PlainSteps
+from speculation.drafting.cost import Cost, CostCurve
+from speculation.drafting.resources import Resources
+from speculation.drafting.suffix_memory import SuffixMemory
+from speculation.methods import parse_method
+from speculation.methods.suffix import Suffix, SuffixParams, spec
+from tests.support.fake_sources import Clock, OneToken, draft, take_step, use_clock
+
+
+def auto_of(*drafters: OneToken, row: float = 0.1, switch: float = 0.0) -> Auto:
+    sources = [Source(f"{i}", drafter) for i, drafter in enumerate(drafters)]
+    return Auto(AutoParams(), sources, Cost(CostCurve.linear(1.0, row, switch)))
+
+
+def test_auto_drafts_a_repetition_and_records_its_source() -> None:
+    source = Source("suffix", Suffix(SuffixParams(), SuffixMemory()), Gains((0.1, 0.3, 1.0, 2.0)))
+    auto = Auto(AutoParams(), [source], Cost(CostCurve.linear(1.0, 0.01)))
+    text = [5, 6, 7, 8, 9] * 4
+    run(auto.begin(text))
+    tree = draft(auto, text)
+    assert tree.tokens[1:6] == [5, 6, 7, 8, 9]
+    assert set(tree.sources.values()) == {"suffix"}
+
+
+def test_every_batch_size_counts_as_a_change_after_a_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_clock(monkeypatch, Clock())
+    drafter = OneToken(7, 0.3)
+    auto = auto_of(drafter, row=0.01, switch=0.5)
+    n_rows = []
+    for _ in range(2):
+        run(auto.begin([1]))
+        for prob in (0.3, 0.3, 0.0, 0.3):
+            drafter.prob = prob
+            n_rows.append(len(draft(auto, [1])))
+            auto.cost.follow(n_rows[-1] if len(n_rows) % 4 != 1 else 40, 0, 1.0)  # with a prompt
+    # A draft is worth 0.3 of a step, and a change from a single row costs half a step.
+    assert n_rows == [2, 2, 1, 1] * 2
+
+
+def test_an_expensive_source_is_asked_only_if_the_others_leave_enough_to_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    cheap, expensive = OneToken(5, 0.0), OneToken(6, 0.8)
+    expensive.use(clock, 0.3)
+    auto = auto_of(cheap, expensive)
+    run(auto.begin([1]))
+    for _ in range(40):  # alone it is accepted and saves 0.9 of a step in 0.3
+        take_step(auto, [1], clock, right=True)
+    assert expensive.n_asked == 40
+    cheap.prob = 0.9
+    for _ in range(10):
+        take_step(auto, [1], clock, right=True)
+    assert expensive.n_asked == 40
+
+
+@pytest.mark.parametrize(("method", "helps"), [("auto", True), ("auto:memory=off", False)])
+def test_without_the_memory_earlier_texts_neither_help_nor_take_in_this_one(
+    method: str, helps: bool
+) -> None:
+    known, memory = [*range(10, 30)], SuffixMemory()
+    memory.remember(known)
+    resources = Resources(lambda: Cost(CostCurve.linear(1.0, 0.01)), memory=memory)
+    (auto,) = parse_method(method).drafters(resources)
+    assert isinstance(auto, Auto)
+    text = [1, *known[:9]]
+    run(auto.begin(text))
+    assert (len(draft(auto, text)) > 1) is helps
+    auto.end([*range(40, 60)])
+    assert (memory.index.n_tokens > len(known) + 1) is helps
+
+
+def tree_of(**probs: float) -> TokenTree:
+    """A tree of siblings; ``a`` stands for token 1, ``b`` for 2."""
+    tree = TokenTree(0)
+    for name, prob in probs.items():
+        tree.add(0, "_ab".index(name), prob=prob)
+    return tree
+
+
+def test_sources_that_agree_make_a_draft_likelier_and_the_surer_one_wins() -> None:
+    agreed = tree_of(a=0.6)
+    assert fuse(agreed, tree_of(a=0.7)) == [1]
+    assert agreed.probs[1] == pytest.approx(0.42 / (0.42 + 0.4 * 0.3))
+    disputed = tree_of(a=0.6)
+    assert fuse(disputed, tree_of(b=0.9)) == [2]
+    assert disputed.tokens == [0, 1, 2]
+    # 0.6 · 0.1 · 0.3 against 0.4 · 0.3 · 0.9, and 0.4 · 0.1 that both are wrong
+    assert disputed.probs[1:] == pytest.approx([0.018 / 0.166, 0.108 / 0.166])
+
+
+def test_a_tree_below_another_keeps_its_own_probabilities() -> None:
+    tree, other = tree_of(a=0.6), tree_of(a=0.7)
+    below = other.add(1, 2, prob=0.4)
+    assert fuse(tree, other) == [1, 2]
+    assert tree.parents == [-1, 0, 1]
+    assert tree.probs[below] == 0.4
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: OneToken,
+    n_steps: int,
+    *,
+    seconds: float,
+    reading: float = 0.0,
+    steps_of_a_text: int = 0,
+    right: bool = False,
+) -> list[int]:
+    """The steps in which a source is asked that takes ``seconds`` of a step of 1 s."""
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    drafter.use(clock, seconds, reading)
+    cost = Cost(CostCurve.linear(1.0, 0.1))
+    auto = Auto(AutoParams(), [Source("source", drafter)], cost)
+    steps = []
+    for now in range(n_steps):
+        if now % (steps_of_a_text or n_steps) == 0:
+            run(auto.begin([1] * 100))
+            tokens = [1] * 100
+        if auto.strength(tokens):
+            before = drafter.n_asked
+            tokens += take_step(auto, tokens, clock, right=right)
+            steps += [now] * (drafter.n_asked - before)
+        else:
+            auto.observe_plain(PlainSteps([2], [1.0]))
+            tokens.append(2)
+            clock.now += 1.0
+    return steps
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.1, 2.0])
+def test_trying_a_source_that_never_pays_takes_half_a_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    steps = asked(monkeypatch, OneToken(7, 0.0), 8000, seconds=seconds)
+    later = [step for step in steps if step >= 4000]
+    assert steps[0] == 0
+    assert len(later) * seconds <= 0.006 * 4000
+    if seconds < 2.0:
+        assert later  # it is still tried now and then
+
+
+def test_a_source_that_pays_is_asked_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = asked(monkeypatch, OneToken(7, 0.9), 200, seconds=0.1, right=True)
+    assert steps == list(range(200))
+
+
+def test_a_text_is_read_only_when_the_gain_missed_would_have_paid_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = OneToken(7, 0.9)
+    steps = asked(
+        monkeypatch, drafter, 100, seconds=0.1, reading=0.1, steps_of_a_text=50, right=True
+    )
+    # The first text shows that reading 100 tokens takes 10 s, and an ask gains 0.7 or more.
+    assert steps[:50] == list(range(50))
+    assert 10 < steps[50] - 50 < 20
+    assert steps[51:] == list(range(steps[50] + 1, 100))
+
+
+def test_a_source_starts_from_what_it_learnt_in_an_earlier_run() -> None:
+    saved = [0.0, 0.5, -0.2, 0.3, 0.1]
+    assert Gains((0.1, 0.2), list(saved)).state() == saved
+    for other in (None, [1.0], {"gains": 1}, "x"):
+        assert Gains((0.1, 0.2), other).state() == [0.0, 0.1, 0.2, 0.0, 0.0]
+
+
+def test_every_strength_of_suffix_has_a_gain_and_branches_need_cheap_rows() -> None:
+    assert spec.as_source is not None
+    assert len(spec.as_source.gains) == 7
+    for row, branches in ((0.01, 4), (0.3, 1)):
+        resources = Resources(lambda row=row: Cost(CostCurve.linear(1.0, row)))  # type: ignore[misc]
+        assert spec.as_source.params(resources) == SuffixParams(branches=branches)
+
+
+def test_an_ask_gains_what_is_accepted_less_its_rows() -> None:
+    for accepted, learnt in ((range(64), 2.49), (range(2), -0.61)):
+        source = Source("source", OneToken(7, 0.5))
+        source.asked_with, source.nodes = 1, range(1, 64)
+        source.learn(accepted, row=0.3, rest=0.0, now=1, plain=1.0, n_texts=1)
+        assert source.gains.state()[1] == pytest.approx(learnt)
+
+
+def test_a_text_is_read_for_the_strength_that_gains_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, drafter = Clock(), OneToken(7, 0.9)
+    use_clock(monkeypatch, clock)
+    drafter.use(clock, 0.0, reading=0.1)
+    source = Source("source", drafter, Gains((1.0, -1.0)))
+    for _ in range(2):  # the first text shows what reading costs
+        run(source.begin([1] * 100, row=0.1, plain=1.0))
+    settings = {"now": 1, "plain": 1.0, "left": 0.5, "drafted": 1.0}
+    beside = [source.strength([1] * 100, **settings) for _ in range(30)]  # type: ignore[arg-type]
+    assert beside.index(1) in (19, 20)  # reading takes 10 steps, and an ask gains half a step
+
+
+def test_one_text_of_a_step_tries_what_is_not_expected_to_gain() -> None:
+    gains, tree = Gains((-0.5,)), TokenTree(1)
+    one, other = (Source("source", OneToken(7, 0.9), gains) for _ in range(2))
+    for source in (one, other):
+        run(source.begin([1], row=1.0, plain=1.0))
+    assert [source.strength([1], 1, 1.0) for source in (one, other)] == [1, 1]
+    run(one.draft([1], tree, DraftBudget(), strength=1, left=1.0, now=1))
+    assert other.strength([1], 1, 1.0) == 0
+    one.learn([], row=0.3, rest=0.0, now=2, plain=1.0, n_texts=2)
+    assert 2 + 0.5 / 0.01 <= gains.explore_at < 2 + 0.6 / 0.01
+
+
+def test_short_texts_do_not_decide_what_reading_a_token_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    use_clock(monkeypatch, clock)
+    source = Source("source", OneToken(7, 0.9))
+    monkeypatch.setattr(
+        source.drafter, "begin", lambda prompt: setattr(clock, "now", clock.now + 0.1)
+    )
+    for n_tokens in (10, 10, 10, 1000):
+        run(source.begin([1] * n_tokens, row=10.0, plain=1.0))
+    assert 0.004 < source.gains.state()[-1] < 0.006  # 0.01 after the short ones
+
+
+def select(tree: TokenTree, budget: DraftBudget, cost: list[float], **settings: Any) -> list[int]:
+    (chosen,) = select_of_trees([tree], [budget], cost, **settings)
+    return chosen
+
+
+FLAT = [0.0] + [1.0] * 64
+LINEAR = [float(n) for n in range(65)]
+
+
+def random_tree(rng: random.Random, n: int) -> TokenTree:
+    tree = TokenTree(0)
+    for token in range(1, n + 1):
+        tree.add(rng.randrange(len(tree)), token, prob=rng.random())
+    return tree
+
+
+def expected_rate(tree: TokenTree, nodes: tuple[int, ...], cost: list[float]) -> float:
+    probs = tree.path_probs()
+    return (1.0 + sum(probs[node] for node in nodes)) / cost[len(nodes) + 1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_selection_finds_the_same_tree_as_exhaustive_search(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = random_tree(rng, 8)
+    cost = [0.0, 1.0]
+    for _ in range(8):
+        cost.append(cost[-1] + rng.choice((0.0, 0.05, 0.3, 1.0)) * rng.random())
+    nodes = range(1, len(tree))
+    rooted = [
+        some
+        for n in range(len(tree))
+        for some in combinations(nodes, n)
+        if all(tree.parents[node] in (0, *some) for node in some)
+    ]
+    best = max(expected_rate(tree, some, cost) for some in rooted)
+    chosen = select(tree, DraftBudget(), cost)
+    assert all(tree.parents[node] in (0, *chosen) for node in chosen)
+    assert expected_rate(tree, tuple(chosen), cost) == pytest.approx(best, abs=1e-12)
+
+
+def test_free_rows_fill_the_batch_but_no_limit_of_the_budget_is_exceeded() -> None:
+    wide, chain, flat = random_tree(random.Random(1), 63), TokenTree(0), TokenTree(0)
+    chain.add_chain(0, range(1, 20))
+    for token in range(1, 9):
+        flat.add(0, token, prob=0.125 - token / 1000)
+    short = DraftBudget(max_depth=2)  # the end of the text
+    assert select(wide, DraftBudget(), FLAT) == list(range(1, 64))
+    assert len(select(wide, DraftBudget(max_nodes=10), FLAT)) == 10
+    assert select(wide, short, FLAT) == [n for n in range(1, 64) if wide.depths[n] <= 2]
+    assert select(chain, short, FLAT) == [1, 2]
+    assert select(flat, DraftBudget(max_leaves=3), FLAT) == [1, 2, 3]
+
+
+def test_rows_as_expensive_as_a_step_are_spent_only_on_certain_drafts() -> None:
+    tree = TokenTree(0)
+    node = tree.add(0, 1, prob=1.0)
+    node = tree.add(node, 2, prob=1.0)
+    tree.add(node, 3, prob=0.9)
+    tree.add(0, 4, prob=0.5)
+    assert select(tree, DraftBudget(), LINEAR) == []
+    nearly = [0.0] + [1.0 + 0.95 * n for n in range(64)]
+    assert select(tree, DraftBudget(), nearly) == [1, 2]
+
+
+def test_a_chain_budget_keeps_the_likeliest_path_or_the_first_of_sampled_drafts() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 2, prob=0.3)
+    second = tree.add(0, 3, prob=0.5)
+    tree.add(first, 4, prob=0.9)
+    below = tree.add(second, 5, prob=0.9)
+    tree.add(second, 6, prob=0.1)
+    assert tree.likeliest_path() == [second, below]  # 0.5 + 0.45 against 0.3 + 0.27
+    assert select(tree, DraftBudget(chain_only=True), [0.0, *[1.0] * 10]) == [second, below]
+    # Choosing sampled drafts by their probability would bias the sample.
+    tree.draft_probs = {node: np.full(8, 0.125, np.float32) for node in range(1, 6)}
+    assert tree.likeliest_path() == [first, first + 2]
+
+
+def test_a_change_of_batch_size_must_pay_and_a_fixed_overhead_makes_drafts_worthwhile() -> None:
+    tree, unlikely, cost = tree_of(a=0.6), tree_of(a=0.4), [0.0, 1.0, 1.5]
+    assert select(tree, DraftBudget(), cost) == [1]
+    assert select(tree, DraftBudget(), cost, last_rows=1, extra_seconds=(0.0, 0.2)) == []
+    assert select(tree, DraftBudget(), cost, last_rows=2, extra_seconds=(0.0, 0.2)) == [1]
+    assert select(unlikely, DraftBudget(), cost) == []
+    assert select(unlikely, DraftBudget(), cost, overhead_seconds=1.0) == [1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_among_several_trees_the_likeliest_nodes_of_all_are_chosen(seed: int) -> None:
+    rng = random.Random(seed)
+    trees = [random_tree(rng, 4) for _ in range(3)]
+    cost = [0.0, 1.0]
+    for _ in range(15):
+        cost.append(cost[-1] + rng.choice((0.0, 0.05, 0.3)) * rng.random())
+    chosen = select_of_trees(trees, [DraftBudget()] * 3, cost)
+    for tree, nodes in zip(trees, chosen, strict=True):
+        assert all(tree.parents[node] in (0, *nodes) for node in nodes)
+    probs = sorted((prob for tree in trees for prob in tree.path_probs()[1:]), reverse=True)
+    rates = [(3 + sum(probs[:n])) / cost[3 + n] for n in range(len(probs) + 1)]
+    n = sum(map(len, chosen))
+    kept = sum(
+        tree.path_probs()[node] for tree, nodes in zip(trees, chosen, strict=True) for node in nodes
+    )
+    assert (3 + kept) / cost[3 + n] == pytest.approx(max(rates), abs=1e-12)
