@@ -18,7 +18,7 @@ from speculation.text import Text, failing
 MAX_WAIT = 0.2  # seconds that texts wait for the drafter of another one, or for its prompt
 
 
-class Slots(Protocol):
+class Decoder(Protocol):
     """Decodes rows of several texts in one batch: ``batching.slots.Slots``, or a replay's."""
 
     def decode(
@@ -36,7 +36,7 @@ class Batch:
     drafting  by text, what drafts its next tree, until that is done
     """
 
-    def __init__(self, slots: Slots, cost: Cost | None = None) -> None:
+    def __init__(self, slots: Decoder, cost: Cost | None = None) -> None:
         self.slots, self.cost = slots, cost
         self.drafting: dict[Text, Running] = {}
 

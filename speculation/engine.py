@@ -18,11 +18,11 @@ from speculation.chat.template import ASSISTANT, Message, asks_for_thinking, cha
 from speculation.drafting.resources import Resources
 from speculation.driver import Driver
 from speculation.idle.files import TextFiles, identity_of, texts_folder, usual_flash_attn
-from speculation.loaded import Loaded, Source
 from speculation.methods import METHODS, SAVED
 from speculation.registry import default_model
 from speculation.registry.conversion import model_file
 from speculation.request import Request
+from speculation.runtime import LoadParams, Runtime
 from speculation.sampling import SamplingParams
 from speculation.scheduler import Scheduler
 from speculation.settings import Settings, request_for
@@ -43,10 +43,12 @@ class Engine:
     or not anybody waits for its tokens. Close the engine, or use it as a context manager.
     """
 
-    def __init__(self, driver: Driver, loaded: Loaded, scheduler: Scheduler, parallel: int) -> None:
+    def __init__(
+        self, driver: Driver, runtime: Runtime, scheduler: Scheduler, parallel: int
+    ) -> None:
         """For ``load``."""
         self.parallel = parallel
-        self._driver, self._loaded, self._scheduler = driver, loaded, scheduler
+        self._driver, self._runtime, self._scheduler = driver, runtime, scheduler
         driver.step = scheduler.step
         atexit.register(self.close)  # the thread must not compute while Python ends
 
@@ -112,7 +114,7 @@ class Engine:
         params = params or ContextParams()
         if n_ctx is not None:
             params = replace(params, n_ctx=n_ctx)
-        source = Source(
+        source = LoadParams(
             model,
             params,
             parallel,
@@ -135,16 +137,16 @@ class Engine:
         def open_all() -> Engine:
             keeps = keep_texts > 0 and parallel > 1
             own = _with_usual_flash_attn(source) if keeps else source
-            loaded = Loaded.open(own, _until_closed(driver, progress))
+            runtime = Runtime.open(own, _until_closed(driver, progress))
             try:
                 if measuring is not None:
                     measuring()
                 if measuring is not None or parallel > 1:
-                    loaded.measure(measuring)
-                files = _text_files(loaded, keep_texts) if keeps else None
-                return cls(driver, loaded, Scheduler(loaded, parallel, files), parallel)
+                    runtime.measure(measuring)
+                files = _text_files(runtime, keep_texts) if keeps else None
+                return cls(driver, runtime, Scheduler(runtime, parallel, files), parallel)
             except BaseException:
-                loaded.close()
+                runtime.close()
                 raise
 
         try:
@@ -248,7 +250,7 @@ class Engine:
         """
         self._driver.check_open()
         if self.context.n_rewind and self.resources.known_cost is None:
-            self.call(lambda: self._loaded.measure(progress))
+            self.call(lambda: self._runtime.measure(progress))
 
     def call(self, function: Callable[[], T]) -> T:
         """End all texts, and run ``function`` in the engine's thread, which alone may use
@@ -272,7 +274,7 @@ class Engine:
 
         def last() -> None:
             self._scheduler.close()
-            self._loaded.close()
+            self._runtime.close()
 
         self._driver.check_thread()
         atexit.unregister(self.close)
@@ -287,22 +289,22 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        return self._loaded.model
+        return self._runtime.model
 
     @property
     def context(self) -> Context:
         """The model's context. It may be replaced while no text runs."""
-        return self._loaded.context
+        return self._runtime.context
 
     @property
     def draft(self) -> Context | None:
         """The draft model's context."""
-        return self._loaded.draft
+        return self._runtime.draft
 
     @property
     def resources(self) -> Resources:
         """What the methods share."""
-        return self._loaded.resources
+        return self._runtime.resources
 
     @property
     def cache(self) -> SequenceCache:
@@ -339,14 +341,16 @@ def _until_closed(
     return check
 
 
-def _with_usual_flash_attn(source: Source) -> Source:
+def _with_usual_flash_attn(source: LoadParams) -> LoadParams:
     """With the setting of flash attention that the texts on disk have."""
     name = default_model() if source.model is None else source.model
     flash_attn = usual_flash_attn(texts_folder(), model_file(name), source.params)
     return replace(source, params=replace(source.params, flash_attn=flash_attn))
 
 
-def _text_files(loaded: Loaded, n_megabytes: int) -> TextFiles:
-    context = loaded.context
-    identity = identity_of(loaded.model.path, context.params.kv_type, flash_attn=context.flash_attn)
+def _text_files(runtime: Runtime, n_megabytes: int) -> TextFiles:
+    context = runtime.context
+    identity = identity_of(
+        runtime.model.path, context.params.kv_type, flash_attn=context.flash_attn
+    )
     return TextFiles(texts_folder(), identity, n_megabytes * 10**6)

@@ -13,7 +13,7 @@ from batching.prompt_context import PromptContext
 from batching.slots import Slot
 from batching.tree import NO_LIMIT
 from speculation.drafting.cost import SIZES, Cost
-from speculation.loaded import Loaded
+from speculation.runtime import Runtime
 from speculation.text import Text, failing
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class LongPrompts:
         self._row_seconds = cost.row_seconds  # more than a prompt's take, which is learnt
 
     @classmethod
-    def open(cls, loaded: Loaded, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
+    def open(cls, runtime: Runtime, n_seq_max: int, max_seconds: float) -> LongPrompts | None:
         """For texts with ``n_seq_max`` sequences each, which wait ``max_seconds`` at most.
 
         None if a model is too slow to read 64 rows in that time, if it cannot drop branches, if its
         sliding window is short, if its cells are not in main memory, or if that is too small.
         """
-        context, cost = loaded.context, loaded.resources.known_cost
+        context, cost = runtime.context, runtime.resources.known_cost
         model = context.model
         is_possible = context.n_rewind == NO_LIMIT and n_seq_max > 1
         is_on_cpu = model.n_host_layers == model.n_layer

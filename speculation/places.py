@@ -17,7 +17,7 @@ from batching.tree import NO_LIMIT
 from speculation.drafting.resources import Resources
 from speculation.idle.copies import IdleTexts
 from speculation.idle.files import TextFiles
-from speculation.loaded import Loaded
+from speculation.runtime import Runtime
 from speculation.text import ROOM, Text
 
 _WORTH_WAITING = 32  # tokens of a prompt: as many as are worth a copy of an idle text
@@ -36,17 +36,17 @@ class Place:
 class Places:
     """The slots of a context, and the texts in them."""
 
-    def __init__(self, loaded: Loaded, n_slots: int, files: TextFiles | None = None) -> None:
+    def __init__(self, runtime: Runtime, n_slots: int, files: TextFiles | None = None) -> None:
         """Idle texts may go to ``files``."""
-        self.loaded = loaded
+        self.runtime = runtime
         self.n_slots = n_slots
-        self.idle = IdleTexts(files=files, read_seconds=_read_seconds(loaded))
+        self.idle = IdleTexts(files=files, read_seconds=_read_seconds(runtime))
         self.renew()
-        loaded.empty = self.empty
+        runtime.empty = self.empty
 
     def renew(self) -> None:
         """The context was replaced: all texts in it are lost."""
-        self.slots = Slots(self.loaded.context, self.n_slots)
+        self.slots = Slots(self.runtime.context, self.n_slots)
         self.places = [Place(slot) for slot in self.slots.slots]
 
     def empty(self) -> None:
@@ -57,18 +57,18 @@ class Places:
     @property
     def n_ctx(self) -> int:
         """Cells of the context."""
-        return self.loaded.context.n_ctx
+        return self.runtime.context.n_ctx
 
     @property
     def can_rewind(self) -> bool:
-        return self.loaded.context.n_rewind == NO_LIMIT
+        return self.runtime.context.n_rewind == NO_LIMIT
 
     def active(self) -> list[Text]:
         return [place.text for place in self.places if place.text is not None]
 
     def resources_of(self, place: Place, text: Text | None = None) -> Resources:
         """The resources of ``place``, for ``text``."""
-        resources, slot = self.loaded.resources, place.slot.index
+        resources, slot = self.runtime.resources, place.slot.index
         if text is None:
             return resources.for_text(slot, self.n_slots)
         request = text.request
@@ -110,7 +110,7 @@ class Places:
         if idle is not None:
             self._drop(chosen)
             self._make_room(max(n_cells, len(idle.tokens)), free)
-            if self.loaded.context.copy_in(chosen.slot.first, idle.state):
+            if self.runtime.context.copy_in(chosen.slot.first, idle.state):
                 chosen.cache.tokens = list(idle.tokens)
                 chosen.cache.saved = list(idle.saved or ())
                 self.idle.use(idle, whole=n_idle == len(idle.tokens))
@@ -121,7 +121,7 @@ class Places:
             chosen.cache.tokens = list(prompt[: common[best]])
         chosen.slot.n_ctx = n_cells
         others = [place for place in free if place is not chosen]
-        resources = self.loaded.resources
+        resources = self.runtime.resources
         reads_again = resources.draft is not None or resources.heads  # what drafts, that is
         if self.idle.pays and not reads_again:
             for place in others:
@@ -186,7 +186,7 @@ class Places:
         cache.truncate(cache.n_past)  # to a state that no failed decode has spoiled
         if self._is_copied_whole(len(cache.tokens)):
             saved = None if self.can_rewind else list(cache.saved)
-            copy = partial(self.loaded.context.copy_out, place.slot.first)
+            copy = partial(self.runtime.context.copy_out, place.slot.first)
             self.idle.put(cache.tokens, copy, saved)
         cache.truncate(0)
         self.resources_of(place).forget_text()
@@ -194,12 +194,12 @@ class Places:
     def _is_copied_whole(self, n_tokens: int) -> bool:
         """Whether another text can start with any part of a copy: of layers with a sliding window,
         llama.cpp copies no more than the window."""
-        n_window = self.loaded.model.n_window
+        n_window = self.runtime.model.n_window
         return not n_window or n_tokens <= n_window
 
 
-def _read_seconds(loaded: Loaded) -> float:
+def _read_seconds(runtime: Runtime) -> float:
     """What reading a token again takes, where copying it may take longer: on a GPU."""
-    model, cost = loaded.model, loaded.resources.known_cost
+    model, cost = runtime.model, runtime.resources.known_cost
     on_gpu = model.n_host_layers < model.n_layer
     return cost.row_seconds if on_gpu and cost is not None else inf

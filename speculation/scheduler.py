@@ -20,9 +20,9 @@ from speculation.decode import MAX_WAIT, Batch, step
 from speculation.drafter import Requirements
 from speculation.drafting.cost import Cost
 from speculation.idle.files import TextFiles
-from speculation.loaded import Loaded
 from speculation.long_prompts import LongPrompts
 from speculation.places import Place, Places
+from speculation.runtime import Runtime
 from speculation.sampling import make_sampler
 from speculation.text import FRAME_SECONDS, ROOM, Text, failing
 
@@ -38,10 +38,10 @@ _RUN_ROOM = 512  # cells for a run of plain steps of a text that is alone, which
 class Scheduler:
     """The texts of a loaded model: those that wait, and those in its slots."""
 
-    def __init__(self, loaded: Loaded, n_slots: int, files: TextFiles | None = None) -> None:
+    def __init__(self, runtime: Runtime, n_slots: int, files: TextFiles | None = None) -> None:
         """Texts that nobody writes may go to ``files``."""
-        self._loaded = loaded
-        self.places = Places(loaded, n_slots, files)
+        self._runtime = runtime
+        self.places = Places(runtime, n_slots, files)
         self._batch = Batch(self.places.slots)
         self._waiting: list[Text] = []
         self._lock = threading.Lock()  # held while a text joins those that wait
@@ -51,7 +51,7 @@ class Scheduler:
         self._long_prompts: LongPrompts | None = None
         if n_slots > 1:
             n_seq_max = self.places.places[0].slot.n_seq_max
-            self._long_prompts = LongPrompts.open(loaded, n_seq_max, MAX_WAIT)
+            self._long_prompts = LongPrompts.open(runtime, n_seq_max, MAX_WAIT)
 
     @property
     def n_running(self) -> int:
@@ -67,7 +67,7 @@ class Scheduler:
 
         Raises PromptTooLong if the prompt does not fit the context.
         """
-        check_fits(len(text.request.prompt) - 1, self._loaded.context.n_ctx)
+        check_fits(len(text.request.prompt) - 1, self._runtime.context.n_ctx)
         with self._lock:
             if self._is_closed:
                 return False
@@ -150,7 +150,7 @@ class Scheduler:
 
     def _place(self, text: Text) -> bool:
         """Start a text in a free place; returns whether there is one."""
-        places, request, loaded = self.places, text.request, self._loaded
+        places, request, runtime = self.places, text.request, self._runtime
         place = places.find(text)
         if place is None:
             return False
@@ -161,9 +161,9 @@ class Scheduler:
             self._check_rewind(text, needed)
         if needed.rows > 1 and not self._has_rows(text, needed):
             return False
-        if places.can_rewind and places.n_slots == 1 and not loaded.fits(needed):
+        if places.can_rewind and places.n_slots == 1 and not runtime.fits(needed):
             try:
-                loaded.fit(needed)
+                runtime.fit(needed)
             finally:
                 places.renew()
                 self._batch = Batch(places.slots)
@@ -171,9 +171,9 @@ class Scheduler:
             assert place is not None
         if needed.rows > 1 and places.can_rewind:
             _check_branches(text, needed.branches, place)
-        sampler = make_sampler(request.sampling, loaded.model, loaded.context.n_ctx)
+        sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx)
         place.text = text
-        place.slot.n_batch = loaded.context.n_batch
+        place.slot.n_batch = runtime.context.n_batch
         text.tell_waiting(0)
         text.start(place.cache, drafters, request.method.verifier(resources), sampler)
         return True
@@ -183,7 +183,7 @@ class Scheduler:
 
         Raises InvalidParameter if no batch has them.
         """
-        context, n_slots = self._loaded.context, self.places.n_slots
+        context, n_slots = self._runtime.context, self.places.n_slots
         n_free = context.n_batch - 2 * (n_slots - 1)
         if needed.rows > n_free:
             # A batch is never larger than the context.
@@ -200,7 +200,7 @@ class Scheduler:
 
     def _check_rewind(self, text: Text, needed: Requirements) -> None:
         """Raise CannotRewind if a method needs what a recurrent or hybrid model cannot do."""
-        model, n_rewind = self._loaded.model, self._loaded.context.n_rewind
+        model, n_rewind = self._runtime.model, self._runtime.context.n_rewind
         what = f"{model.path} ({model.description}) is recurrent or hybrid: its memory"
         name = text.method.name
         if not n_rewind:
@@ -224,7 +224,7 @@ class Scheduler:
         place, end = self._place_of(text), perf_counter() + FRAME_SECONDS
         self._decoding, self._piece = [text], None
         self._tell_cost([text])
-        place.slot.n_batch = self._loaded.context.n_batch
+        place.slot.n_batch = self._runtime.context.n_batch
         with failing(text):
             self.places.extend(place, _RUN_ROOM)
             while True:  # one step at least: what waits may have to wait for this text's end
@@ -276,11 +276,11 @@ class Scheduler:
         ms with 200 tokens in each of 8 texts, and 80 ms with 1,600 in one. To look at a cell costs
         about a twentieth of attending to it.
         """
-        cost = self._batch.cost = self._loaded.resources.known_cost
+        cost = self._batch.cost = self._runtime.resources.known_cost
         if cost is not None:
             n_cells = sum([len(place.cache.tokens) for place in self.places.places])
             own = sum([len(text.cache.tokens) for text in texts]) // len(texts)
-            has_flash_attn = self._loaded.context.flash_attn
+            has_flash_attn = self._runtime.context.flash_attn
             cost.n_past = own + (n_cells - own) // 20 if has_flash_attn else n_cells
             if self.places.n_slots == 1:
                 cost.n_past = 0  # the text's own count
@@ -318,7 +318,7 @@ class Scheduler:
         All of them for a text that is alone. Among several, a method with a form of its own gets
         what that needs; the others divide up to half of what is left.
         """
-        n_batch = self._loaded.context.n_batch
+        n_batch = self._runtime.context.n_batch
         if len(texts) == 1:
             return {texts[0]: n_batch - texts[0].cache.n_deferred}
         n_open = max(1, len([text for text in texts if text.needed.rows == 1]))
@@ -329,19 +329,19 @@ class Scheduler:
     @property
     def _max_rows(self) -> int:
         """Rows of a batch with several texts, beyond which each costs more."""
-        context = self._loaded.context
+        context = self._runtime.context
         on_cpu = context.flash_attn and context.model.n_host_layers
         return _TILE - 1 if on_cpu else NO_LIMIT
 
     def _chunk(self, texts: Sequence[Text], n_writing: int) -> int:
         """How many prompt rows to decode in a step of ``texts``, of which some are written."""
-        n_texts, n_batch = len(texts), self._loaded.context.n_batch
+        n_texts, n_batch = len(texts), self._runtime.context.n_batch
         most = n_batch if n_texts == 1 else n_batch - sum(self._shares(texts).values())
         room = self._max_rows - n_texts  # one that has read its prompt has a row, too
         if n_writing and room >= _TILE // 4:  # else prompts would take too many steps
             most = min(most, room)
         # In a single slot, nobody could start earlier if the pieces were small.
-        cost = self._loaded.resources.known_cost if self.places.n_slots > 1 else None
+        cost = self._runtime.resources.known_cost if self.places.n_slots > 1 else None
         return _in_time(cost, most, n_writing)
 
     def _place_of(self, text: Text) -> Place:

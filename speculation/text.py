@@ -37,7 +37,7 @@ _MAX_FRAMES = 4  # that tokens wait for others of their text, if many texts are 
 ROOM = 64  # rows of a step, and cells beyond the last token, that any text may use
 
 
-class Reply(Protocol):
+class TextSink(Protocol):
     """Takes a text's tokens, and decides where it ends. Implemented by ``ReplyText``.
 
     ids    the tokens so far
@@ -116,7 +116,7 @@ class Text:
     def __init__(
         self,
         request: Request,
-        reply: Reply,
+        reply: TextSink,
         wake: Callable[[], None] = lambda: None,
         check_thread: Callable[[], None] = lambda: None,
     ) -> None:

@@ -18,9 +18,9 @@ from speculation.bench.run import Plan, measure, with_baseline
 from speculation.drafter import Method
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
-from speculation.loaded import Loaded
 from speculation.methods import parse_method
 from speculation.registry import paired_heads, resolve
+from speculation.runtime import Runtime
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT
 
@@ -113,7 +113,7 @@ def test_in_f32_no_other_method_changes_a_text(
 ) -> None:
     # Rows this cheap make auto draft on any machine.
     cheap = Cost(CostCurve.linear(5e-3, 4e-5))
-    monkeypatch.setattr(Loaded, "_measure_cost", lambda loaded: cheap)
+    monkeypatch.setattr(Runtime, "_measure_cost", lambda runtime: cheap)
     monkeypatch.setattr(cheap, "follow", lambda *step: None)
     monkeypatch.setattr("speculation.auto.learnt.save", lambda *kept: None)
     paired = {"draft_model": "bundled-draft", "heads": f32_heads}

@@ -16,7 +16,7 @@ import pytest
 from batching.errors import ContextError, EngineInUse, ModelError, OutOfMemory
 from batching.llama.context import Context
 from batching.tree import TokenTree
-from speculation import loaded
+from speculation import runtime
 from speculation.drafter import DraftBudget, Drafter, MethodSpec, PlainSteps, Step
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
@@ -203,7 +203,7 @@ def test_an_engine_whose_context_cannot_be_made_again_says_so(
         raise OutOfMemory("no memory")
 
     engine = Engine.load(tiny_model, replace(EXACT, n_seq_max=2))
-    monkeypatch.setattr(loaded, "Context", fail)
+    monkeypatch.setattr(runtime, "Context", fail)
     with pytest.raises(OutOfMemory):
         engine.generate(PROMPT, method="suffix:branches=6", max_tokens=3).run()
     for method in ("ar", "prompt-lookup"):

@@ -29,7 +29,7 @@ from batching.errors import (
 from batching.llama.context import Context, ContextParams
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.model import Model
-from speculation import loaded as loaded_module
+from speculation import runtime as runtime_module
 from speculation.engine import Engine
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT, PROMPT
@@ -136,7 +136,7 @@ def test_an_engine_survives_a_wider_context_that_does_not_fit_in_memory(
 
     with Engine.load(tiny_model, replace(EXACT, n_seq_max=8)) as engine:
         before = engine.generate(PROMPT, method="ar", max_tokens=9).run().text
-        monkeypatch.setattr(loaded_module, "Context", limited)
+        monkeypatch.setattr(runtime_module, "Context", limited)
         with pytest.raises(OutOfMemory):
             engine.generate(PROMPT, method="recycling:nodes=20", max_tokens=9).run()
         assert engine.generate(PROMPT, method="ar", max_tokens=9).run().text == before

@@ -171,7 +171,7 @@ def test_the_file_of_an_engine_stays_small(tiny_model: Path) -> None:
         engine.resources._kept["cost"] = cheap_rows()
         for text in STRINGS:
             engine.generate("the cat saw a dog", method=text, max_tokens=3).run()
-        path = engine._loaded._learnt_file
+        path = engine._runtime._learnt_file
     states = json.loads(path.read_text(encoding="utf-8"))["states"][""]
     assert {name.split(" ")[0] for name in states} <= SAVED
     assert len(states) < 10

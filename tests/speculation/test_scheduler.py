@@ -20,9 +20,9 @@ from batching.target import Output, Watch
 from batching.together import Coroutine, Running, Work, advance, run
 from speculation.drafting.cost import Cost, CostCurve
 from speculation.engine import Engine
-from speculation.loaded import Loaded
 from speculation.methods import parse_method
 from speculation.request import Request
+from speculation.runtime import Runtime
 from speculation.sampling import SamplingParams
 from speculation.text import Text
 from tests.support.exact import EXACT, PROMPT, endless, random_requests
@@ -49,7 +49,7 @@ def parallel(tiny_model: Path) -> Iterator[Engine]:
     cost = Cost(CostCurve.linear(1e-3, 1e-5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "follow", lambda *step: None)
-        patch.setattr(Loaded, "_measure_cost", lambda loaded: cost)
+        patch.setattr(Runtime, "_measure_cost", lambda runtime: cost)
         with Engine.load(tiny_model, EXACT, parallel=4, draft_model=tiny_model) as engine:
             yield engine
 

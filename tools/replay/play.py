@@ -136,7 +136,7 @@ def begun(method: Method, played: Recorded, target: PlaybackTarget, resources: R
 
 
 class Alone:
-    """Decodes for one text at a time. Implements ``speculation.decode.Slots``."""
+    """Decodes for one text at a time. Implements ``speculation.decode.Decoder``."""
 
     def decode(
         self, parts: Sequence[tuple[PlaybackTarget, Rows]], watch: Watch | None = None

@@ -42,7 +42,7 @@ class _Silent(PlaybackTarget):
 
 
 class _Together:
-    """Decodes for several texts. Implements ``speculation.decode.Slots``."""
+    """Decodes for several texts. Implements ``speculation.decode.Decoder``."""
 
     def __init__(self, target: PlaybackTarget, played: Played) -> None:
         self._target, self._played = target, played

@@ -1,4 +1,4 @@
-"""Loaded: a model with its context, its draft model, its heads, and what is learnt about them.
+"""Runtime: a model with its context, its draft model, its heads, and what is learnt about them.
 
 Everything here happens in the engine's thread (``driver``).
 """
@@ -43,7 +43,7 @@ SEQUENCES = 40  # of a text among several: recycling uses as many, lookahead 31
 
 
 @dataclass(frozen=True)
-class Source:
+class LoadParams:
     """What to load, and where: the arguments of ``Engine.load``, the ``kinds`` of heads that the
     methods draft with, and the methods of which what is learnt is ``saved``."""
 
@@ -80,12 +80,12 @@ class Source:
         return replace(params, n_seq_max=n_seq_max, n_slots=n)
 
 
-class Loaded:
+class Runtime:
     """A loaded model, its context, and what the methods share."""
 
     def __init__(
         self,
-        source: Source,
+        source: LoadParams,
         model: Model,
         context: Context,
         heads: Mapping[str, Head],
@@ -125,7 +125,7 @@ class Loaded:
             head.start(_head_params(context), context)
 
     @classmethod
-    def open(cls, source: Source, progress: Callable[[float], None] | None = None) -> Loaded:
+    def open(cls, source: LoadParams, progress: Callable[[float], None] | None = None) -> Runtime:
         """Load what ``source`` says. ``progress`` as in ``Engine.load``."""
         name = default_model() if source.model is None else source.model
         if source.memory is not None:
