@@ -22,48 +22,8 @@ from PIL import Image
 from playwright.sync_api import Page
 
 from speculation.registry import default_model
-from tools.screenshot import ROOT, opened, serving
+from tools.screenshot import EDIT, ROOT, attach, opened, serving
 
-FILE = '''\
-import csv
-from pathlib import Path
-
-FOLDER = Path("orders")
-TAX = 0.19
-
-
-def read_orders(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def price(order):
-    amount = int(order["amount"])
-    return amount * float(order["price"])
-
-
-def total(orders):
-    net = sum(price(order) for order in orders)
-    return round(net * (1 + TAX), 2)
-
-
-def print_orders(orders):
-    for order in orders:
-        name = order["name"]
-        print(f"{name:20} {price(order):10.2f}")
-    print(f"{'total':20} {total(orders):10.2f}")
-
-
-def main():
-    for path in sorted(FOLDER.glob("*.csv")):
-        print(path.name)
-        print_orders(read_orders(path))
-
-
-if __name__ == "__main__":
-    main()
-'''
-MESSAGE = "Change the value of TAX to 0.21."
 WIDTH, HEIGHT = 960, 700
 LEAST = 0.04  # seconds between two frames: what comes sooner is left out
 WAIT = 0.6  # seconds that stay of the wait for the first token
@@ -121,14 +81,9 @@ def edit(page: Page, recording: Recording) -> None:
     page.wait_for_timeout(1000)  # until the sidebar is gone
     recording.start()
     page.wait_for_timeout(500)
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Add text files").click()
-    chooser.value.set_files(
-        {"name": "shop.py", "mimeType": "text/plain", "buffer": FILE.encode("utf-8")}
-    )
-    page.wait_for_selector("#files li")
+    attach(page)
     page.wait_for_timeout(500)
-    page.locator("#box textarea").press_sequentially(MESSAGE, delay=35)
+    page.locator("#box textarea").press_sequentially(EDIT, delay=35)
     page.press("#box textarea", "Enter")
     page.wait_for_selector(".turns .live")
     sent = time.time()
@@ -153,7 +108,8 @@ def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> 
         append_images=images[1:],
         duration=[round(1000 * each) for each in seconds],
         loop=0,
-        quality=85,
+        lossless=True,
+        quality=70,
         method=4,
     )
     print(f"{path}: {len(images)} frames, {sum(seconds):.1f} s, {path.stat().st_size / 1e6:.2f} MB")
