@@ -19,7 +19,7 @@
     │   ├── TreeTooWide         more branches than sequences
     │   └── TreeTooLarge        more nodes than rows in a batch
     ├── DiskFull                no room on the disk for a file to be written
-    ├── EngineInUse             another thread is generating with the engine
+    ├── EngineInUse             called in a forked child, or from a callback of the engine
     ├── InvalidParameter        unknown parameter, or a value out of range
     │   └── MissingResource     the method needs a draft model or heads; none are loaded
     └── GrammarError            a grammar or JSON schema that does not parse
@@ -147,7 +147,7 @@ class DiskFull(SpeculationError):
 
 
 class EngineInUse(SpeculationError):
-    """The engine generates one text at a time, and another thread is using it."""
+    """The engine was called in a forked child, or from a callback in its own thread."""
 
 
 class InvalidParameter(SpeculationError, ValueError):

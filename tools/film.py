@@ -1,0 +1,119 @@
+"""Makes ``docs/edit.webp``: a file is edited in the chat page, at the speed of this machine.
+
+python -m tools.film [--model NAME] [--threads N] [--out FILE]
+
+The browser's own frames, at the times at which it showed them. Only the time in which the model
+reads the prompt is cut. The page then runs the reply again without drafts, to compare the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Page
+
+from speculation.registry import default_model
+from tools.screenshot import EDIT, ROOT, attach, opened, serving
+
+WIDTH, HEIGHT = 960, 700
+LEAST = 0.04  # seconds between two frames: what comes sooner is left out
+WAIT = 0.6  # seconds that stay of the wait for the first token
+LAST = 2.5  # seconds for which the last frame stays
+
+
+@dataclass
+class Recording:
+    """What the browser showed: images and when each appeared, in seconds since the epoch."""
+
+    page: Page
+    images: list[Image.Image] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        session = self.page.context.new_cdp_session(self.page)
+
+        def keep(event: dict[str, Any]) -> None:
+            session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+            shown = event["metadata"]["timestamp"]
+            if not self.times or shown - self.times[-1] >= LEAST:
+                self.images.append(Image.open(io.BytesIO(b64decode(event["data"]))))
+                self.times.append(shown)
+
+        session.on("Page.screencastFrame", keep)
+        session.send("Page.startScreencast", {"format": "png"})
+
+    def cut(self, start: float, end: float) -> None:
+        """Leave out what was shown in this time."""
+        kept = [n for n, shown in enumerate(self.times) if not start <= shown < end]
+        self.images = [self.images[n] for n in kept]
+        times = [self.times[n] for n in kept]
+        self.times = [shown if shown < start else shown - (end - start) for shown in times]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make docs/edit.webp.")
+    parser.add_argument("--model", default=default_model())
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "edit.webp")
+    flags = parser.parse_args()
+    with (
+        serving(flags.model, flags.threads) as address,
+        opened(address, WIDTH, HEIGHT) as page,
+    ):
+        recording = Recording(page)
+        edit(page, recording)
+    write(recording.images, recording.times, flags.out)
+
+
+def edit(page: Page, recording: Recording) -> None:
+    """Ask for a change of a file, and wait until the page has compared the reply's speed."""
+    page.check("#compare input")
+    page.get_by_role("button", name="Toggle Sidebar").click()
+    page.wait_for_timeout(1000)  # until the sidebar is gone
+    recording.start()
+    page.wait_for_timeout(500)
+    attach(page)
+    page.wait_for_timeout(500)
+    page.locator("#box textarea").press_sequentially(EDIT, delay=35)
+    page.press("#box textarea", "Enter")
+    page.wait_for_selector(".turns .live")
+    sent = time.time()
+    page.wait_for_selector(".turns .live .stats:has-text('drafted')")
+    first = time.time()
+    page.wait_for_selector(".turns:not(:has(.live)) .stats", timeout=120_000)
+    page.wait_for_timeout(3000)
+    page.mouse.move(WIDTH / 2, HEIGHT / 2)
+    for _ in range(24):  # up to the line that has changed
+        page.mouse.wheel(0, -30)
+        page.wait_for_timeout(30)
+    page.wait_for_timeout(500)
+    if first - sent > WAIT:
+        recording.cut(sent + WAIT, first)
+
+
+def write(images: Sequence[Image.Image], times: Sequence[float], path: Path) -> None:
+    seconds = [end - start for start, end in pairwise(times)] + [LAST]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[round(1000 * each) for each in seconds],
+        loop=0,
+        lossless=True,
+        quality=70,
+        method=4,
+    )
+    print(f"{path}: {len(images)} frames, {sum(seconds):.1f} s, {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
