@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from speculation.registry import paired_heads, resolve
 from speculation.runtime import Runtime
 from speculation.sampling import SamplingParams
 from tests.support.exact import EXACT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.long
 
@@ -148,3 +151,13 @@ def test_a_cut_reply_continues_as_if_it_had_not_been_cut(f32_model: Path) -> Non
             rest = engine.chat(continued, method="prompt-lookup", max_tokens=40 - n).run()
             assert start + rest.text == whole.text
             assert rest.stats.n_reused >= whole.stats.n_prompt
+
+
+def test_the_example_in_python_runs_a_method_of_its_own() -> None:
+    script = ROOT / "examples" / "use_from_python.py"
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[" in done.stdout.splitlines()[0]  # drafted tokens
+    assert "tokens per step, " in done.stdout
