@@ -9,6 +9,7 @@ Whoever asked for the text takes its tokens in any other thread, or in an event 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
@@ -139,6 +140,7 @@ class Text:
         self._wake, self._check_thread = wake, check_thread
         self._chain: Sampler | None = None  # as it was given; None before ``start``
         self._has_begun = False
+        self._ended = threading.Event()
         self._channel: Channel[list[Token]] = Channel()
         self._frame: list[Token] = []  # tokens not passed on yet
         self._passed_on = -inf  # when others were, last
@@ -210,9 +212,20 @@ class Text:
                 self.cancel()
 
     def run(self) -> Text:
-        """Wait for the end; return self. Raises the error that ended the text."""
-        for _ in self:
-            pass
+        """Wait for the end; return self. Raises the error that ended the text.
+
+        The caller sleeps until then: to wake it for each group of tokens takes a core from a small
+        model's decode.
+        """
+        self._check_thread()
+        try:
+            while not self._ended.wait(1.0):  # on Windows, Ctrl-C does not interrupt an endless one
+                pass
+        finally:
+            if not self.has_ended:
+                self.cancel()
+        if self.error is not None:
+            raise self.error
         return self
 
     def forward(self, listener: Callable[[list[Token] | Exception | None], object]) -> None:
@@ -330,6 +343,7 @@ class Text:
         if self.error is None:
             self.finish_reason = reason
         self._try(lambda: self._channel.put(self.error))
+        self._ended.set()
 
     def fail(self, error: BaseException) -> None:
         """The text ends with an error. Raises nothing: other texts go on."""
