@@ -109,8 +109,11 @@ class Slot:
         self._shared.want_states()
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> None:
-        if seq_id != ALL or self._is_only:
-            self._target.seq_rm(self.first + seq_id if seq_id != ALL else ALL, p0, p1)
+        if seq_id != ALL:
+            self._target.seq_rm(self.first + seq_id, p0, p1)
+            return
+        if self._is_only:
+            self._target.seq_rm(ALL, p0, p1)
             return
         for used in range(self.first, self.first + self.n_used):
             self._target.seq_rm(used, p0, p1)

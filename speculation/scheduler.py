@@ -134,7 +134,6 @@ class Scheduler:
 
         One whose beginning is just being read for another text waits for that.
         """
-        n_admitted = 0
         for text in list(self._waiting):
             if self.places.is_being_read(text.request.prompt[:-1]):
                 continue
@@ -142,11 +141,9 @@ class Scheduler:
                 if not self._place(text):
                     break
             self._waiting.remove(text)
-            n_admitted += 1
-        if n_admitted or self._waiting:
-            for n, text in enumerate(list(self._waiting), 1):
-                with failing(text):
-                    text.tell_waiting(n)
+        for n, text in enumerate(list(self._waiting), 1):
+            with failing(text):
+                text.tell_waiting(n)
 
     def _place(self, text: Text) -> bool:
         """Start a text in a free place; returns whether there is one."""
