@@ -262,10 +262,6 @@ class Engine:
 
         return self._driver.call(run)
 
-    def stop_running(self) -> None:
-        """End all texts. The KV cache stays clean and usable."""
-        self.call(lambda: None)
-
     def close(self) -> None:
         """End all texts, save what is to be kept, and free the context and the model. Idempotent.
 

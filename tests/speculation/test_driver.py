@@ -118,7 +118,7 @@ def test_closing_ends_everything_whoever_closes_and_whenever(tiny_model: Path) -
         assert {text.run().finish_reason for text in running} <= ENDED
         assert {text.run().finish_reason for text in late} <= {"length", "stop", "cancelled"}
         in_threads(engine.close)
-        uses: list[Callable[[], object]] = [engine.stop_running, engine.prepare]
+        uses: list[Callable[[], object]] = [partial(engine.call, int), engine.prepare]
         uses += [partial(engine.generate, "hi"), partial(engine.generate, [1, 2])]
         uses.append(partial(engine.chat, "hi"))
         for use in uses:
@@ -264,7 +264,7 @@ def test_a_program_may_end_during_a_reply(tiny_model: Path, end: str) -> None:
 
 
 FORKS = """
-engine.stop_running()
+engine.call(int)
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 try:
