@@ -35,7 +35,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m tools.compare",
         description="Compare our methods with llama.cpp's own programs, one after the other, on "
-        "the first turns of the prompts (docs/compare.md). Decoding is greedy.",
+        "the first turns of the prompts (docs/measure.md). Decoding is greedy.",
         allow_abbrev=False,
     )
     parser.add_argument(
