@@ -209,9 +209,10 @@ class Engine:
         return texts
 
     def start(self, request: Request) -> Text:
-        """Queue a request. As ``generate``."""
+        """Queue a request. As ``generate``. Raises GrammarError."""
         self._driver.check_open()
-        reply = ReplyText(self.model, request.stop, request.max_tokens)
+        self._runtime.structures.start(request.sampling)  # here, where it holds up nobody
+        reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
         text = Text(request, reply, self._driver.wake, self._driver.check_thread)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
@@ -312,7 +313,7 @@ def check_grammar(messages: Sequence[Message], sampling: SamplingParams | None) 
     """Raise InvalidParameter if a grammar would apply to the end of a reply."""
     last = messages[-1]
     is_begun = last["role"] == ASSISTANT and not last.get("tool_calls")
-    if is_begun and sampling and sampling.has_grammar:
+    if is_begun and sampling and sampling.has_structure:
         raise InvalidParameter(
             "a grammar or JSON schema applies to a whole reply and cannot continue one; leave "
             "it out, or remove the last message to start a new reply"

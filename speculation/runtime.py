@@ -35,6 +35,7 @@ from speculation.heads.load import load_heads, require_no_heads
 from speculation.registry import PAIRED, default_model, heads_for, paired_draft, resolve
 from speculation.registry.conversion import model_file
 from speculation.sampling import DraftDistribution, SamplingParams, make_sampler
+from speculation.structure import Structures
 from speculation.system.files import require_writable
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Runtime:
         if draft is not None:
             check_same_vocabulary(model, draft.model)
         self.model, self.context, self.draft = model, context, draft
+        self.structures = Structures(model)
         self._params = context.params  # as they were asked for
         self._memory_file, self._saved = source.memory, source.saved
         self._learnt_file = learnt.file_for(context)

@@ -17,13 +17,15 @@ from batching.errors import CannotRewind, InvalidParameter
 from batching.rows import Rows
 from batching.tree import NO_LIMIT
 from speculation.decode import MAX_WAIT, Batch, step
-from speculation.drafter import Requirements
+from speculation.drafter import BASELINE, Requirements
 from speculation.drafting.cost import Cost
 from speculation.idle.files import TextFiles
 from speculation.long_prompts import LongPrompts
 from speculation.places import Place, Places
+from speculation.request import Request
 from speculation.runtime import Runtime
 from speculation.sampling import make_sampler
+from speculation.structure import ForcedTokens
 from speculation.text import FRAME_SECONDS, ROOM, Text, failing
 
 log = logging.getLogger(__name__)
@@ -153,6 +155,7 @@ class Scheduler:
             return False
         resources = places.resources_of(place, text)
         drafters = request.method.drafters(resources)
+        structure = runtime.structures.start(request.sampling)
         needed = Requirements.of_all(drafter.requires for drafter in drafters)
         if drafters:
             self._check_rewind(text, needed)
@@ -168,12 +171,18 @@ class Scheduler:
             assert place is not None
         if needed.rows > 1 and places.can_rewind:
             _check_branches(text, needed.branches, place)
-        sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx)
+        if structure is not None and needed.rows == 1 and self._may_draft(request):
+            drafters = [ForcedTokens(structure), *drafters]
+        sampler = make_sampler(request.sampling, runtime.model, runtime.context.n_ctx, structure)
         place.text = text
         place.slot.n_batch = runtime.context.n_batch
         text.tell_waiting(0)
-        text.start(place.cache, drafters, request.method.verifier(resources), sampler)
+        verifier = request.method.verifier(resources)
+        text.start(place.cache, drafters, verifier, sampler, structure)
         return True
+
+    def _may_draft(self, request: Request) -> bool:
+        return request.method.name != BASELINE and self._runtime.context.n_rewind > 0
 
     def _has_rows(self, text: Text, needed: Requirements) -> bool:
         """Whether a batch has the rows that every step of the text needs, beside those of others.

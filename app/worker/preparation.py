@@ -167,7 +167,7 @@ def _tool_grammar(
     """The sampling parameters that hold calls to the request's tools to their schemas."""
     if not request.tools or request.tool_choice == "none":
         return {}
-    if sampling.has_grammar:
+    if sampling.has_structure:
         raise InvalidParameter(
             "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
             "tools, or set tool_choice to none"

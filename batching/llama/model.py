@@ -300,6 +300,11 @@ class Model:
     def _charset(self) -> Charset | None:
         return limited_charset(self.native, self.n_vocab)
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token is none of a text's: a mark, an end, or one that no text has."""
+        attributes = C.llama_vocab_get_attr(self.native.vocab, token)
+        return token in self.ends or bool(attributes & (CONTROL | C.LLAMA_TOKEN_ATTR_UNUSED))
+
     def has_control_tokens(self, text: str) -> bool:
         """Whether ``tokenize`` with ``parse_special`` finds control tokens in ``text``."""
         return self._control.search(text) is not None

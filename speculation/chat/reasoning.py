@@ -26,6 +26,7 @@ _MARKS = (
 # Patterns of the text before and after the reasoning, which belongs to neither part of the reply.
 REASONING_MARKS = tuple((rf"\s*{before}\n*", rf"{after}\n*") for before, after in _MARKS)
 _PATTERNS = tuple((re.compile(before), re.compile(after)) for before, after in REASONING_MARKS)
+LONGEST_MARK = 64  # characters
 _AT_END = re.compile(rf"(?:{'|'.join(before for before, _ in _MARKS)})\s*\Z")
 
 
@@ -61,6 +62,19 @@ def answer_of(text: str, opening: str = "") -> str:
     if found is None or found.end == len(text):
         return text
     return text[found.answer :]
+
+
+def start_of_answer(text: str, opening: str = "", n_seen: int = 0) -> int | None:
+    """Where the answer starts in a reply; None while the model reasons.
+
+    The first ``n_seen`` characters had no answer yet. ``opening`` as in ``find_reasoning``.
+    """
+    whole, n_opening = opening + text, len(opening)
+    for before, after in _PATTERNS:
+        if (start := before.match(whole)) is not None:
+            end = after.search(whole, max(start.end(), n_opening + n_seen - LONGEST_MARK))
+            return None if end is None or end.end() == len(whole) else end.end() - n_opening
+    return 0
 
 
 def opening_of(prompt: str) -> str:
