@@ -308,6 +308,22 @@ class Model:
     def _control(self) -> re.Pattern[str]:
         return token_pattern(self.native, self.n_vocab, CONTROL)
 
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """The control tokens by their texts, with other tokens that look like some: ``<think>``.
+
+        Grammars take these by their ids.
+        """
+        vocab, found = self.vocab, {}
+        for token in range(self.n_vocab):
+            attributes = C.llama_vocab_get_attr(vocab, token)
+            if attributes & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED):
+                text = self.piece(token).decode("utf-8", "replace")
+                looks_like_one = text.startswith("<") and text.endswith(">")
+                if attributes & C.LLAMA_TOKEN_ATTR_CONTROL or looks_like_one:
+                    found[text] = token
+        return found
+
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.
 
