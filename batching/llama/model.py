@@ -300,6 +300,11 @@ class Model:
     def _charset(self) -> Charset | None:
         return limited_charset(self.native, self.n_vocab)
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token is none of a text's: a mark, an end, or one that no text has."""
+        attributes = C.llama_vocab_get_attr(self.native.vocab, token)
+        return token in self.ends or bool(attributes & (CONTROL | C.LLAMA_TOKEN_ATTR_UNUSED))
+
     def has_control_tokens(self, text: str) -> bool:
         """Whether ``tokenize`` with ``parse_special`` finds control tokens in ``text``."""
         return self._control.search(text) is not None
@@ -310,19 +315,9 @@ class Model:
 
     @cached_property
     def marks(self) -> dict[str, int]:
-        """The control tokens by their texts, with other tokens that look like some: ``<think>``.
-
-        Grammars take these by their ids.
-        """
-        vocab, found = self.vocab, {}
-        for token in range(self.n_vocab):
-            attributes = C.llama_vocab_get_attr(vocab, token)
-            if attributes & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED):
-                text = self.piece(token).decode("utf-8", "replace")
-                looks_like_one = text.startswith("<") and text.endswith(">")
-                if attributes & C.LLAMA_TOKEN_ATTR_CONTROL or looks_like_one:
-                    found[text] = token
-        return found
+        """The control tokens by their texts."""
+        tokens = filter(self.is_control, range(self.n_vocab))
+        return {self.piece(token).decode("utf-8", "replace"): token for token in tokens}
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.

@@ -40,7 +40,7 @@ def reply_grammar(
     choice: ToolChoice = "auto",
     *,
     parallel: bool = True,
-    answer: str | Mapping[str, Any] | None = None,
+    answer: str | Mapping[str, Any] | bool | None = None,
     strict: bool = False,
     thinking: Thinking | None = None,
     begun: bool = False,
@@ -154,7 +154,7 @@ class _Grammar:
         whole = self.rule(pattern, "[lazy]")  # in one, for free text could begin as it does
         return f"({whole} {_GAP})?"
 
-    def json(self, schema: str | Mapping[str, Any], where: str, strict: bool) -> str:
+    def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:
         """A value by its JSON schema."""
         try:
             return self.rule(f"%json {_followed(schema, strict)}")
