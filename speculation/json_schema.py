@@ -1,4 +1,4 @@
-"""JSON schemas as grammars for llguidance. Pure.
+"""JSON schemas, as llguidance can follow them.
 
 A reply is written as Python's ``json.dumps`` would, with one space after a colon or comma: then
 most of what is not a value is forced, and need not be computed one token at a time.
@@ -7,12 +7,15 @@ most of what is not a value is forced, and need not be computed one token at a t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
 
 from batching.errors import GrammarError
+
+log = logging.getLogger(__name__)
 
 Schema = Mapping[str, Any] | bool
 _OPTIONS: Any = {
@@ -36,8 +39,8 @@ _RELAXED = (*_OF_TEXTS, "not", "if", "then", "else", "contains", "minContains", 
             "unevaluatedProperties", "multipleOf")  # fmt: skip
 
 
-def json_grammar(schema: str | Schema, *, strict: bool = False) -> tuple[str, list[str]]:
-    """The grammar of the JSON texts that ``schema`` allows, and what of it is not enforced.
+def followed(schema: str | Schema, *, strict: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """``schema`` as llguidance takes it, and what of it is not enforced.
 
     Of objects with ``properties``, only those are written unless the schema mentions others.
     Keywords that no grammar can enforce are left out and named, such as ``not`` or a ``pattern``
@@ -54,14 +57,14 @@ def json_grammar(schema: str | Schema, *, strict: bool = False) -> tuple[str, li
         schema = _closed({} if found is True else found)
         problem = _problem(schema)
         if not problem:
-            return _grammar(schema), []
+            return _styled(schema), []
         if strict:
             raise ValueError(problem)
         left_out: list[str] = []
         relaxed = _relaxed(schema, "", left_out)
         if remaining := _problem(relaxed):
             raise ValueError(remaining)
-        return _grammar(relaxed), left_out or [problem]
+        return _styled(relaxed), left_out
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise GrammarError(
@@ -69,13 +72,20 @@ def json_grammar(schema: str | Schema, *, strict: bool = False) -> tuple[str, li
         ) from None
 
 
-def _grammar(schema: Schema) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+def tell(where: str, left_out: Sequence[str]) -> None:
+    """Warn about what is not enforced."""
+    if left_out:
+        log.warning("%s is followed without %s", where, ", ".join(left_out))
 
 
-def _problem(schema: Schema) -> str:
+def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**schema, "x-guidance": _OPTIONS}
+
+
+def _problem(schema: Mapping[str, Any]) -> str:
     """Why llguidance does not take ``schema``; empty if it does."""
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(_grammar(schema))
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(_styled(schema)))
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return " ".join(messages[0].split("\n\n")[0].split())[:300] if is_error else ""
 
 

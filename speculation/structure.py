@@ -7,6 +7,7 @@ walk as without a structure. What can only go on in one way is drafted without a
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import OrderedDict
@@ -23,7 +24,7 @@ from batching.tree import TokenTree
 from batching.watched import GRAMMAR_SECONDS, Watched
 from speculation.drafter import DraftBudget, Drafter
 from speculation.gbnf import gbnf_to_lark
-from speculation.json_schema import json_grammar
+from speculation.json_schema import followed, tell
 from speculation.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,9 @@ class Structures:
 def grammar_of(sampling: SamplingParams) -> str | None:
     """The structure that ``sampling`` asks for, as llguidance reads it. Raises GrammarError."""
     if sampling.json_schema is not None:
-        grammar, left_out = json_grammar(sampling.json_schema, strict=sampling.strict)
-        for keyword in left_out:
-            log.warning("a JSON schema is followed without %s", keyword)
-        return grammar
+        schema, left_out = followed(sampling.json_schema, strict=sampling.strict)
+        tell("a JSON schema", left_out)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     if sampling.regex is not None:
         return LLMatcher.grammar_from_regex(sampling.regex)
     if sampling.grammar is not None:

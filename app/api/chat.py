@@ -25,7 +25,7 @@ from speculation.chat.reply_parser import (
     ReplyParser,
     joined,
 )
-from speculation.chat.tools import ToolFormat, tool_format
+from speculation.chat.tool_format import ToolFormat
 
 
 def routes(service: Service) -> APIRouter:
@@ -106,21 +106,18 @@ class ChatReply(_Reply):
         self, service: Service, asked: ChatCompletion, requests: Sequence[ChatRequest]
     ) -> None:
         super().__init__(service, asked, requests)
-        uses_tools = bool(asked.tools) and asked.tool_choice != "none"
-        template = service.facts.tool_template
-        self._format: ToolFormat | None = tool_format(template) if uses_tools else None
+        self._format: ToolFormat | None = service.facts.tool_format if asked.uses_tools else None
 
     def whole(self) -> dict[str, Any]:
         choices = []
         for number, gathered in enumerate(self.replies.choices):
-            parser = ReplyParser(self._format, gathered.opening)
+            parser = ReplyParser(self._format, gathered.opening, self.asked.tools)
             deltas = joined([*parser.feed(gathered.text), *parser.finish()])
-            message, reason = message_of(deltas)
-            choice = {
-                "index": number,
-                "message": message,
-                "finish_reason": reason or _reason(gathered.done),
-            }
+            message, called = message_of(deltas)
+            reason = _reason(gathered.done, called is not None and not parser.in_call)
+            if self.asked.functions:
+                message, reason = _in_old_form(message), _OLD.get(reason, reason)
+            choice = {"index": number, "message": message, "finish_reason": reason}
             if self.asked.n_probs is not None:
                 choice["logprobs"] = {"content": token_logprobs(gathered.chances)}
             choices.append(choice)
@@ -132,7 +129,7 @@ class ChatReply(_Reply):
         return {**self._head, "choices": choices, **more}
 
     async def chunks(self) -> AsyncIterator[dict[str, Any] | str]:
-        streams = [ChatStream(self._format) for _ in self.replies.choices]
+        streams = [ChatStream(self._format, self.asked) for _ in self.replies.choices]
         for number in range(len(streams)):
             delta = {"role": "assistant", "content": None}
             yield self._chunk([{"index": number, "delta": delta, "finish_reason": None}])
@@ -151,16 +148,17 @@ class ChatReply(_Reply):
 class ChatStream:
     """The chunks of one choice."""
 
-    def __init__(self, format_: ToolFormat | None) -> None:
-        self._format = format_
-        self._parser = ReplyParser(format_)
+    def __init__(self, format_: ToolFormat | None, asked: ChatCompletion) -> None:
+        self._format, self._tools = format_, asked.tools
+        self._in_old_form = bool(asked.functions)
+        self._parser = ReplyParser(format_, tools=asked.tools)
         self._n_calls = 0
         self._chances: list[Any] = []  # of tokens that have not appeared in a chunk yet
 
     def take(self, event: Event, with_logprobs: bool) -> list[dict[str, Any]]:
         deltas: list[Delta] = []
         if isinstance(event, Opening):
-            self._parser = ReplyParser(self._format, event.mark)
+            self._parser = ReplyParser(self._format, event.mark, self._tools)
         elif isinstance(event, Tokens):
             self._chances += event.chances
             deltas = self._parser.feed("".join(text for text, _ in event.pieces))
@@ -170,13 +168,16 @@ class ChatStream:
                 deltas = [Content("")]
         choices = []
         for fields in map(self._fields, deltas):
+            if self._in_old_form:
+                fields = _in_old_form(fields)
             choice: dict[str, Any] = {"delta": fields, "finish_reason": None}
             if with_logprobs:
                 choice["logprobs"] = {"content": token_logprobs(self._chances)}
                 self._chances = []
             choices.append(choice)
         if isinstance(event, Done):
-            reason = "tool_calls" if self._n_calls else _reason(event)
+            reason = _reason(event, self._n_calls > 0 and not self._parser.in_call)
+            reason = _OLD.get(reason, reason) if self._in_old_form else reason
             choices.append({"delta": {}, "finish_reason": reason})
         return choices
 
@@ -219,8 +220,20 @@ def message_of(deltas: Sequence[Delta]) -> tuple[dict[str, Any], str | None]:
     return {**message, "content": content or None, "tool_calls": calls}, "tool_calls"
 
 
-def _reason(done: Done | None) -> str:
-    return "stop" if done is not None and done.finish_reason == "stop" else "length"
+def _reason(done: Done | None, has_calls: bool = False) -> str:
+    """Why a reply ended. ``has_calls`` if it has some, and they are complete."""
+    if done is None or done.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+_OLD = {"tool_calls": "function_call"}
+
+
+def _in_old_form(message: dict[str, Any]) -> dict[str, Any]:
+    """A message, or a part of one, whose call has the form that OpenAI's API had before tools."""
+    calls = message.pop("tool_calls", None)
+    return {**message, "function_call": calls[0]["function"]} if calls else message
 
 
 class TextReply(_Reply):

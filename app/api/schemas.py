@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -147,6 +147,7 @@ class Sampling(Posted):
 
 class JsonSchema(Posted):
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = False
 
 
 class ResponseFormat(Posted):
@@ -165,76 +166,80 @@ class ResponseFormat(Posted):
             return self.json_schema.schema_
         return self.schema_ if self.schema_ is not None else {"type": "object"}
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether no part of the schema may be left out."""
+        return self.json_schema is not None and self.json_schema.strict
+
 
 class ContentPart(Posted):
-    type: str
+    type: str = "text"
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
-def _content(value: Any) -> Any:
-    """The text of a content that may come in parts."""
-    if isinstance(value, list):
-        parts = [ContentPart.model_validate(part) for part in value]
-        for part in parts:
-            if part.type not in ("text", "input_text", "refusal") or part.text is None:
-                raise ValueError(f"a part of type {part.type!r} is not supported; send text")
-        return "\n".join(part.text or "" for part in parts)
-    return value
+Content = str | list[ContentPart | str] | dict[str, Any]
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_SOUNDS = ("audio", "input_audio")
 
 
-class FunctionCall(Posted):
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCall(Posted):
-    id: str = ""
-    type: str = "function"
-    function: FunctionCall
+def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]:
+    """The text and the reasoning of a content. ``is_new`` refuses what is no text; in an old turn a
+    note takes its place, for the conversation could not go on otherwise."""
+    if isinstance(content, dict):
+        return json.dumps(content, ensure_ascii=False), ""
+    if not isinstance(content, list):
+        return content or "", ""
+    texts, thoughts = [], []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif part.type in _THOUGHTS:
+            thoughts.append(part.thinking or part.text or "")
+        elif part.type in _TEXTS and (part.text or part.refusal) is not None:
+            texts.append(part.text or part.refusal or "")
+        elif is_new or part.type in _SOUNDS or part.type in _TEXTS:
+            raise ApiError(
+                f"a part of type {part.type!r:.40} is not supported: models read text alone here; "
+                f"send text"
+            )
+        else:
+            texts.append(f"[{part.type.removesuffix('_url').removeprefix('input_')} left out]")
+    return "\n".join(texts), "\n".join(thoughts)
 
 
 class Message(Posted):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
-    tool_calls: list[ToolCall] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message of the role {self.role} needs content")
-        return self
-
-    def given(self) -> dict[str, Any]:
-        """The message as the chat template gets it."""
-        found = self.model_dump(exclude_none=True)
-        return {"content": "", **found} if self.content is None else found
+    def given(self, *, is_new: bool = False) -> dict[str, Any]:
+        """The message as the engine gets it. ``is_new`` if it is what a reply is asked for."""
+        text, thoughts = _text_of(self.content, is_new=is_new)
+        other = self.reasoning if isinstance(self.reasoning, str) else ""
+        reasoning = self.reasoning_content or other or thoughts
+        found = self.model_dump(exclude_none=True, exclude={"content", "reasoning", "refusal"})
+        found["content"] = text or self.refusal or ""
+        return {**found, "reasoning_content": reasoning} if reasoning else found
 
 
-class Function(Posted):
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = {}
-
-
-class Tool(Posted):
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Posted):
-    name: str
-
-
-class NamedTool(Posted):
-    type: Literal["function"]
-    function: NamedFunction
+def _joined_parts(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return _text_of([ContentPart.model_validate(part) for part in value])[0]
 
 
 class Prediction(Posted):
     type: Literal["content"] = "content"
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(_joined_parts)]
 
 
 class StreamOptions(Posted):
@@ -242,7 +247,8 @@ class StreamOptions(Posted):
 
 
 class ChatCompletion(Sampling):
-    """``/v1/chat/completions``."""
+    """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
+    and ``tool_choice``."""
 
     messages: list[Message] = Field(min_length=1)
     model: str | None = None
@@ -253,11 +259,16 @@ class ChatCompletion(Sampling):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    functions: list[dict[str, Any]] = []
+    function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -268,10 +279,53 @@ class ChatCompletion(Sampling):
             raise ValueError(
                 "add_generation_prompt and continue_final_message exclude each other; set one"
             )
-        roles = [message.role for message in self.messages]
-        if any(a == b == "assistant" for a, b in pairwise(roles)):
-            raise ValueError("two messages of the assistant follow each other; join them")
+        if self.functions and not self.tools:
+            self.tools = [{"type": "function", "function": each} for each in self.functions]
+            self.parallel_tool_calls = False
+            if isinstance(self.function_call, dict):
+                self.tool_choice = {"type": "function", "function": self.function_call}
+            elif self.function_call is not None:
+                self.tool_choice = self.function_call
         return self
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the reply may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def conversation(self) -> tuple[dict[str, Any], ...]:
+        """The messages as the engine gets them. Raises ApiError for what is no text in a turn that
+        is not answered yet."""
+        roles = [message.role for message in self.messages]
+        new = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else 0
+        return tuple(
+            message.given(is_new=message.role == "user" and number >= new)
+            for number, message in enumerate(self.messages)
+        )
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, by any of the names that programs have for it."""
+        for limit in (
+            self.thinking_budget_tokens,
+            self.reasoning_budget_tokens,
+            self.reasoning_budget,
+        ):
+            if limit is not None:
+                return limit if limit >= 0 else None
+        return None
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether to reason; None = the model's default."""
+        return False if self.reasoning_effort == "none" or self.thinking_budget == 0 else None
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """More variables for the chat template."""
+        effort = self.reasoning_effort
+        known = {} if effort in (None, "none") else {"reasoning_effort": effort}
+        return {**known, **self.chat_template_kwargs}
 
     @property
     def n_probs(self) -> int | None:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
-from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
+from app.api.schemas import ChatCompletion, Completion, Sampling, prompts_of
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
 
@@ -70,25 +70,26 @@ class Service:
             schema = asked.response_format.required
             if schema is not None:
                 sampling = {**sampling, "json_schema": schema}
-        choice = asked.tool_choice
         request = ChatRequest(
             uuid4().hex,
-            tuple(message.given() for message in asked.messages),
+            asked.conversation(),
             self._method(asked),
             sampling,
             self._limit(asked.limit),
-            thinking=False if asked.reasoning_effort == "none" else None,
+            thinking=asked.thinking,
             leave_out=False,
             stop=tuple(asked.stop),
             logprobs=asked.n_probs,
-            tools=tuple(tool.model_dump() for tool in asked.tools),
-            tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            tools=tuple(asked.tools),
+            tool_choice=asked.tool_choice,
             parallel_tool_calls=asked.parallel_tool_calls,
-            template_kwargs=asked.chat_template_kwargs,
+            template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
             prediction=asked.prediction.content if asked.prediction is not None else "",
             memory=memory_of(http),
             show_prompt=asked.verbose,
+            strict=asked.response_format is not None and asked.response_format.is_strict,
+            thinking_budget=asked.thinking_budget,
         )
         return _repeated(request, asked.n)
 

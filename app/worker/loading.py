@@ -33,6 +33,7 @@ from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
+from speculation.chat.tool_format import tool_format
 from speculation.engine import Engine
 from speculation.heads.load import require_no_heads
 from speculation.methods import METHODS
@@ -335,7 +336,7 @@ def facts_of(engine: Engine) -> ModelFacts:
         engine.parallel,
         str(model.path),
         model.chat_template or "",
-        template_of(model, tools=True),
+        tool_format(template_of(model, tools=True)),
         _special(engine, "bos"),
         _special(engine, "eos"),
         tuple(sorted(model.ends)),

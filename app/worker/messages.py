@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speculation.chat.tool_format import GENERIC, ToolFormat
 from speculation.registry import default_model
 from speculation.settings import DEFAULT_METHOD
 
@@ -59,14 +60,15 @@ class ModelFacts:
     """What the endpoint says of the loaded model.
 
     parallel       how many texts are written at a time
-    chat_template  as the GGUF has it; ``tool_template`` is the one for conversations with tools
+    chat_template  as the GGUF has it
+    tool_format    how the model writes calls of tools
     ends           tokens that end a text
     """
 
     parallel: int = 1
     path: str = ""
     chat_template: str = ""
-    tool_template: str = ""
+    tool_format: ToolFormat = GENERIC
     bos: str = ""
     eos: str = ""
     ends: tuple[int, ...] = ()
@@ -107,12 +109,15 @@ class ChatRequest:
     max_tokens  None: until the context is full
     stop        strings that end the reply
     thinking    whether to reason before the answer, if the model supports it; None: its default
+    thinking_budget  the most tokens of reasoning; None: no limit
     leave_out   whether to leave out the oldest turns if not all fit
     left_out    what the previous request left out
     logprobs    how many of the likeliest tokens to give with each token; None: no probabilities
     post_sampling  give the probabilities that tokens are drawn with, instead of the model's
+    strict      whether no part of the reply's JSON schema may be left out
     tools       functions that the model may call, as in OpenAI's API
-    tool_choice  ``auto``, ``none``, ``required`` or a function, as in OpenAI's API
+    tool_choice  ``auto``, ``none``, ``required``, a function or ``allowed_tools``, as in OpenAI's
+                API
     parallel_tool_calls  whether it may call several
     template_kwargs  more variables for the chat template
     continue_last  whether a last message of the assistant is continued; None: unless it has calls
@@ -142,6 +147,8 @@ class ChatRequest:
     prediction: str = ""
     memory: str | None = ""
     show_prompt: bool = False
+    strict: bool = False
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)

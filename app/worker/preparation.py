@@ -19,6 +19,7 @@ from app.worker.messages import (
 )
 from batching.errors import InvalidParameter
 from batching.llama.model import Model
+from speculation.chat.reasoning import thinking_marks
 from speculation.chat.template import (
     ChatOptions,
     ChatPrompt,
@@ -26,8 +27,8 @@ from speculation.chat.template import (
     chat_text,
     template_of,
 )
-from speculation.chat.tool_grammar import tool_grammar
-from speculation.chat.tools import tool_format
+from speculation.chat.tool_format import tool_format
+from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.truncation import room_for_reply, turns_to_leave_out, without_turns
 from speculation.drafter import Method
 from speculation.engine import Engine, check_grammar
@@ -47,8 +48,7 @@ def prepared(
     sampling = SamplingParams(**_sampling(request))
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
-        tool_grammar = _tool_grammar(engine.model, request, sampling, prompt.opening)
-        sampling = replace(sampling, **tool_grammar)
+        sampling = _reply_grammar(engine.model, request, sampling, prompt.opening)
     else:
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
@@ -161,29 +161,37 @@ def _left_out(engine: Engine, request: ChatRequest, thinking: bool | None) -> Le
     return LeftOut(n_turns, n_ctx) if n_turns else LeftOut()
 
 
-def _tool_grammar(
+def _reply_grammar(
     model: Model, request: ChatRequest, sampling: SamplingParams, opening: str
-) -> dict[str, Any]:
-    """The sampling parameters that hold calls to the request's tools to their schemas."""
-    if not request.tools or request.tool_choice == "none":
-        return {}
-    if sampling.has_structure:
+) -> SamplingParams:
+    """The sampling parameters, with a grammar for calls of the request's tools and for its JSON
+    schema, which begin after the reasoning."""
+    has_tools = bool(request.tools) and request.tool_choice != "none"
+    if sampling.grammar is not None and has_tools:
         raise InvalidParameter(
-            "tools come with a grammar of their own; leave out the grammar, the JSON schema or the "
-            "tools, or set tool_choice to none"
+            "tools come with a grammar of their own; leave out the grammar or the tools, or set "
+            "tool_choice to none"
         )
-    format_ = tool_format(template_of(model, tools=True))
-    if format_ is None:
-        if request.tool_choice == "auto":
-            return {}
-        raise InvalidParameter(
-            "the format in which this model calls tools is not known, so it cannot be made to call "
-            "one; set tool_choice to auto"
-        )
-    found = tool_grammar(
-        format_, request.tools, request.tool_choice, request.parallel_tool_calls, opening
+    template = template_of(model, tools=has_tools)
+    thinking = thinking_marks(opening or template)
+    if request.thinking is False and not opening:
+        thinking = None
+    if not has_tools and (sampling.json_schema is None or thinking is None):
+        return sampling
+    grammar = reply_grammar(
+        model.marks.get,
+        tool_format(template),
+        request.tools,
+        request.tool_choice,
+        parallel=request.parallel_tool_calls,
+        answer=sampling.json_schema,
+        strict=request.strict,
+        thinking=thinking,
+        begun=bool(opening),
+        ends=model.ends,
+        others=model.marks.values(),
     )
-    return {} if found is None else {"grammar": found.gbnf, "grammar_triggers": found.triggers}
+    return sampling if grammar is None else replace(sampling, grammar=grammar, json_schema=None)
 
 
 def _prompt_tokens(model: Model, prompt: Sequence[str | int]) -> list[int]:

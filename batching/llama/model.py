@@ -313,6 +313,12 @@ class Model:
     def _control(self) -> re.Pattern[str]:
         return token_pattern(self.native, self.n_vocab, CONTROL)
 
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """The control tokens by their texts."""
+        tokens = filter(self.is_control, range(self.n_vocab))
+        return {self.piece(token).decode("utf-8", "replace"): token for token in tokens}
+
     def piece(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their text.
 

@@ -17,17 +17,38 @@ _MARKS = (
     (r"\[THINK\]", r"\[/THINK\]"),
     # Gemma 4
     (r"<\|channel>thought\b", r"<channel\|>"),
-    # gpt-oss, which may also answer without reasoning
+    # gpt-oss, which may also answer, or call a tool, without reasoning
     (
-        r"<\|channel\|>(?:analysis<\|message\|>)?",
-        r"(?:<\|end\|>\s*<\|start\|>assistant\s*<\|channel\|>)?final<\|message\|>",
+        r"<\|channel\|>analysis<\|message\|>",
+        r"<\|end\|>\s*<\|start\|>assistant\s*(?:<\|channel\|>(?:final|commentary)<\|message\|>)?",
     ),
+    (r"<\|channel\|>(?:final|commentary)<\|message\|>", ""),
 )
 # Patterns of the text before and after the reasoning, which belongs to neither part of the reply.
 REASONING_MARKS = tuple((rf"\s*{before}\n*", rf"{after}\n*") for before, after in _MARKS)
 _PATTERNS = tuple((re.compile(before), re.compile(after)) for before, after in REASONING_MARKS)
 LONGEST_MARK = 64  # characters
 _AT_END = re.compile(rf"(?:{'|'.join(before for before, _ in _MARKS)})\s*\Z")
+_NAMED_MARK = re.compile(r"</?((?:\w+:)?think(?:ing)?(?::\w+)?)>")
+
+
+class Thinking(NamedTuple):
+    """The marks before and after a model's reasoning, and before its answer, as it writes them."""
+
+    opening: str
+    close: str
+    answer: str = ""
+
+
+_WRITTEN = (
+    Thinking("[THINK]", "[/THINK]"),
+    Thinking("<|channel>thought", "<channel|>"),
+    Thinking(
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
+)
 
 
 class ReasoningSpan(NamedTuple):
@@ -81,3 +102,12 @@ def opening_of(prompt: str) -> str:
     """The opening mark of reasoning at the end of a prompt; empty if there is none."""
     found = _AT_END.search(prompt, max(0, len(prompt) - 64))
     return found[0] if found else ""
+
+
+def thinking_marks(text: str) -> Thinking | None:
+    """The marks of a model by its chat template or by an opening mark; None if it has none."""
+    for marks in _WRITTEN:
+        if marks.opening in text:
+            return marks
+    found = _NAMED_MARK.search(text)
+    return None if found is None else Thinking(f"<{found[1]}>", f"</{found[1]}>")

@@ -14,7 +14,7 @@ from batching.llama.sampler import gumbel_noise
 from batching.tree import TokenTree
 from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
-from speculation.json_schema import json_grammar
+from speculation.json_schema import followed
 from speculation.sampling import SamplingParams
 from speculation.structure import Structure, Structures
 from tests.support.exact import PROMPT, same_texts
@@ -111,9 +111,9 @@ def test_objects_have_no_properties_beyond_those_of_their_schema_unless_it_says_
 def test_what_cannot_be_enforced_is_left_out_and_named_or_refused_if_the_schema_is_strict(
     schema: dict[str, Any], left_out: list[str]
 ) -> None:
-    assert json_grammar(schema)[1] == left_out
+    assert followed(schema)[1] == left_out
     with pytest.raises(GrammarError, match="the JSON schema cannot be followed"):
-        json_grammar(schema, strict=True)
+        followed(schema, strict=True)
 
 
 def test_what_a_structure_forces_is_drafted_and_accepted(engine: Engine) -> None:
