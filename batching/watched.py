@@ -6,7 +6,6 @@ Nothing here ends the work. A process whose engine must not block for ever reads
 from __future__ import annotations
 
 STEP_SECONDS = 600.0  # of loading without progress, or of a decode; a large model may be slow
-GRAMMAR_SECONDS = 10.0
 
 _running: set[Watched] = set()
 

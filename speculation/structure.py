@@ -21,7 +21,6 @@ from batching.errors import GrammarError
 from batching.llama.model import Model
 from batching.llama.sampler import Ids
 from batching.tree import TokenTree
-from batching.watched import GRAMMAR_SECONDS, Watched
 from speculation.drafter import DraftBudget, Drafter
 from speculation.gbnf import gbnf_to_lark
 from speculation.json_schema import followed, tell
@@ -59,8 +58,8 @@ class Structures:
                 return matcher
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._model)
-        with Watched("a grammar", GRAMMAR_SECONDS):
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        # Its limits end a hostile grammar within a second or so.
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be used: {_reason(matcher)}")
         for warning in matcher.get_grammar_warnings():
@@ -78,6 +77,8 @@ def grammar_of(sampling: SamplingParams) -> str | None:
         schema, left_out = followed(sampling.json_schema, strict=sampling.strict)
         tell("a JSON schema", left_out)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    given = sampling.regex or sampling.grammar or ""
+    given.encode()  # raises UnicodeEncodeError for half a character, which llguidance cannot read
     if sampling.regex is not None:
         return LLMatcher.grammar_from_regex(sampling.regex)
     if sampling.grammar is not None:
@@ -214,5 +215,5 @@ def _tokenizer(model: Model) -> LLTokenizer:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The first lines of llguidance's message; what follows repeats the grammar."""
-    return " ".join(matcher.get_error().split("\n\n", 1)[0].split())[:300]
+    """What llguidance says, without the state of its parser."""
+    return " ".join(matcher.get_error().split("<state>", 1)[0].split())[:300]

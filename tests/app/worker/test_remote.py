@@ -34,14 +34,11 @@ from tests.support.paths import ROOT
 from tests.support.tiny_gguf import write_tiny_gguf
 
 ENDLESS = {"grammar": "root ::= [a-z] root"}
-# Each rule doubles the ways to read nothing.
-LEVELS = "".join(f"r{i} ::= r{i + 1}? r{i + 1}?\n" for i in range(30))
-HANGING = {"grammar": f"root ::= r0\n{LEVELS}r30 ::= [a-z]"}
 # An engine that soon finds that something takes too long.
 IMPATIENT = """
 import time
 from batching import watched
-watched.STEP_SECONDS, watched.GRAMMAR_SECONDS = 1.0, 0.5
+watched.STEP_SECONDS = 1.0
 from app.worker import __main__
 from speculation.engine import Engine
 from speculation.scheduler import Scheduler
@@ -218,22 +215,18 @@ def test_an_engine_that_does_not_answer_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("hanging", "what", "sampling"),
-    [
-        ("", "a grammar", HANGING),
-        ("Scheduler._decode = hang", "a step", {}),
-        ("Engine.load = hang", "loading", {}),
-    ],
+    ("hanging", "what"),
+    [("Scheduler._decode = hang", "a step"), ("Engine.load = hang", "loading")],
 )
 def test_work_that_takes_too_long_ends_the_engine(
-    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str, sampling: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, model: Path, hanging: str, what: str
 ) -> None:
     monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", IMPATIENT.format(hanging)])
     backend = RemoteBackend()
     events = list(backend.load(spec(model)))
     if what != "loading":
         assert isinstance(events[-1], Loaded)
-        events = list(backend.reply(request(sampling=sampling, max_tokens=5)))
+        events = list(backend.reply(request(max_tokens=5)))
     assert isinstance(events[-1], Failed)
     assert f"ended: it took too long over {what}" in events[-1].message
     monkeypatch.undo()
