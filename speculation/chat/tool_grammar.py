@@ -142,6 +142,24 @@ class _Grammar:
             return f"{self.until(first)} {self.text(''.join(rest))}"
         return self.rule(f"TEXT {json.dumps(mark)}", "[lazy]")
 
+    def string(
+        self, schema: Any, root: Mapping[str, Any], mark: str, where: str, strict: bool
+    ) -> str:
+        """A string as it is, by its JSON schema, up to and with the first ``mark``."""
+        values = _values(schema, root)
+        if values and all(isinstance(value, str) for value in values):
+            return f"({' | '.join(json.dumps(value) for value in values)}) {self.text(mark)}"
+        lexeme = _lexeme(schema, root, where, strict)
+        bare = mark.lstrip()
+        if not lexeme:
+            return self.until(bare)
+        name = f"S{len(self._rules)}"
+        self.define(name, lexeme)
+        line = r" /\n?/" if len(bare) < len(mark) else ""
+        if any(self._special(atom) is not None for atom in atoms(bare)):
+            return f"{name}{line} {self.text(bare)}"
+        return self.rule(f"{name}{line} {json.dumps(bare)}", "[lazy]")
+
     def thinking(self, marks: Thinking, begun: bool) -> str:
         """Reasoning with its marks; optional unless it has begun."""
         rest = f"{self.until(marks.close)} {_GAP}"
@@ -253,7 +271,8 @@ class _Calls:
         schema, name = _object_schema(function), function["name"]
         grammar = self._grammar
         if self._format.quote:
-            return _Notation(grammar, self._format.quote, schema).rule_for(schema)
+            kept = _where(name), self._strict[name]
+            return _Notation(grammar, self._format.quote, schema, *kept).rule_for(schema)
         if self._format.parameters is None:
             return grammar.json(schema, _where(name), self._strict[name])
         written = self._format.parameters
@@ -290,18 +309,19 @@ class _Calls:
             value = f"{text(written.value)} {grammar.json(inner, where, strict)}"
             return f"{head} {value} {text(written.after)}"
         head = f"{head} {text(written.string)}"
-        values = _values(schema, root)
-        if types == STRING and values:
-            options = " | ".join(f"{json.dumps(value)}" for value in values)
-            return f"{head} ({options}) {text(written.after)}"
-        return f"{head} {grammar.until(written.after.lstrip())}"
+        if types != STRING:
+            return f"{head} {grammar.until(written.after.lstrip())}"
+        return f"{head} {grammar.string(schema, root, written.after, where, strict)}"
 
 
 class _Notation:
     """Rules for objects with bare keys, whose strings have marks around them."""
 
-    def __init__(self, grammar: _Grammar, quote: str, root: Mapping[str, Any]) -> None:
+    def __init__(
+        self, grammar: _Grammar, quote: str, root: Mapping[str, Any], where: str, strict: bool
+    ) -> None:
         self._grammar, self._quote, self._root = grammar, quote, root
+        self._kept = where, strict
         self._known: dict[str, str] = {}  # rules by the references that lead to them
 
     def rule_for(self, schema: Any) -> str:
@@ -328,7 +348,8 @@ class _Notation:
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
-            return f"({self._grammar.text(self._quote)} {self._grammar.until(self._quote)})"
+            string = self._grammar.string(schema, self._root, self._quote, *self._kept)
+            return f"({self._grammar.text(self._quote)} {string})"
         if kind == "number":
             return r"/-?[0-9]+(\.[0-9]+)?/"
         if kind in ("null", "boolean"):
@@ -419,6 +440,34 @@ def _values(schema: Any, root: Mapping[str, Any]) -> list[Any]:
         return [schema["const"]]
     found = schema.get("enum")
     return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else []
+
+
+def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> str:
+    """Regular expressions that a string has to match by its pattern and its length; empty if it may
+    be any. Raises InvalidParameter for a pattern that cannot be followed, if it is ``strict``."""
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        schema = referred(root, schema["$ref"])
+    fields = schema if isinstance(schema, Mapping) else {}
+    found = []
+    if "minLength" in fields or "maxLength" in fields:
+        bounds = f"{fields.get('minLength', 0)},{fields.get('maxLength', '')}"
+        found.append(f"/(.|\\n){{{bounds}}}/")
+    if isinstance(fields.get("pattern"), str):
+        start, end = ("" if at else r"(.|\n)*" for at in _anchored(fields["pattern"]))
+        inner = fields["pattern"].removeprefix("^")
+        inner = inner[:-1] if not end else inner
+        pattern = _regex(f"{start}({inner}){end}")
+        problem = LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {pattern}")
+        if not problem:
+            found.append(pattern)
+        elif strict:
+            raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")
+    return " & ".join(found)
+
+
+def _anchored(pattern: str) -> tuple[bool, bool]:
+    """Whether a pattern is for the start and for the end of a string."""
+    return pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
 
 
 def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
