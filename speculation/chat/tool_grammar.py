@@ -44,6 +44,7 @@ def reply_grammar(
     strict: bool = False,
     thinking: Thinking | None = None,
     begun: bool = False,
+    budget: int | None = None,
     ends: Collection[int] = (),
     others: Collection[int] = (),
 ) -> str | None:
@@ -57,18 +58,21 @@ def reply_grammar(
     strict    whether the schema of the answer must be kept in full
     thinking  the marks of the reasoning that may come first; ``begun`` if the prompt ends with the
               opening one
+    budget    the most tokens of reasoning: then its closing mark is forced. If the marks are no
+              tokens that ``special`` knows, reasoning that has begun ends after four characters for
+              each token of the budget
     ends      tokens that end a reply
     others    all control tokens: free text may have those that are no marks here
 
     Raises InvalidParameter, with the tool's name, for an invalid tool, schema or choice.
     """
     functions, required, parallel = chosen(tools, choice, parallel)
-    if not functions and answer is None:
+    if not functions and answer is None and (budget is None or thinking is None):
         return None
     grammar = _Grammar(special, ends)
-    first = grammar.thinking(thinking, begun) if thinking is not None else ""
+    first = grammar.thinking(thinking, begun, budget) if thinking is not None else ""
     before = grammar.text(thinking.answer) if thinking is not None else ""
-    reply = ""
+    reply = "" if functions else f"{before} free"
     if answer is not None:
         reply = f"{before} {grammar.json(answer, 'the schema of the answer', strict)}"
     if not functions:
@@ -160,17 +164,25 @@ class _Grammar:
             return f"{name}{line} {self.text(bare)}"
         return self.rule(f"{name}{line} {json.dumps(bare)}", "[lazy]")
 
-    def thinking(self, marks: Thinking, begun: bool) -> str:
+    def thinking(self, marks: Thinking, begun: bool, budget: int | None) -> str:
         """Reasoning with its marks; optional unless it has begun."""
-        rest = f"{self.until(marks.close)} {_GAP}"
         if begun:
-            return rest
+            return f"{self._thought(marks, budget)} {_GAP}"
         if self._special(atoms(marks.opening)[0]) is not None:
-            return f"({self.text(marks.opening)} {rest})?"
-        close = re.escape(marks.close)
-        pattern = _regex(rf"\s*{re.escape(marks.opening)}(.|\n)*{close}")
-        whole = self.rule(pattern, "[lazy]")  # in one, for free text could begin as it does
+            return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
+        pattern = rf"\s*{re.escape(marks.opening)}(.|\n)*{re.escape(marks.close)}"
+        whole = self.rule(_regex(pattern), "[lazy]")  # in one, for free text could begin as it does
         return f"({whole} {_GAP})?"
+
+    def _thought(self, marks: Thinking, budget: int | None) -> str:
+        """Reasoning after its opening mark, up to and with its closing one."""
+        if budget is None:
+            return self.until(marks.close)
+        if self._special(atoms(marks.close)[0]) is not None:
+            text = self.rule("TEXT", f"[max_tokens={budget}]") if budget > 0 else ""
+            return f"{text} {self.text(marks.close)}"
+        pattern = rf"(.|\n){{0,{4 * budget}}}{re.escape(marks.close)}"
+        return self.rule(_regex(pattern), "[lazy]")
 
     def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:
         """A value by its JSON schema."""
@@ -449,9 +461,9 @@ def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> s
         schema = referred(root, schema["$ref"])
     fields = schema if isinstance(schema, Mapping) else {}
     found = []
-    if "minLength" in fields or "maxLength" in fields:
-        bounds = f"{fields.get('minLength', 0)},{fields.get('maxLength', '')}"
-        found.append(f"/(.|\\n){{{bounds}}}/")
+    least, most = fields.get("minLength", 0), fields.get("maxLength", "")
+    if ("minLength" in fields or "maxLength" in fields) and f"{least}{most}".isdecimal():
+        found.append(f"/(.|\\n){{{least},{most}}}/")
     if isinstance(fields.get("pattern"), str):
         start, end = ("" if at else r"(.|\n)*" for at in _anchored(fields["pattern"]))
         inner = fields["pattern"].removeprefix("^")
@@ -495,7 +507,7 @@ def _where(name: str) -> str:
 
 def _regex(pattern: str) -> str:
     """A regular expression as Lark has it."""
-    return f"/{pattern.replace('/', chr(92) + '/')}/"
+    return f"/{pattern.replace(chr(92) + '/', '/').replace('/', chr(92) + '/')}/"
 
 
 def _ranges(tokens: Collection[int]) -> str:

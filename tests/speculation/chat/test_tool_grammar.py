@@ -259,6 +259,22 @@ def test_a_schema_begins_after_the_reasoning(think: tuple[str, ...]) -> None:
     assert free('<think>a</think>{"name": "Bo"}') and free('{"name": "Bo"}')
 
 
+def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
+    marks = ("<think>", "</think>")
+    for begun, start in ((True, ""), (False, "<think>")):
+        held = Held(marks, thinking=THINK, begun=begun, budget=5)
+        assert held(f"{start}abcde</think>Yes.") and held(f"{start}ab</think>Yes.")
+        assert not held(f"{start}abcdef", whole=False)
+    spelled = Held((), thinking=THINK, begun=True, budget=1)
+    assert spelled.forced("abcd") == "</think>" and spelled("a</think>Yes.")
+    assert Held(marks, thinking=THINK, budget=5)("Yes.")
+    none_left = Held(marks, thinking=THINK, begun=True, budget=0, answer=ANSWER)
+    assert none_left('</think>{"name": "Bo"}') and not none_left("a", whole=False)
+    calls = Held(marks, HERMES, TOOLS, "auto", thinking=THINK, begun=True, budget=3)
+    assert calls(f"abc</think>{HERMES.opening}now{HERMES.middle}{{}}{HERMES.close}")
+    assert reply_grammar(none, thinking=THINK) is None and reply_grammar(none, budget=5) is None
+
+
 def test_calls_and_answers_in_channels() -> None:
     marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
     format_, thinking = tool_format(CHANNELS), thinking_marks(CHANNELS)
