@@ -29,7 +29,7 @@ from speculation.chat.tools import (
 )
 
 _TEXT = r"/(.|\n)*/"
-_GAP = r"/\s{0,4}/"
+_GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
@@ -170,7 +170,7 @@ class _Grammar:
             return f"{self._thought(marks, budget)} {_GAP}"
         if self._special(atoms(marks.opening)[0]) is not None:
             return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
-        pattern = rf"\s*{re.escape(marks.opening)}(.|\n)*{re.escape(marks.close)}"
+        pattern = rf"{re.escape(marks.opening)}(.|\n)*{re.escape(marks.close)}"
         whole = self.rule(_regex(pattern), "[lazy]")  # in one, for free text could begin as it does
         return f"({whole} {_GAP})?"
 

@@ -257,6 +257,8 @@ def test_a_schema_begins_after_the_reasoning(think: tuple[str, ...]) -> None:
     assert held('a {"b"</think>\n\n{"name": "Bo"}') and not held("a</think>b", whole=False)
     free = Held(think, answer=ANSWER, thinking=THINK)
     assert free('<think>a</think>{"name": "Bo"}') and free('{"name": "Bo"}')
+    for endless in (" \n \n", "\u205f"):  # small models like nothing better
+        assert not free(endless, whole=False) and not held(f"a</think>{endless}{{", whole=False)
 
 
 def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
