@@ -58,9 +58,8 @@ def reply_grammar(
     strict    whether the schema of the answer must be kept in full
     thinking  the marks of the reasoning that may come first; ``begun`` if the prompt ends with the
               opening one
-    budget    the most tokens of reasoning: then its closing mark is forced. If the marks are no
-              tokens that ``special`` knows, reasoning that has begun ends after four characters for
-              each token of the budget
+    budget    the most tokens of reasoning: then its closing mark is forced. If the mark is no token
+              that ``special`` knows, it is forced after four characters for each token
     ends      tokens that end a reply
     others    all control tokens: free text may have those that are no marks here
 
@@ -170,9 +169,8 @@ class _Grammar:
             return f"{self._thought(marks, budget)} {_GAP}"
         if self._special(atoms(marks.opening)[0]) is not None:
             return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
-        pattern = rf"{re.escape(marks.opening)}(.|\n)*{re.escape(marks.close)}"
-        whole = self.rule(_regex(pattern), "[lazy]")  # in one, for free text could begin as it does
-        return f"({whole} {_GAP})?"
+        # In one lexeme, for free text could begin as it does.
+        return f"({self._spelled(marks.opening, marks, budget)} {_GAP})?"
 
     def _thought(self, marks: Thinking, budget: int | None) -> str:
         """Reasoning after its opening mark, up to and with its closing one."""
@@ -181,7 +179,12 @@ class _Grammar:
         if self._special(atoms(marks.close)[0]) is not None:
             text = self.rule("TEXT", f"[max_tokens={budget}]") if budget > 0 else ""
             return f"{text} {self.text(marks.close)}"
-        pattern = rf"(.|\n){{0,{4 * budget}}}{re.escape(marks.close)}"
+        return self._spelled("", marks, budget)
+
+    def _spelled(self, opening: str, marks: Thinking, budget: int | None) -> str:
+        """Reasoning up to a closing mark that is no token."""
+        most = "*" if budget is None else f"{{0,{4 * budget}}}"
+        pattern = rf"{re.escape(opening)}(.|\n){most}{re.escape(marks.close)}"
         return self.rule(_regex(pattern), "[lazy]")
 
     def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:

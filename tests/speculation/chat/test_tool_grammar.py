@@ -267,8 +267,10 @@ def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
         held = Held(marks, thinking=THINK, begun=begun, budget=5)
         assert held(f"{start}abcde</think>Yes.") and held(f"{start}ab</think>Yes.")
         assert not held(f"{start}abcdef", whole=False)
-    spelled = Held((), thinking=THINK, begun=True, budget=1)
-    assert spelled.forced("abcd") == "</think>" and spelled("a</think>Yes.")
+    for begun, start in ((True, ""), (False, "<think>")):
+        spelled = Held((), thinking=THINK, begun=begun, budget=1, answer=ANSWER)
+        assert spelled.forced(f"{start}abcd") == "</think>"
+        assert spelled(f'{start}a</think>{{"name": "Bo"}}')
     assert Held(marks, thinking=THINK, budget=5)("Yes.")
     none_left = Held(marks, thinking=THINK, begun=True, budget=0, answer=ANSWER)
     assert none_left('</think>{"name": "Bo"}') and not none_left("a", whole=False)
