@@ -173,13 +173,19 @@ def _reply_grammar(
             "tool_choice to none"
         )
     template = template_of(model, tools=has_tools)
-    thinking = thinking_marks(opening or template)
-    if request.thinking is False and not opening:
+    thinking, marks = thinking_marks(opening or template), model.marks
+    if request.thinking is False and not opening and thinking and not thinking.answer:
         thinking = None
-    if not has_tools and (sampling.json_schema is None or thinking is None):
+    budget = request.thinking_budget if thinking and sampling.grammar is None else None
+    if not has_tools and budget is None and (sampling.json_schema is None or thinking is None):
         return sampling
+    if thinking and budget is not None:  # its marks are tokens then, whatever their kind
+        split = {
+            mark: model.tokenize(mark, add_special=False, parse_special=True) for mark in thinking
+        }
+        marks = {**marks, **{mark: ids[0] for mark, ids in split.items() if len(ids) == 1}}
     grammar = reply_grammar(
-        model.marks.get,
+        marks.get,
         tool_format(template),
         request.tools,
         request.tool_choice,
@@ -188,6 +194,7 @@ def _reply_grammar(
         strict=request.strict,
         thinking=thinking,
         begun=bool(opening),
+        budget=budget,
         ends=model.ends,
         others=model.marks.values(),
     )

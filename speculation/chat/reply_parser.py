@@ -87,7 +87,7 @@ class ReplyParser:
     @property
     def in_call(self) -> bool:
         """Whether the arguments of a call have begun and not ended."""
-        return self._read in (self._read_json, self._read_parameters)
+        return self._read in (self._read_json, self._read_parameters, self._read_notation)
 
     def _advance(self, last: bool) -> list[Delta]:
         deltas: list[Delta] = []
@@ -221,14 +221,16 @@ class ReplyParser:
         parts = self._held[head.end() - 1 :].split(quote)  # every second one is a string
         ends = ((i, re.search(r"\}\s*" + tail, parts[i])) for i in range(0, len(parts), 2))
         i, end = next(((i, end) for i, end in ends if end is not None), (0, None))
-        if end is None and not last:
-            return []
-        arguments = end and _to_json([*parts[:i], parts[i][: end.start() + 1]])
+        name = head[head.lastindex or 0]
+        if end is None:
+            begun = _quoted(parts).removesuffix('"' if len(parts) % 2 == 0 else "")
+            return [self._start(name), self._arguments(begun)] if last else []
+        arguments = _to_json([*parts[:i], parts[i][: end.start() + 1]])
         self._read, self._at_call = self._read_answer, bool(arguments)
-        if end is None or not arguments:
+        if not arguments:
             return [Content(self._take(head.end()))]
         self._held = quote.join([parts[i][end.end() :], *parts[i + 1 :]])
-        return [self._start(head[head.lastindex or 0]), self._arguments(arguments)]
+        return [self._start(name), self._arguments(arguments)]
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
@@ -320,15 +322,18 @@ def _outside(text: str, *, at_end: bool) -> str:
 _BARE_KEY = re.compile(r'([{,]\s*)([^\s"{}\[\],:]+)\s*:')
 
 
-def _to_json(parts: Sequence[str]) -> str | None:
-    """An object with bare keys as JSON. Every second part is a string, the others are what is
-    around them. None if the result is not an object."""
-    text = "".join(
-        json.dumps(part) if i % 2 else _BARE_KEY.sub(r'\1"\2":', part)
+def _quoted(parts: Sequence[str]) -> str:
+    """Text with bare keys as JSON. Every second part is a string, the others are around them."""
+    return "".join(
+        json.dumps(part, ensure_ascii=False) if i % 2 else _BARE_KEY.sub(r'\1"\2":', part)
         for i, part in enumerate(parts)
     )
+
+
+def _to_json(parts: Sequence[str]) -> str | None:
+    """An object with bare keys as JSON; None if it is none."""
     try:
-        value = json.loads(text)
+        value = json.loads(_quoted(parts))
     except ValueError:
         return None
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None

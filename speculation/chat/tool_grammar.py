@@ -28,7 +28,7 @@ from speculation.chat.tools import (
 from speculation.json_schema import followed, tell
 
 _TEXT = r"/(.|\n)*/"
-_GAP = r"/\s{0,4}/"
+_GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
@@ -43,6 +43,7 @@ def reply_grammar(
     strict: bool = False,
     thinking: Thinking | None = None,
     begun: bool = False,
+    budget: int | None = None,
     ends: Collection[int] = (),
     others: Collection[int] = (),
 ) -> str | None:
@@ -56,18 +57,20 @@ def reply_grammar(
     strict    whether the schema of the answer must be kept in full
     thinking  the marks of the reasoning that may come first; ``begun`` if the prompt ends with the
               opening one
+    budget    the most tokens of reasoning: then its closing mark is forced. If the mark is no token
+              that ``special`` knows, it is forced after four characters for each token
     ends      tokens that end a reply
     others    all control tokens: free text may have those that are no marks here
 
     Raises InvalidParameter, with the tool's name, for an invalid tool, schema or choice.
     """
     functions, required, parallel = chosen(tools, choice, parallel)
-    if not functions and answer is None:
+    if not functions and answer is None and (budget is None or thinking is None):
         return None
     grammar = _Grammar(special, ends)
-    first = grammar.thinking(thinking, begun) if thinking is not None else ""
+    first = grammar.thinking(thinking, begun, budget) if thinking is not None else ""
     before = grammar.text(thinking.answer) if thinking is not None else ""
-    reply = ""
+    reply = "" if functions else f"{before} free"
     if answer is not None:
         reply = f"{before} {grammar.json(answer, 'the schema of the answer', strict)}"
     if not functions:
@@ -141,17 +144,47 @@ class _Grammar:
             return f"{self.until(first)} {self.text(''.join(rest))}"
         return self.rule(f"TEXT {json.dumps(mark)}", "[lazy]")
 
-    def thinking(self, marks: Thinking, begun: bool) -> str:
+    def string(
+        self, schema: Any, root: Mapping[str, Any], mark: str, where: str, strict: bool
+    ) -> str:
+        """A string as it is, by its JSON schema, up to and with the first ``mark``."""
+        values = _values(schema, root)
+        if values and all(isinstance(value, str) for value in values):
+            return f"({' | '.join(json.dumps(value) for value in values)}) {self.text(mark)}"
+        lexeme = _lexeme(schema, root, where, strict)
+        bare = mark.lstrip()
+        if not lexeme:
+            return self.until(bare)
+        name = f"S{len(self._rules)}"
+        self.define(name, lexeme)
+        line = r" /\n?/" if len(bare) < len(mark) else ""
+        if any(self._special(atom) is not None for atom in atoms(bare)):
+            return f"{name}{line} {self.text(bare)}"
+        return self.rule(f"{name}{line} {json.dumps(bare)}", "[lazy]")
+
+    def thinking(self, marks: Thinking, begun: bool, budget: int | None) -> str:
         """Reasoning with its marks; optional unless it has begun."""
-        rest = f"{self.until(marks.close)} {_GAP}"
         if begun:
-            return rest
+            return f"{self._thought(marks, budget)} {_GAP}"
         if self._special(atoms(marks.opening)[0]) is not None:
-            return f"({self.text(marks.opening)} {rest})?"
-        close = re.escape(marks.close)
-        pattern = _regex(rf"\s*{re.escape(marks.opening)}(.|\n)*{close}")
-        whole = self.rule(pattern, "[lazy]")  # in one, for free text could begin as it does
-        return f"({whole} {_GAP})?"
+            return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
+        # In one lexeme, for free text could begin as it does.
+        return f"({self._spelled(marks.opening, marks, budget)} {_GAP})?"
+
+    def _thought(self, marks: Thinking, budget: int | None) -> str:
+        """Reasoning after its opening mark, up to and with its closing one."""
+        if budget is None:
+            return self.until(marks.close)
+        if self._special(atoms(marks.close)[0]) is not None:
+            text = self.rule("TEXT", f"[max_tokens={budget}]") if budget > 0 else ""
+            return f"{text} {self.text(marks.close)}"
+        return self._spelled("", marks, budget)
+
+    def _spelled(self, opening: str, marks: Thinking, budget: int | None) -> str:
+        """Reasoning up to a closing mark that is no token."""
+        most = "*" if budget is None else f"{{0,{4 * budget}}}"
+        pattern = rf"{re.escape(opening)}(.|\n){most}{re.escape(marks.close)}"
+        return self.rule(_regex(pattern), "[lazy]")
 
     def json(self, schema: str | Mapping[str, Any] | bool, where: str, strict: bool) -> str:
         """A value by its JSON schema."""
@@ -254,7 +287,8 @@ class _Calls:
         schema, name = _object_schema(function), function["name"]
         grammar = self._grammar
         if self._format.quote:
-            return _Notation(grammar, self._format.quote, schema).rule_for(schema)
+            kept = _where(name), self._strict[name]
+            return _Notation(grammar, self._format.quote, schema, *kept).rule_for(schema)
         if self._format.parameters is None:
             return grammar.json(schema, _where(name), self._strict[name])
         written = self._format.parameters
@@ -291,18 +325,19 @@ class _Calls:
             value = f"{text(written.value)} {grammar.json(inner, where, strict)}"
             return f"{head} {value} {text(written.after)}"
         head = f"{head} {text(written.string)}"
-        values = _values(schema, root)
-        if types == STRING and values:
-            options = " | ".join(f"{json.dumps(value)}" for value in values)
-            return f"{head} ({options}) {text(written.after)}"
-        return f"{head} {grammar.until(written.after.lstrip())}"
+        if types != STRING:
+            return f"{head} {grammar.until(written.after.lstrip())}"
+        return f"{head} {grammar.string(schema, root, written.after, where, strict)}"
 
 
 class _Notation:
     """Rules for objects with bare keys, whose strings have marks around them."""
 
-    def __init__(self, grammar: _Grammar, quote: str, root: Mapping[str, Any]) -> None:
+    def __init__(
+        self, grammar: _Grammar, quote: str, root: Mapping[str, Any], where: str, strict: bool
+    ) -> None:
         self._grammar, self._quote, self._root = grammar, quote, root
+        self._kept = where, strict
         self._known: dict[str, str] = {}  # rules by the references that lead to them
 
     def rule_for(self, schema: Any) -> str:
@@ -329,7 +364,8 @@ class _Notation:
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
-            return f"({self._grammar.text(self._quote)} {self._grammar.until(self._quote)})"
+            string = self._grammar.string(schema, self._root, self._quote, *self._kept)
+            return f"({self._grammar.text(self._quote)} {string})"
         if kind == "number":
             return r"/-?[0-9]+(\.[0-9]+)?/"
         if kind in ("null", "boolean"):
@@ -400,6 +436,34 @@ def _values(schema: Any, root: Mapping[str, Any]) -> list[Any]:
     return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else []
 
 
+def _lexeme(schema: Any, root: Mapping[str, Any], where: str, strict: bool) -> str:
+    """Regular expressions that a string has to match by its pattern and its length; empty if it may
+    be any. Raises InvalidParameter for a pattern that cannot be followed, if it is ``strict``."""
+    if isinstance(schema, Mapping) and "$ref" in schema:
+        schema = referred(root, schema["$ref"])
+    fields = schema if isinstance(schema, Mapping) else {}
+    found = []
+    least, most = fields.get("minLength", 0), fields.get("maxLength", "")
+    if ("minLength" in fields or "maxLength" in fields) and f"{least}{most}".isdecimal():
+        found.append(f"/(.|\\n){{{least},{most}}}/")
+    if isinstance(fields.get("pattern"), str):
+        start, end = ("" if at else r"(.|\n)*" for at in _anchored(fields["pattern"]))
+        inner = fields["pattern"].removeprefix("^")
+        inner = inner[:-1] if not end else inner
+        pattern = _regex(f"{start}({inner}){end}")
+        problem = LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {pattern}")
+        if not problem:
+            found.append(pattern)
+        elif strict:
+            raise InvalidParameter(f"{where}: {fields['pattern']!r:.80} cannot be followed")
+    return " & ".join(found)
+
+
+def _anchored(pattern: str) -> tuple[bool, bool]:
+    """Whether a pattern is for the start and for the end of a string."""
+    return pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+
+
 def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
     """A part's schema with what it may refer to in the whole one."""
     kept = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -425,7 +489,7 @@ def _where(name: str) -> str:
 
 def _regex(pattern: str) -> str:
     """A regular expression as Lark has it."""
-    return f"/{pattern.replace('/', chr(92) + '/')}/"
+    return f"/{pattern.replace(chr(92) + '/', '/').replace('/', chr(92) + '/')}/"
 
 
 def _ranges(tokens: Collection[int]) -> str:

@@ -150,6 +150,7 @@ def test_calls_in_channels_are_read_after_the_reasoning() -> None:
     assert parsed(format_, final) == [Reasoning("hm"), Content("yes")]
 
 
+BARE = tool_format(FAMILIES["bare keys"].template)
 XML = tool_format(FAMILIES["an element for each argument"].template)
 WRITE = {
     "type": "function",
@@ -195,6 +196,8 @@ def test_a_reply_that_ends_inside_a_call_says_so() -> None:
         (XML, "<tool_call>\n<function=add>\n<parameter=path>\nab", True, '{"path": "ab'),
         (XML, "<tool_call>\n<function=add>\n<parameter=any>\n[1,", True, '{"any": '),
         (XML, "<tool_call>\n<function=add>\n<param", True, ""),
+        (BARE, '<|tool_call>call:add{a:[1],b:<|"|>x "', True, '{"a":[1],"b":"x \\"'),
+        (BARE, "<|tool_call>call:add{a:[1", True, '{"a":[1'),
     ):
         tools = [{"function": {**WRITE["function"], "name": "add"}}]  # type: ignore[dict-item]
         parser = ReplyParser(format_, tools=tools)
@@ -218,7 +221,6 @@ def test_what_is_no_call_is_content() -> None:
         (formats["a list of json, with ids"], "[TOOL_CALLS][]"),
         (formats["names and json between marks"], "[TOOL_CALLS]add {}"),
         (formats["bare keys"], "<|tool_call>call:add{a:}<tool_call|>"),
-        (formats["bare keys"], '<|tool_call>call:add{a:<|"|>x'),
         (XML, "<tool_call>\n<function=add\n<parameter"),
     ):
         assert parsed(format_, text) == [Content(text)]

@@ -135,6 +135,8 @@ def test_arguments_follow_their_types_when_each_is_written_by_itself() -> None:
         "n": {"type": "integer"},
         "unit": {"enum": ["C", "F"]},
         "any": {},
+        "mode": {"type": "string", "pattern": "^[rwx]{2}$", "maxLength": 501},
+        "note": {"type": "string", "pattern": "a/b", "maxLength": 5},
     }
     write = tool("write", properties=properties, required=["path", "n"])
     for name, pattern in (
@@ -151,6 +153,11 @@ def test_arguments_follow_their_types_when_each_is_written_by_itself() -> None:
 
         assert held(call(path='a "<b>\n', n="7", unit="C", any="[1]"))
         assert held(call(path="", n="-1"))
+        assert held(call(path="", n="1", mode="rw", note="xa/b"))
+        assert not held(call(path="", n="1", mode="rwx"))
+        assert not held(call(path="", n="1", note="ab")) and not held(
+            call(path="", n="1", note="a/b456")
+        )
         assert not held(call(path="a"))
         assert not held(call(path="a", n="x"))
         assert not held(call(path="a", n="7", unit="K"))
@@ -164,6 +171,7 @@ def test_bare_keys_follow_their_schema() -> None:
         "c": {"anyOf": [{"type": "null"}, {"enum": ["x", 2]}]},
         "d": {"type": "object", "properties": {"e": {"type": "boolean"}}},
         "f": {},
+        "g": {"type": "string", "maxLength": 2},
     }
     made = tool("make", properties=properties, required=["b"])
     held = Held(FAMILIES["bare keys"].marks, FORMATS["bare keys"], [made], "required")
@@ -173,7 +181,17 @@ def test_bare_keys_follow_their_schema() -> None:
 
     assert accepts("a:[1,-2],b:'x < y',c:'x',d:{e:true},f:[{g:'h'},1.5,null]")
     assert accepts("b:''") and accepts("a:[],b:'',c:2,d:{}")
-    for wrong in ("a:[1]", "b:1", "a:['1'],b:''", "b:'',c:3", "b:'',d:{e:1}", "b:'',z:1", ""):
+    assert accepts("b:'',g:'xy'")
+    for wrong in (
+        "b:'',g:'xyz'",
+        "a:[1]",
+        "b:1",
+        "a:['1'],b:''",
+        "b:'',c:3",
+        "b:'',d:{e:1}",
+        "b:'',z:1",
+        "",
+    ):
         assert not accepts(wrong)
 
 
@@ -239,6 +257,26 @@ def test_a_schema_begins_after_the_reasoning(think: tuple[str, ...]) -> None:
     assert held('a {"b"</think>\n\n{"name": "Bo"}') and not held("a</think>b", whole=False)
     free = Held(think, answer=ANSWER, thinking=THINK)
     assert free('<think>a</think>{"name": "Bo"}') and free('{"name": "Bo"}')
+    for endless in (" \n \n", "\u205f"):  # small models like nothing better
+        assert not free(endless, whole=False) and not held(f"a</think>{endless}{{", whole=False)
+
+
+def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
+    marks = ("<think>", "</think>")
+    for begun, start in ((True, ""), (False, "<think>")):
+        held = Held(marks, thinking=THINK, begun=begun, budget=5)
+        assert held(f"{start}abcde</think>Yes.") and held(f"{start}ab</think>Yes.")
+        assert not held(f"{start}abcdef", whole=False)
+    for begun, start in ((True, ""), (False, "<think>")):
+        spelled = Held((), thinking=THINK, begun=begun, budget=1, answer=ANSWER)
+        assert spelled.forced(f"{start}abcd") == "</think>"
+        assert spelled(f'{start}a</think>{{"name": "Bo"}}')
+    assert Held(marks, thinking=THINK, budget=5)("Yes.")
+    none_left = Held(marks, thinking=THINK, begun=True, budget=0, answer=ANSWER)
+    assert none_left('</think>{"name": "Bo"}') and not none_left("a", whole=False)
+    calls = Held(marks, HERMES, TOOLS, "auto", thinking=THINK, begun=True, budget=3)
+    assert calls(f"abc</think>{HERMES.opening}now{HERMES.middle}{{}}{HERMES.close}")
+    assert reply_grammar(none, thinking=THINK) is None and reply_grammar(none, budget=5) is None
 
 
 def test_calls_and_answers_in_channels() -> None:
@@ -270,6 +308,10 @@ def test_a_call_in_free_text_is_held_from_its_first_mark_on() -> None:
     assert not llama('{"name": "add", "parameters": {"a": 1', whole=False)
 
 
+XML = FORMATS["an element for each argument"]
+STRICT = tool("now", properties={"a": {"type": "string", "pattern": "(?=b)"}})
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "reason"),
     [
@@ -278,13 +320,19 @@ def test_a_call_in_free_text_is_held_from_its_first_mark_on() -> None:
         ([tool("now"), tool("now")], "auto", "two tools have the name now; rename one"),
         ([tool("now", type="string")], "auto", "parameters of tool now are not a JSON schema of"),
         ([ADD, tool("now", properties={"a": {"$ref": "#/b"}})], "auto", "parameters of tool now"),
+        (
+            [{"type": "function", "function": {**STRICT["function"], "strict": True}}],
+            "required",
+            "argument a in the parameters of tool now: '\\(\\?=b\\)' cannot be followed",
+        ),
         (TOOLS, "always", "tool_choice is 'always'; give auto, required, none"),
         (TOOLS, {"function": {"name": "sing"}}, "tool_choice names 'sing', which is not among"),
     ],
 )
 def test_invalid_tools_and_choices_are_refused(tools: list[Any], choice: Any, reason: str) -> None:
     with pytest.raises(InvalidParameter, match=reason):
-        reply_grammar(none, HERMES, tools, choice)
+        reply_grammar(none, XML if "argument a" in reason else HERMES, tools, choice)
+    assert reply_grammar(none, XML, [STRICT]) is not None
 
 
 def test_arguments_of_any_form_become_an_object() -> None:
