@@ -42,7 +42,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions/input_tokens")
     async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        found = await answer(service.backend, Render(request))
+        found = await while_connected(http, answer(service.backend, Render(request)))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.post("/v1/completions")

@@ -39,6 +39,9 @@ def routes(service: Service) -> APIRouter:
             service.model()
         except ApiError as error:
             return JSONResponse(error_body(error.message, 503), 503)
+        status = service.backend.status()
+        if status.is_down:
+            return JSONResponse(error_body(status.error or "the model is being loaded", 503), 503)
         return JSONResponse({"status": "ok"})
 
     @router.get("/v1/models")
@@ -99,26 +102,32 @@ def routes(service: Service) -> APIRouter:
         ]
 
     @router.post("/tokenize")
-    async def tokenize(asked: Tokenization) -> dict[str, Any]:
-        question = Tokenize(asked.content, asked.add_special, asked.parse_special)
-        tokens = (await answer(service.backend, question)).tokens
+    async def tokenize(asked: Tokenization, http: Request) -> Response:
+        question = Tokenize(
+            asked.content, asked.add_special, asked.parse_special, asked.with_pieces
+        )
+        found = (await while_connected(http, answer(service.backend, question))).tokens
+        # A response, since FastAPI looks at each item of a list to convert it.
         if not asked.with_pieces:
-            return {"tokens": [token for token, _ in tokens]}
-        return {"tokens": [{"id": token, "piece": _piece(piece)} for token, piece in tokens]}
+            return JSONResponse({"tokens": [token for token, _ in found]})
+        pieces = [{"id": token, "piece": _piece(piece)} for token, piece in found]
+        return JSONResponse({"tokens": pieces})
 
     @router.post("/detokenize")
-    async def detokenize(asked: Detokenization) -> dict[str, Any]:
+    async def detokenize(asked: Detokenization, http: Request) -> dict[str, Any]:
         n_vocab = service.facts.n_vocab
         unknown = [token for token in asked.tokens if not 0 <= token < n_vocab]
         if unknown:
             raise ApiError(f"tokens has {unknown[0]}; this model has 0 to {n_vocab - 1}")
-        found = await answer(service.backend, Detokenize(tuple(asked.tokens)))
+        question = Detokenize(tuple(asked.tokens))
+        found = await while_connected(http, answer(service.backend, question))
         return {"content": found.text}
 
     @router.post("/apply-template")
     async def apply_template(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        return {"prompt": (await answer(service.backend, Render(request))).text}
+        found = await while_connected(http, answer(service.backend, Render(request)))
+        return {"prompt": found.text}
 
     @router.post("/completion")
     @router.post("/completions")

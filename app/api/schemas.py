@@ -13,14 +13,28 @@ from app.api.errors import ApiError
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
-MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
+# More of these hold up other requests.
+MOST_TOKENS = 2**20  # to join, or characters to split into them
+MOST_PROMPTS = 1024
+MOST_MESSAGES = 2**14
+MOST_PARTS = 1024  # of a message
+MOST_TOOLS = 1024
+MOST_STOPS, LONGEST_STOP = 128, 500
+MOST_BREAKERS = 32  # each is compared with the whole vocabulary
+MOST_BIASES = 2**12
 
 
 def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed)]
+Stops = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+    Field(max_length=MOST_STOPS),
+    BeforeValidator(_listed),
+]
+_Bias = Annotated[dict[str, float | Literal[False]], Field(max_length=MOST_BIASES)]
+_Biases = Annotated[list[tuple[int | str, Any]], Field(max_length=MOST_BIASES)]
 
 
 class Posted(BaseModel):
@@ -77,13 +91,13 @@ class Sampling(Posted):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=MOST_BREAKERS)
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
-    stop: Texts = []
-    logit_bias: dict[str, float | Literal[False]] | list[tuple[int | str, Any]] | None = None
+    stop: Stops = []
+    logit_bias: _Bias | _Biases | None = None
     ignore_eos: bool = False
     grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
@@ -174,6 +188,8 @@ class ContentPart(Posted):
 def _content(value: Any) -> Any:
     """The text of a content that may come in parts."""
     if isinstance(value, list):
+        if len(value) > MOST_PARTS:
+            raise ValueError(f"a message has {len(value)} parts; give at most {MOST_PARTS}")
         parts = [ContentPart.model_validate(part) for part in value]
         for part in parts:
             if part.type not in ("text", "input_text", "refusal") or part.text is None:
@@ -244,7 +260,7 @@ class StreamOptions(Posted):
 class ChatCompletion(Sampling):
     """``/v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -253,7 +269,7 @@ class ChatCompletion(Sampling):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] = []
+    tools: list[Tool] = Field([], max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
@@ -293,7 +309,9 @@ class JsonPrompt(Posted):
         return self
 
 
-Prompt = str | JsonPrompt | list[int | str]
+Parts = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
+Prompt = str | JsonPrompt | Parts
+Prompts = Annotated[list[str | Parts | JsonPrompt], Field(max_length=MOST_TOKENS)]
 
 
 def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
@@ -324,7 +342,7 @@ def limited(n: int | None) -> int | None:
 class Completion(Sampling):
     """``/v1/completions``, and llama-server's ``/completion``."""
 
-    prompt: Prompt | list[str | list[int | str] | JsonPrompt]
+    prompt: Prompt | Prompts
     model: str | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
@@ -337,7 +355,7 @@ class Completion(Sampling):
     best_of: int | None = None
     stream_options: StreamOptions | None = None
     return_tokens: bool = False
-    response_fields: list[str] = []
+    response_fields: list[str] = Field([], max_length=MOST_PARTS)
     post_sampling_probs: bool = False
 
     @model_validator(mode="after")

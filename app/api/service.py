@@ -17,9 +17,16 @@ from starlette.types import Receive, Scope, Send
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
-from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
+from app.api.schemas import (
+    MOST_PROMPTS,
+    ChatCompletion,
+    Completion,
+    NamedTool,
+    Sampling,
+    prompts_of,
+)
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
+from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
@@ -90,6 +97,7 @@ class Service:
             memory=memory_of(http),
             show_prompt=asked.verbose,
         )
+        self._check_size(request)
         return _repeated(request, asked.n)
 
     async def completion_requests(
@@ -98,6 +106,11 @@ class Service:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
+        n = asked.n_cmpl or asked.n
+        if n * len(prompts) > MOST_PROMPTS:
+            raise ApiError(
+                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}"
+            )
         n_probs = asked.n_probs or None
         requests = [
             ChatRequest(
@@ -117,11 +130,26 @@ class Service:
         ]
         if not requests:
             raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
-        n = asked.n_cmpl or asked.n
+        for request in requests:
+            self._check_size(request)
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
-        return Replies(self.backend, requests, self.seconds)
+        return Replies(self.backend, requests, self.seconds, 2 * self.facts.parallel)
+
+    def _check_size(self, request: ChatRequest) -> None:
+        """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of
+        finding them."""
+        n_ctx, longest = self.model().n_ctx, self.facts.longest
+        given = request.messages, request.tools, request.template_kwargs, request.prompt
+        n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
+        n_tokens += sum(isinstance(part, int) for part in request.prompt)
+        if longest and n_tokens > n_ctx:
+            message = (
+                f"the prompt has at least {n_tokens} tokens, but the context has {n_ctx}; shorten "
+                f"it, or start the server with a larger --ctx"
+            )
+            raise ApiError.of(Failed(message, message, "too long", n_tokens, n_ctx))
 
     def _method(self, asked: Sampling) -> str:
         given = asked.speculation
@@ -141,7 +169,8 @@ class Service:
             if isinstance(token, int):
                 bias[token] = value
             else:
-                split = await answer(self.backend, Tokenize(token, parse_special=False))
+                asks = Tokenize(token, parse_special=False, with_pieces=False)
+                split = await answer(self.backend, asks)
                 bias.update((id_, value) for id_, _ in split.tokens)
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
@@ -159,6 +188,20 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
         )
         for i in range(n)
     ]
+
+
+def n_characters(value: Any) -> int:
+    """How many characters the texts of a JSON value have, names of fields apart."""
+    left, n = [value], 0
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            n += len(item)
+        elif isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, list | tuple):
+            left += item
+    return n
 
 
 def memory_of(http: Request) -> str:
