@@ -10,6 +10,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from app.api.body import Limited
 from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
 from app.api.json_text import finite
 from app.api.replies import answer, while_connected
@@ -30,7 +31,7 @@ from speculation.chat.tools import ToolFormat, tool_format
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")

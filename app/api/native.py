@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from app.api.body import Limited
 from app.api.errors import ApiError, error_body
 from app.api.facts import native_probs, timings
-from app.api.json_text import finite
+from app.api.json_text import dumps, finite
 from app.api.replies import Replies, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
 from app.api.service import FINGERPRINT, Service, Stream
@@ -30,7 +32,7 @@ from speculation.sampling import SamplingParams
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.get("/health")
     @router.get("/v1/health")
@@ -107,11 +109,8 @@ def routes(service: Service) -> APIRouter:
             asked.content, asked.add_special, asked.parse_special, asked.with_pieces
         )
         found = (await while_connected(http, answer(service.backend, question))).tokens
-        # A response, since FastAPI looks at each item of a list to convert it.
-        if not asked.with_pieces:
-            return JSONResponse({"tokens": [token for token, _ in found]})
-        pieces = [{"id": token, "piece": _piece(piece)} for token, piece in found]
-        return JSONResponse({"tokens": pieces})
+        # In a thread, and by hand: FastAPI looks at each item of a list, for seconds.
+        return await asyncio.to_thread(_tokens, found, asked.with_pieces)
 
     @router.post("/detokenize")
     async def detokenize(asked: Detokenization, http: Request) -> dict[str, Any]:
@@ -273,6 +272,15 @@ def _model(service: Service, loaded: LoadedModel) -> dict[str, Any]:
             "size": service.facts.n_bytes,
         },
     }
+
+
+def _tokens(found: Sequence[tuple[int, bytes]], with_pieces: bool) -> Response:
+    parts = []
+    for start in range(0, len(found), 1000):  # others run in between
+        part = found[start : start + 1000]
+        tokens = [{"id": token, "piece": _piece(piece)} for token, piece in part]
+        parts.append(dumps(tokens if with_pieces else [token for token, _ in part])[1:-1])
+    return Response(f'{{"tokens":[{",".join(parts)}]}}', media_type="application/json")
 
 
 def _piece(piece: bytes) -> str | list[int]:

@@ -14,7 +14,8 @@ from app.api.errors import ApiError
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
 # More of these hold up other requests.
-MOST_TOKENS = 2**20  # to join, or characters to split into them
+MOST_TOKENS = 2**20  # to join, or characters to split into them …
+MOST_WITH_PIECES = 2**18  # … with the text of each
 MOST_PROMPTS = 1024
 MOST_MESSAGES = 2**14
 MOST_PARTS = 1024  # of a message
@@ -374,6 +375,12 @@ class Tokenization(Posted):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Tokenization:
+        if self.with_pieces and len(self.content) > MOST_WITH_PIECES:
+            raise ValueError(f"with_pieces takes at most {MOST_WITH_PIECES} characters of content")
+        return self
 
 
 class Detokenization(Posted):

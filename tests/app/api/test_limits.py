@@ -91,6 +91,12 @@ class Sized(Recording):
             "a message has 1025 parts; give at most 1024",
         ),
         ("/tokenize", lambda n: {"content": "x" * n}, 2**20, "content: String .*1048576"),
+        (
+            "/tokenize",
+            lambda n: {"content": "x" * n, "with_pieces": True},
+            2**18,
+            "with_pieces takes at most 262144 characters",
+        ),
     ],
 )
 def test_what_is_too_much_is_refused_with_the_limit(
@@ -105,6 +111,17 @@ def test_what_is_too_much_is_refused_with_the_limit(
         assert refused.status_code == 400
         assert re.search(reason, refused.json()["error"]["message"])
         assert len(backend.requests) == n_before
+
+
+def test_a_body_of_millions_of_values_is_not_read() -> None:
+    with client(Sized(1000)) as http:
+        for item in ("[]", "{}", "1", '"a"'):
+            body = f'{{"prompt": [{",".join([item] * 1_310_720)}]}}'
+            refused = http.post(TEXT, content=body, headers={"content-type": "application/json"})
+            assert refused.status_code == 413
+            assert "commas and brackets; send at most 1,310,720" in refused.text
+        allowed = http.post(TEXT, json={"prompt": "a,[{" * 100_000})
+        assert allowed.status_code == 200
 
 
 class Queue(FakeBackend):
