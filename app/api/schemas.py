@@ -21,7 +21,7 @@ MOST_MESSAGES = 2**14
 MOST_PARTS = 1024  # of a message
 MOST_TOOLS = 1024
 MOST_STOPS, LONGEST_STOP = 128, 500
-MOST_BREAKERS = 32  # each is compared with the whole vocabulary
+MOST_BREAKERS = 16  # each is compared with the whole vocabulary
 MOST_BIASES = 2**12
 
 

@@ -144,6 +144,7 @@ class Service:
         given = request.messages, request.tools, request.template_kwargs, request.prompt
         n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
         n_tokens += sum(isinstance(part, int) for part in request.prompt)
+        n_tokens = max(n_tokens, len(request.messages))  # each has marks around it
         if longest and n_tokens > n_ctx:
             message = (
                 f"the prompt has at least {n_tokens} tokens, but the context has {n_ctx}; shorten "

@@ -16,7 +16,7 @@ import llama_cpp.llama_cpp as C
 from batching.llama.native import NativeModel
 from batching.watched import checkpoint
 
-PIECE = 1 << 14  # bytes
+PIECE = 1 << 13  # bytes
 _OVERLAP = 1 << 9  # bytes
 
 

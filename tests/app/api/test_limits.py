@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.app.api.test_replies import Recording, client
 from tests.support.fake_backend import DONE, MODEL, FakeBackend, played
 
 HELLO = {"role": "user", "content": "hi"}
+EMPTY = {"role": "user", "content": ""}
 PART = {"type": "text", "text": ""}
 CHAT, TEXT = "/v1/chat/completions", "/completion"
 
@@ -32,14 +34,16 @@ def counted(n: int, item: Any = "x") -> list[Any]:
 
 
 class Sized(Recording):
-    """A model of 2,048 tokens, the longest of which has ``longest`` bytes."""
+    """A model whose longest token has ``longest`` bytes."""
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, n_ctx: int) -> None:
         super().__init__()
-        self.longest = longest
+        self.longest, self.n_ctx = longest, n_ctx
 
     def status(self) -> Status:
-        return Status(MODEL, facts=ModelFacts(n_vocab=100, longest=self.longest))
+        return Status(
+            replace(MODEL, n_ctx=self.n_ctx), facts=ModelFacts(n_vocab=100, longest=self.longest)
+        )
 
     def ask(self, question: Question) -> Events:
         assert isinstance(question, Tokenize)
@@ -52,7 +56,7 @@ class Sized(Recording):
         (CHAT, lambda n: {"messages": counted(n, HELLO)}, 2**14, "messages: List .*at most 16384"),
         (CHAT, lambda n: {"stop": counted(n)}, 128, "stop: List .*at most 128 items"),
         (CHAT, lambda n: {"stop": "x" * n}, 500, "stop.0: String .*at most 500 characters"),
-        (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 32, "breakers: List .*at most 32"),
+        (TEXT, lambda n: {"dry_sequence_breakers": counted(n)}, 16, "breakers: List .*at most 16"),
         (
             TEXT,
             lambda n: {"logit_bias": {str(i): 1 for i in range(n)}},
@@ -74,6 +78,7 @@ class Sized(Recording):
             "1056 texts; ask for at most 1024",
         ),
         (TEXT, lambda n: {"prompt": "x" * 10 * n}, 2048, "at least 2049 tokens, .*2048; shorten"),
+        (CHAT, lambda n: {"messages": counted(n, EMPTY)}, 2048, "at least 2049 tokens"),
         (TEXT, lambda n: {"prompt": counted(n, 7)}, 2048, "at least 2049 tokens, .* --ctx"),
         (CHAT, lambda n: {"prediction": {"content": "x" * 10 * n}}, 2048, "at least 2049 tokens"),
         (
@@ -102,7 +107,7 @@ class Sized(Recording):
 def test_what_is_too_much_is_refused_with_the_limit(
     path: str, given: Callable[[int], dict[str, Any]], most: int, reason: str
 ) -> None:
-    backend = Sized(longest=10 if most == 2048 else 1000)
+    backend = Sized(10, 2048 if most == 2048 else 2**20)
     with client(backend) as http:
         body = {"messages": [HELLO], "prompt": "hi"}
         assert http.post(path, json={**body, **given(most)}).status_code == 200
@@ -114,7 +119,7 @@ def test_what_is_too_much_is_refused_with_the_limit(
 
 
 def test_a_body_of_millions_of_values_is_not_read() -> None:
-    with client(Sized(1000)) as http:
+    with client(Sized(10, 2**20)) as http:
         for item in ("[]", "{}", "1", '"a"'):
             body = f'{{"prompt": [{",".join([item] * 1_310_720)}]}}'
             refused = http.post(TEXT, content=body, headers={"content-type": "application/json"})
