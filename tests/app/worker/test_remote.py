@@ -309,6 +309,22 @@ def test_a_model_that_ends_the_engine_as_it_loads_does_not_take_the_old_one_with
     assert backend.close()
 
 
+def test_a_load_after_a_death_leaves_the_old_model_at_work(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMAND", [sys.executable, "-c", SLOW])
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "PAUSES", (3600,))
+    backend = RemoteBackend()
+    assert isinstance(list(backend.load(spec(model)))[-1], Loaded)
+    kill(backend)
+    wait_for(backend, lambda status: status.is_down)
+    backend.load(ModelSpec("slow"))
+    assert isinstance(list(backend.reply(request(max_tokens=2)))[-1], Done)
+    assert not backend.status().is_down
+    assert not backend.close()
+
+
 def test_health_tells_whether_the_model_is_there(backend: RemoteBackend) -> None:
     listening = bind("127.0.0.1", 0)
     serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
