@@ -8,11 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from app.api.body import Limited
 from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
-from app.api.json_text import finite
+from app.api.json_text import as_json
 from app.api.replies import answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
 from app.api.service import DONE, FINGERPRINT, Service, Stream
@@ -60,7 +60,7 @@ async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
         await while_connected(http, reply.replies.start())
         return Stream(reply.replies, reply.chunks())
     await while_connected(http, reply.replies.finish())
-    return JSONResponse(finite(reply.whole()))
+    return await as_json(reply.whole)
 
 
 class _Reply:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from app.api.body import Limited
 from app.api.errors import ApiError, error_body
 from app.api.facts import native_probs, timings
-from app.api.json_text import dumps, finite
+from app.api.json_text import as_json, dumps, finite
 from app.api.replies import Replies, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
 from app.api.service import FINGERPRINT, Service, Stream
@@ -137,8 +137,12 @@ def routes(service: Service) -> APIRouter:
             await while_connected(http, replies.start())
             return Stream(replies, _chunks(service, asked, replies))
         await while_connected(http, replies.finish())
-        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
-        return JSONResponse(finite(found if is_list else found[0]))
+
+        def whole() -> Any:
+            found = [_whole(service, asked, replies, number) for number in range(len(requests))]
+            return found if is_list else found[0]
+
+        return await as_json(whole)
 
     return router
 

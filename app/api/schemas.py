@@ -16,13 +16,13 @@ MOST_LOGPROBS = 100
 # More of these hold up other requests.
 MOST_TOKENS = 2**20  # to join, or characters to split into them …
 MOST_WITH_PIECES = 2**18  # … with the text of each
-MOST_PROMPTS = 1024
+MOST_PROMPTS = 512
 MOST_MESSAGES = 2**14
 MOST_PARTS = 1024  # of a message
 MOST_TOOLS = 1024
 MOST_STOPS, LONGEST_STOP = 128, 500
 MOST_BREAKERS = 16  # each is compared with the whole vocabulary
-MOST_BIASES = 2**12
+MOST_BIASES = 1024
 
 
 def _listed(value: Any) -> Any:

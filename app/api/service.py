@@ -18,6 +18,8 @@ from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
 from app.api.schemas import (
+    LONGEST_STOP,
+    MOST_BIASES,
     MOST_PROMPTS,
     ChatCompletion,
     Completion,
@@ -141,7 +143,8 @@ class Service:
         """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of
         finding them."""
         n_ctx, longest = self.model().n_ctx, self.facts.longest
-        given = request.messages, request.tools, request.template_kwargs, request.prompt
+        texts = [part for part in request.prompt if isinstance(part, str)]
+        given = request.messages, request.tools, request.template_kwargs, texts
         n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
         n_tokens += sum(isinstance(part, int) for part in request.prompt)
         n_tokens = max(n_tokens, len(request.messages))  # each has marks around it
@@ -170,9 +173,16 @@ class Service:
             if isinstance(token, int):
                 bias[token] = value
             else:
+                if len(token) > LONGEST_STOP:
+                    raise ApiError(
+                        f"logit_bias has a text of {len(token)} characters; give at most "
+                        f"{LONGEST_STOP}"
+                    )
                 asks = Tokenize(token, parse_special=False, with_pieces=False)
                 split = await answer(self.backend, asks)
                 bias.update((id_, value) for id_, _ in split.tokens)
+            if len(bias) > MOST_BIASES:
+                raise ApiError(f"logit_bias has more than {MOST_BIASES} tokens")
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
         return {**found, "logit_bias": bias} if bias else found
@@ -192,7 +202,7 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
 
 
 def n_characters(value: Any) -> int:
-    """How many characters the texts of a JSON value have, names of fields apart."""
+    """How many characters a JSON value has, at least; names of fields do not count."""
     left, n = [value], 0
     while left:
         item = left.pop()
@@ -202,6 +212,8 @@ def n_characters(value: Any) -> int:
             left += item.values()
         elif isinstance(item, list | tuple):
             left += item
+        elif item is not None:
+            n += 1
     return n
 
 
