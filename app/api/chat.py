@@ -8,10 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
+from app.api.body import Limited
 from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
-from app.api.json_text import finite
+from app.api.json_text import as_json
 from app.api.replies import answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
 from app.api.service import DONE, FINGERPRINT, Service, Stream
@@ -30,7 +31,7 @@ from speculation.chat.tool_format import ToolFormat
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions")
@@ -42,7 +43,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions/input_tokens")
     async def count(asked: ChatCompletion, http: Request) -> dict[str, Any]:
         request = (await service.chat_requests(asked, http))[0]
-        found = await answer(service.backend, Render(request))
+        found = await while_connected(http, answer(service.backend, Render(request)))
         return {"object": "response.input_tokens", "input_tokens": found.n_tokens}
 
     @router.post("/v1/completions")
@@ -59,7 +60,7 @@ async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
         await while_connected(http, reply.replies.start())
         return Stream(reply.replies, reply.chunks())
     await while_connected(http, reply.replies.finish())
-    return JSONResponse(finite(reply.whole()))
+    return await as_json(reply.whole)
 
 
 class _Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +22,11 @@ _TYPES = {
     503: "unavailable_error",
 }
 _STATUS = {"invalid": 400, "too long": 400, "no model": 503, "busy": 503, "late": 504, "error": 500}
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 60
+repr_of = _repr.repr  # looks at the beginning alone: a value may have 64 MB
 
 
 class ApiError(Exception):
@@ -77,6 +83,6 @@ def _worded(error: RequestValidationError) -> str:
     found = []
     for one in error.errors()[:3]:
         where = ".".join(str(part) for part in one["loc"] if part != "body")
-        value = f" (got {one['input']!r:.60})" if one["type"] != "missing" else ""
+        value = f" (got {repr_of(one['input']):.60})" if one["type"] != "missing" else ""
         found.append(f"{where or 'the body'}: {one['msg']}{value}")
     return "; ".join(found)

@@ -83,16 +83,25 @@ class Replies:
     choices  what came of each so far
     """
 
-    def __init__(self, backend: Backend, requests: Sequence[ChatRequest], seconds: float) -> None:
-        """``seconds`` is how long the call may take."""
+    def __init__(
+        self,
+        backend: Backend,
+        requests: Sequence[ChatRequest],
+        seconds: float,
+        at_a_time: int = 8,
+    ) -> None:
+        """``seconds`` is how long the call may take; ``at_a_time`` requests of it wait or run, so
+        that other calls do not wait for all of them."""
         self.requests = requests
         self.choices = [Gathered() for _ in requests]
         self._backend = backend
         self._seconds = seconds
+        self._at_a_time = at_a_time
         self._started: list[Events] = []
         self._came: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def start(self) -> None:
         """Send the requests, and wait until one has started: what is wrong with it is raised here.
@@ -109,10 +118,8 @@ class Replies:
             self._seconds, self._came.put_nowait, (0, late)
         )
         try:
-            for number, request in enumerate(self.requests):
-                events = self._backend.reply(request)
-                self._started.append(events)
-                events.hand_over(partial(self._take, number))
+            for _ in range(self._at_a_time):
+                self._start_next()
             while not self._seen or isinstance(self._seen[-1][1], Waiting | Opening):
                 self._seen.append(await self._next())
         except BaseException:
@@ -143,13 +150,23 @@ class Replies:
 
     def close(self) -> None:
         """Stop the requests. Idempotent."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         for events in self._started:
             events.close()
 
+    def _start_next(self) -> None:
+        number = len(self._started)
+        if number < len(self.requests) and not self._is_closed:
+            events = self._backend.reply(self.requests[number])
+            self._started.append(events)
+            events.hand_over(partial(self._take, number))
+
     def _take(self, number: int, event: Event) -> None:
         self._came.put_nowait((number, event))
+        if isinstance(event, Done):
+            self._start_next()
 
     async def _next(self) -> tuple[int, Event]:
         number, event = await self._came.get()

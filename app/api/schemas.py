@@ -13,14 +13,29 @@ from app.api.errors import ApiError
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
-MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
+# More of these hold up other requests.
+MOST_TOKENS = 2**20  # to join, or characters to split into them …
+MOST_WITH_PIECES = 2**18  # … with the text of each
+MOST_PROMPTS = 512
+MOST_MESSAGES = 2**14
+MOST_PARTS = 1024  # of a message
+MOST_TOOLS = 1024
+MOST_STOPS, LONGEST_STOP = 128, 500
+MOST_BREAKERS = 16  # each is compared with the whole vocabulary
+MOST_BIASES = 1024
 
 
 def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed)]
+Stops = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+    Field(max_length=MOST_STOPS),
+    BeforeValidator(_listed),
+]
+_Bias = Annotated[dict[str, float | Literal[False]], Field(max_length=MOST_BIASES)]
+_Biases = Annotated[list[tuple[int | str, Any]], Field(max_length=MOST_BIASES)]
 
 
 class Posted(BaseModel):
@@ -77,13 +92,13 @@ class Sampling(Posted):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=MOST_BREAKERS)
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
-    stop: Texts = []
-    logit_bias: dict[str, float | Literal[False]] | list[tuple[int | str, Any]] | None = None
+    stop: Stops = []
+    logit_bias: _Bias | _Biases | None = None
     ignore_eos: bool = False
     grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
@@ -192,6 +207,8 @@ def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]
         return json.dumps(content, ensure_ascii=False), ""
     if not isinstance(content, list):
         return content or "", ""
+    if len(content) > MOST_PARTS:
+        raise ApiError(f"a message has {len(content)} parts; give at most {MOST_PARTS}")
     texts, thoughts = [], []
     for part in content:
         if isinstance(part, str):
@@ -250,7 +267,7 @@ class ChatCompletion(Sampling):
     """``/v1/chat/completions``. ``functions`` and ``function_call`` are the old names of ``tools``
     and ``tool_choice``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -259,7 +276,7 @@ class ChatCompletion(Sampling):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     functions: list[dict[str, Any]] = []
@@ -347,7 +364,9 @@ class JsonPrompt(Posted):
         return self
 
 
-Prompt = str | JsonPrompt | list[int | str]
+Parts = Annotated[list[int | str], Field(max_length=MOST_TOKENS)]
+Prompt = str | JsonPrompt | Parts
+Prompts = Annotated[list[str | Parts | JsonPrompt], Field(max_length=MOST_TOKENS)]
 
 
 def prompts_of(prompt: Prompt | list[Any]) -> tuple[list[tuple[str | int, ...]], bool]:
@@ -378,7 +397,7 @@ def limited(n: int | None) -> int | None:
 class Completion(Sampling):
     """``/v1/completions``, and llama-server's ``/completion``."""
 
-    prompt: Prompt | list[str | list[int | str] | JsonPrompt]
+    prompt: Prompt | Prompts
     model: str | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
@@ -391,7 +410,7 @@ class Completion(Sampling):
     best_of: int | None = None
     stream_options: StreamOptions | None = None
     return_tokens: bool = False
-    response_fields: list[str] = []
+    response_fields: list[str] = Field([], max_length=MOST_PARTS)
     post_sampling_probs: bool = False
 
     @model_validator(mode="after")
@@ -410,6 +429,12 @@ class Tokenization(Posted):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Tokenization:
+        if self.with_pieces and len(self.content) > MOST_WITH_PIECES:
+            raise ValueError(f"with_pieces takes at most {MOST_WITH_PIECES} characters of content")
+        return self
 
 
 class Detokenization(Posted):

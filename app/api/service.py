@@ -17,9 +17,17 @@ from starlette.types import Receive, Scope, Send
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
-from app.api.schemas import ChatCompletion, Completion, Sampling, prompts_of
+from app.api.schemas import (
+    LONGEST_STOP,
+    MOST_BIASES,
+    MOST_PROMPTS,
+    ChatCompletion,
+    Completion,
+    Sampling,
+    prompts_of,
+)
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
+from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
@@ -91,6 +99,7 @@ class Service:
             strict=asked.response_format is not None and asked.response_format.is_strict,
             thinking_budget=asked.thinking_budget,
         )
+        self._check_size(request)
         return _repeated(request, asked.n)
 
     async def completion_requests(
@@ -99,6 +108,11 @@ class Service:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
+        n = asked.n_cmpl or asked.n
+        if n * len(prompts) > MOST_PROMPTS:
+            raise ApiError(
+                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}"
+            )
         n_probs = asked.n_probs or None
         requests = [
             ChatRequest(
@@ -118,11 +132,28 @@ class Service:
         ]
         if not requests:
             raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
-        n = asked.n_cmpl or asked.n
+        for request in requests:
+            self._check_size(request)
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
-        return Replies(self.backend, requests, self.seconds)
+        return Replies(self.backend, requests, self.seconds, 2 * self.facts.parallel)
+
+    def _check_size(self, request: ChatRequest) -> None:
+        """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of
+        finding them."""
+        n_ctx, longest = self.model().n_ctx, self.facts.longest
+        texts = [part for part in request.prompt if isinstance(part, str)]
+        given = request.messages, request.tools, request.template_kwargs, texts
+        n_tokens = max(n_characters(given), n_characters(request.prediction)) // max(1, longest)
+        n_tokens += sum(isinstance(part, int) for part in request.prompt)
+        n_tokens = max(n_tokens, len(request.messages))  # each has marks around it
+        if longest and n_tokens > n_ctx:
+            message = (
+                f"the prompt has at least {n_tokens} tokens, but the context has {n_ctx}; shorten "
+                f"it, or start the server with a larger --ctx"
+            )
+            raise ApiError.of(Failed(message, message, "too long", n_tokens, n_ctx))
 
     def _method(self, asked: Sampling) -> str:
         given = asked.speculation
@@ -142,8 +173,16 @@ class Service:
             if isinstance(token, int):
                 bias[token] = value
             else:
-                split = await answer(self.backend, Tokenize(token, parse_special=False))
+                if len(token) > LONGEST_STOP:
+                    raise ApiError(
+                        f"logit_bias has a text of {len(token)} characters; give at most "
+                        f"{LONGEST_STOP}"
+                    )
+                asks = Tokenize(token, parse_special=False, with_pieces=False)
+                split = await answer(self.backend, asks)
                 bias.update((id_, value) for id_, _ in split.tokens)
+            if len(bias) > MOST_BIASES:
+                raise ApiError(f"logit_bias has more than {MOST_BIASES} tokens")
         if asked.ignore_eos:
             bias.update(dict.fromkeys(self.facts.ends, float("-inf")))
         return {**found, "logit_bias": bias} if bias else found
@@ -160,6 +199,22 @@ def _repeated(request: ChatRequest, n: int) -> list[ChatRequest]:
         )
         for i in range(n)
     ]
+
+
+def n_characters(value: Any) -> int:
+    """How many characters a JSON value has, at least; names of fields do not count."""
+    left, n = [value], 0
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            n += len(item)
+        elif isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, list | tuple):
+            left += item
+        elif item is not None:
+            n += 1
+    return n
 
 
 def memory_of(http: Request) -> str:

@@ -29,8 +29,10 @@ from app.worker.wording import failure
 from batching.errors import InvalidParameter
 from batching.gguf.reader import check_file
 from batching.gguf.splits import part_names
+from batching.gguf.unsupported import check_model_file
 from batching.llama.context import ContextParams
 from batching.llama.hardware import physical_cores
+from batching.llama.private_api import LIMITS
 from batching.watched import STEP_SECONDS, Watched
 from speculation.chat.template import template_of
 from speculation.chat.tool_format import tool_format
@@ -47,6 +49,7 @@ TINY_BYTES = 64 * 2**20  # smaller models take a few milliseconds per step at mo
 class Job:
     """A request and where its events go. The first of ``LAST`` ends it; later events are dropped.
 
+    lane       which threads work on it: ``load``, ``prepare``, or ``large`` for what may take long
     text       of a reply, in the engine; None before
     n_ahead    how many others must end before it starts, as last told
     is_taken   whether a thread works on it, or the engine
@@ -58,11 +61,14 @@ class Job:
         number: int,
         message: ModelSpec | ChatRequest | Question,
         pass_on: Callable[[Event], object],
+        *,
+        is_large: bool = False,
     ) -> None:
         self.number = number
         self.message: Any = message
         self.is_load = isinstance(message, ModelSpec)
         self.is_reply = isinstance(message, ChatRequest)
+        self.lane = "load" if self.is_load else "large" if is_large else "prepare"
         self.text: Text | None = None
         self.n_ahead = 0
         self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
@@ -91,6 +97,9 @@ class Job:
             return Done("cancelled", self.message.method)
         what = f"loading {self.message.model}" if self.is_load else "the question"
         return Failed(f"{what} was stopped")
+
+    def was_cancelled(self) -> bool:
+        return self.is_cancelled
 
     def cancel(self) -> None:
         """Stop soon; at once if it has not begun."""
@@ -174,11 +183,13 @@ class ModelSlot:
         path = self._fetch(job, spec.model)
         check_file(path)
         require_no_heads(path, METHODS.heads_kinds())
+        check_model_file(path, LIMITS)  # llama.cpp would abort, and the old model go with it
         for name in heads_for(spec.model, spec.heads):
             self._fetch(job, str(name))
         if spec.draft_model is not None:
             is_paired = spec.draft_model == PAIRED
-            self._fetch(job, paired_draft(spec.model) if is_paired else spec.draft_model)
+            draft = paired_draft(spec.model) if is_paired else spec.draft_model
+            check_model_file(self._fetch(job, draft), LIMITS)
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())
@@ -345,6 +356,7 @@ def facts_of(engine: Engine) -> ModelFacts:
         model.n_embd,
         model.n_params,
         model.n_bytes,
+        model.longest_token,
     )
 
 

@@ -63,6 +63,7 @@ class ModelFacts:
     chat_template  as the GGUF has it
     tool_format    how the model writes calls of tools
     ends           tokens that end a text
+    longest        bytes of the longest token, at least; 0 = not known
     """
 
     parallel: int = 1
@@ -77,16 +78,21 @@ class ModelFacts:
     n_embd: int = 0
     n_params: int = 0
     n_bytes: int = 0
+    longest: int = 0
 
 
 @dataclass(frozen=True)
 class Status:
-    """The loaded model, a load's progress, and why the last load failed."""
+    """The loaded model, a load's progress, and why the last load failed.
+
+    is_down  the engine's process has ended, and the model is on its way back
+    """
 
     model: LoadedModel | None = None
     loading: Loading | None = None
     error: str | None = None
     facts: ModelFacts = ModelFacts()
+    is_down: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,11 +269,13 @@ class Failed:
 
 @dataclass(frozen=True)
 class Tokenize:
-    """A text to turn into tokens; answered with ``tokens``."""
+    """A text to turn into tokens; answered with ``tokens``, whose bytes are empty if nobody needs
+    them: a million take a second on their way."""
 
     text: str
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = True
 
 
 @dataclass(frozen=True)

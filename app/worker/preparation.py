@@ -78,7 +78,8 @@ def answer_to(engine: Engine, question: Question) -> Answer:
             add_special=question.add_special,
             parse_special=question.parse_special,
         )
-        return Answer(tokens=tuple((token, model.piece(token)) for token in tokens))
+        piece = model.piece if question.with_pieces else lambda _: b""
+        return Answer(tokens=tuple((token, piece(token)) for token in tokens))
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
     request = question.request

@@ -29,6 +29,7 @@ from batching.llama.devices import ANYWHERE, Placement, joined
 from batching.llama.interrupts import deferred_interrupts
 from batching.llama.log import clear_log, initialise, reason
 from batching.llama.native import NativeModel
+from batching.llama.tokenizer import Tokenizer
 from batching.tree import NO_LIMIT
 
 ALL_LAYERS = 999
@@ -282,19 +283,15 @@ class Model:
                 f"the vocabulary of {self.path} has no token for {unknown!r} or its bytes; "
                 f"remove it from the text"
             )
-        capacity = len(data) + 8
-        while True:
-            buffer = (C.llama_token * capacity)()
-            n: int = C.llama_tokenize(
-                native.vocab, data, len(data), buffer, capacity, add_special, parse_special
-            )
-            if n >= 0:
-                tokens = list(buffer[:n])
-                if add_special and C.llama_vocab_get_add_eos(native.vocab):
-                    eos = self.special_token("eos")
-                    return tokens[:-1] if tokens[-1:] == [eos] else tokens
-                return tokens
-            capacity = -n
+        return Tokenizer(native, self.piece).tokenize(
+            data, add_special=add_special, parse_special=parse_special
+        )
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, at least. No text of n tokens is longer than n times that."""
+        vocab = self.native.vocab
+        return max(len(C.llama_vocab_get_text(vocab, token)) for token in range(self.n_vocab))
 
     @cached_property
     def _charset(self) -> Charset | None:

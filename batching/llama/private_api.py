@@ -24,12 +24,42 @@ from batching.llama.library import exported
 CHECKED_WITH = "0.3.36"
 
 # Assertions in llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, the names of
-# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp).
+# llama_rope_scaling_type, and the architectures where one expert means none (llama-model.cpp). The
+# last are those whose graphs read the number of heads of each layer; others take the first one's
+# for all, and abort where the cache has room for another.
 LIMITS = Limits(
     n_layers=512,
     n_experts=1024,
     rope_scaling=("none", "linear", "yarn", "longrope"),
     dense=("hunyuan-dense", "hunyuan_vl"),
+    layered=(
+        "bailingmoe3",
+        "deci",
+        "dots3note",
+        "gemma4",
+        "gemma4-assistant",
+        "glm5-next",
+        "granite",
+        "granite_swa",
+        "granitehybrid",
+        "granitemoe",
+        "graniteswitch",
+        "jamba",
+        "kimi-k3",
+        "kimi-linear",
+        "laguna",
+        "lfm2",
+        "lfm2moe",
+        "mimo2",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "openelm",
+        "plamo2",
+        "plamo3",
+        "spark2_5",
+        "step35",
+    ),
 )
 
 # Architectures with a faulty graph in llama.cpp. It aborts on rows without output (chameleon) and

@@ -39,7 +39,7 @@ WEATHER = {
     },
 }
 HELLO: list[Any] = [{"role": "user", "content": "a cat saw the dog"}]
-SLOW = {"grammar": f"root ::= {'a* ' * 6} a root\na ::= [a-z] | \"(\" root \")\""}  # ambiguous
+SLOW = {"grammar": f'root ::= {"a* " * 6} a root\na ::= [a-z] | "(" root ")"'}  # ambiguous
 ENDLESS = {"grammar": "root ::= [a-z] root", "max_tokens": 20_000}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batching.errors import InvalidParameter
-from speculation.chat.detokenizer import ReplyText, Token
+from speculation.chat.detokenizer import ReplyText, Token, _overlap
 from speculation.chat.reply_parser import (
     CallArguments,
     CallStart,
@@ -267,3 +267,22 @@ def test_reasoning_is_split_off() -> None:
         ("", "<think>", []),
     ):
         assert parsed(None, text, opening) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "n"),
+    [
+        ("xab", "abc", 2),
+        ("xaab", "ab", 0),
+        ("xaa", "aaab", 2),
+        ("abab", "ababac", 4),
+        ("ab", "ab", 0),
+        ("", "ab", 0),
+        ("xy", "ab", 0),
+        ("b" + "a" * 9, "a" * 9 + "b", 9),
+    ],
+)
+def test_the_end_of_a_text_that_may_become_a_stop_string_is_held(
+    text: str, stop: str, n: int
+) -> None:
+    assert _overlap(text, stop) == n
