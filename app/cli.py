@@ -35,7 +35,8 @@ def without_traceback(command: Callable[[], int]) -> int:
     """Run a command; return its exit code, also after Ctrl-C, or if nobody reads its output."""
     try:
         code = command()
-        sys.stdout.flush()  # a reader that has gone is noticed now
+        if not sys.stdout.closed:
+            sys.stdout.flush()  # a reader that has gone is noticed now
         return code
     except KeyboardInterrupt:
         return INTERRUPTED

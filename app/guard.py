@@ -8,7 +8,6 @@ that the page uses are open. Request bodies are limited.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import difflib
 import hmac
@@ -32,7 +31,6 @@ POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"
 # files takes 1.1 MB for prose or code, and 3.5 MB for quotes and newlines alone (measured). So
 # about 60 such turns fit, or 19 in the worst case.
 LARGEST_BODY = 64 * 2**20  # bytes
-BODY_SECONDS = 60.0  # that a body may stand still
 
 API = "/gradio_api/"
 # What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
@@ -206,22 +204,16 @@ class Guard:
                 body = await self._read(scope, receive)
             except ClientDisconnect:
                 return  # what came of the body may look like a whole one
-            except asyncio.TimeoutError:
-                refused = self._answer(
-                    scope, 408, f"No more of the request came for {BODY_SECONDS:g} s."
-                )
-                refused.headers["Connection"] = "close"
-            else:
-                if body is not None:
-                    scope = _for_endpoint(scope) if methods else scope
-                    await self._app(scope, _replayed(body, receive), send)
-                    return
-                refused = self._answer(
-                    scope,
-                    413,
-                    f"This is too much to send at once: the limit is {self._largest / 2**20:.3g} "
-                    "MiB. Shorten the message or start a new chat; “Export all” saves this one.",
-                )
+            if body is not None:
+                scope = _for_endpoint(scope) if methods else scope
+                await self._app(scope, _replayed(body, receive), send)
+                return
+            refused = self._answer(
+                scope,
+                413,
+                f"This is too much to send at once: the limit is {self._largest / 2**20:.3g} MiB. "
+                "Shorten the message or start a new chat; “Export all” saves this one.",
+            )
         await refused(scope, receive, send)
 
     def _cors(self, scope: Scope) -> dict[str, str]:
@@ -315,15 +307,14 @@ class Guard:
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body of a request, chunked or not; None if it is too large.
 
-        Raises ClientDisconnect if the client leaves before it has sent all of it, TimeoutError if
-        nothing comes for ``BODY_SECONDS``.
+        Raises ClientDisconnect if the client leaves before it has sent all of it.
         """
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._largest:
             return None
         parts, n_bytes = [], 0
         while True:
-            message = await asyncio.wait_for(receive(), BODY_SECONDS)
+            message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             parts.append(message.get("body", b""))

@@ -22,7 +22,7 @@ from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
 PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
 OTHER_FILES = 200  # that the process may have open, beside connections
-FIRST_SECONDS = 60.0  # that a connection may be open without a request
+SILENT_SECONDS = 60.0  # that a connection may stay silent before its request is complete
 
 
 def endpoint(service: Service) -> FastAPI:
@@ -87,22 +87,30 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
-        self._since = self.loop.time()
-        self.loop.call_later(FIRST_SECONDS, self._close_unless_used)
+        self._since = self._heard = self.loop.time()
+        self.loop.call_later(SILENT_SECONDS, self._close_if_silent)
         most = min(MOST_CONNECTIONS, max(1, open_files() - OTHER_FILES))
         if len(self.connections) > most:
             open_ = [one for one in self.connections if isinstance(one, Connection)]
             idle = [one for one in open_ if one.is_idle and not one.transport.is_closing()]
             min(idle, key=lambda one: one._since).transport.close()
 
+    def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
+        super().data_received(data)
+
     @property
     def is_idle(self) -> bool:
         """Whether it has no request, or has answered the last one."""
         return not self.cycle or self.cycle.response_complete
 
-    def _close_unless_used(self) -> None:
-        if not self.cycle:
+    def _close_if_silent(self) -> None:
+        silent = self.loop.time() - self._heard
+        if silent >= SILENT_SECONDS and (not self.cycle or self.cycle.more_body):
             self.transport.close()
+        elif not self.transport.is_closing():
+            again = max(SILENT_SECONDS - silent, SILENT_SECONDS / 10)
+            self.loop.call_later(again, self._close_if_silent)
 
 
 @cache

@@ -19,7 +19,6 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
-    408: "invalid_request_error",
     413: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",

@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,7 @@ def test_origins_are_allowed_by_name_by_origin_and_by_pattern(
 
 def test_pages_of_this_machine_may_use_the_endpoint_but_not_the_page() -> None:
     client = guarded()
-    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173"):
+    for origin in ("http://localhost:3000", "https://127.0.0.1:9000", "http://[::1]:5173"):
         found = client.post("/completion", headers={"Origin": origin})
         assert found.status_code == 200
         assert found.headers["access-control-allow-origin"] == origin
@@ -304,11 +305,12 @@ def test_pages_of_this_machine_may_use_the_endpoint_but_not_the_page() -> None:
 def test_a_request_is_taken_as_its_client_meant_it() -> None:
     client = guarded()
     form = {"Content-Type": "application/x-www-form-urlencoded"}  # curl -d
-    for path in ("/completion", "//completion", "/completion/"):
+    root = "http://127.0.0.1"
+    for path in (f"{root}/completion", f"{root}//completion", f"{root}/completion/"):
         for headers in (form, {"Content-Type": "text/plain"}, {}):
             found = client.post(path, content=b"{}", headers=headers)
             assert found.text == "POST /completion application/json"
-    assert client.get("//v1///models/").text.startswith("GET /v1/models ")
+    assert client.get(f"{root}//v1///models/").text.startswith("GET /v1/models ")
     head = client.head("/v1/models")
     assert (head.status_code, head.text) == (200, "")
 
@@ -351,6 +353,8 @@ def test_idle_connections_give_way_to_those_that_ask(monkeypatch: pytest.MonkeyP
     for each in idle[::2]:
         each.sendall(b"GET / HTTP/1.1\r\nHost: ")  # and no more
     assert ask(listening.getsockname()[1], "/") == (200, "ok")
-    assert [each.recv(1) for each in idle[:9]] == [b""] * 9  # closed: the oldest first
+    for each in idle[:9]:  # the oldest
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
     for each in idle:
         each.close()
