@@ -28,7 +28,7 @@ From it:
     loading       a load's progress
     left_out      which turns the prompt leaves out
     opening       the reply starts with reasoning
-    prompt_tokens more of the prompt's tokens, with their probabilities
+    prompt_tokens  more of the prompt's tokens, with their probabilities
     prefill       the prompt's progress
     tokens        more of the reply
     loaded        the end of a load …
