@@ -223,10 +223,10 @@ class Guard:
         if not origin or not self._names.allow_origin(origin, not self._is_page(scope["path"])):
             return {}
         return {
-            "access-control-allow-origin": origin,
-            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
-            "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
-            "vary": "Origin",
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            "Vary": "Origin",
         }
 
     def _refusal(self, scope: Scope, methods: Collection[str]) -> Response | None:

@@ -42,6 +42,7 @@ def arguments(given: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in (*OURS, "temp", "seed", "chat-template"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--cors-origins", default="*")
     parser.add_argument("--no-ui", action="store_true")
     flags, _ = parser.parse_known_args(given)
     found = ["--model", os.environ["SPECULATION_MODEL"], "--no-browser"]
@@ -55,6 +56,8 @@ def arguments(given: list[str]) -> list[str]:
         with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
             file.write(CHATML if text.isalnum() else text)
         flags.chat_template_file = file.name
+    if flags.cors_origins != "localhost":  # which have access in any case
+        found += ["--allow-host", flags.cors_origins]
     given_values = vars(flags)
     for theirs, ours in OURS.items():
         value = given_values[theirs.replace("-", "_")]
