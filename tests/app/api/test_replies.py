@@ -131,17 +131,30 @@ def client(backend: Any, keys: Sequence[str] = ()) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1", headers=key)
 
 
-def answered_slowly(events: Events, ping_seconds: float = 0.01) -> Iterator[httpx.Client]:
-    """A server whose replies are ``events``."""
-    backend: Any = Recording()
-    backend.reply = lambda request: events
+class Scripted(Recording):
+    """Replies with given events."""
+
+    events: Events
+
+    def reply(self, request: ChatRequest) -> Events:
+        return self.events
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture(scope="module")
+def http(scripted: Scripted) -> Iterator[httpx.Client]:
+    """A server with quick pings, whose replies are scripted."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service, "PING_SECONDS", ping_seconds)
+        patched.setattr(service, "PING_SECONDS", 0.01)
         patched.setattr(replies, "HEADERS_SECONDS", 0.1)
         listening = bind("127.0.0.1", 0)
-        serve(guard(endpoint(Service(backend)), "127.0.0.1"), listening)
-        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=60) as http:
-            yield http
+        serve(guard(endpoint(Service(scripted)), "127.0.0.1"), listening)
+        with httpx.Client(base_url=address("127.0.0.1", listening), timeout=60) as made:
+            yield made
 
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True})
@@ -152,31 +165,32 @@ NATIVE = ("/completion", {"prompt": "a", "stream": True})
 @pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE])
 @pytest.mark.parametrize("first", [Waiting(3), Waiting(1, loading=True), Opening("<think>"), None])
 def test_a_stream_that_waits_has_its_headers_and_signs_of_life(
-    path: str, body: dict[str, Any], first: Event | None
+    http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any], first: Event | None
 ) -> None:
-    events = Events(lambda: None)
+    scripted.events = events = Events(lambda: None)
     if first is not None:
         events.put(first)
-    for http in answered_slowly(events):
-        with http.stream("POST", path, json=body) as answer:
-            assert answer.status_code == 200
-            lines = answer.iter_lines()
-            pings = (line for line in lines if line == ": ping")
-            assert [next(pings), next(pings)] == [": ping"] * 2
-            events.put(Tokens((("hello", False),)))
-            assert next(line for line in lines if line.startswith("data: ") and "hello" in line)
-            events.put(Failed("it broke"))
-            (*_, last) = [line for line in lines if line.startswith("data: ")]
-            assert json.loads(last[6:])["error"]["message"] == "it broke"
+    with http.stream("POST", path, json=body) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        pings = (line for line in lines if line == ": ping")
+        assert [next(pings), next(pings)] == [": ping"] * 2
+        events.put(Tokens((("hello", False),)))
+        assert next(line for line in lines if line.startswith("data: ") and "hello" in line)
+        events.put(Failed("it broke"))
+        (*_, last) = [line for line in lines if line.startswith("data: ")]
+        assert json.loads(last[6:])["error"]["message"] == "it broke"
 
 
 @pytest.mark.parametrize(("path", "body"), [CHAT, TEXT, NATIVE])
-def test_what_is_wrong_before_a_stream_starts_has_a_status(path: str, body: dict[str, Any]) -> None:
+def test_what_is_wrong_before_a_stream_starts_has_a_status(
+    http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any]
+) -> None:
     for before in ([], [Opening("<think>")]):
-        events = played([*before, Failed("no such thing", kind="invalid", param="top_p")])
-        for http in answered_slowly(events, 60):
-            answer = http.post(path, json=body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_p")
+        failed = Failed("no such thing", kind="invalid", param="top_p")
+        scripted.events = played([*before, failed])
+        answer = http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_p")
 
 
 def test_a_prompt_that_is_too_long_has_the_codes_that_clients_look_for() -> None:

@@ -27,12 +27,12 @@ class Recording(FakeBackend):
         return played([DONE])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def backend() -> Recording:
     return Recording()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http(backend: Recording) -> Iterator[TestClient]:
     service = Service(backend, method="suffix:draft=3")
     with TestClient(guard(endpoint(service), "127.0.0.1"), base_url="http://127.0.0.1") as made:
