@@ -36,7 +36,7 @@ API = "/gradio_api/"
 # What the page asks for, of all that Gradio serves: files, uploads, deep links and more are closed.
 PAGE = re.compile(
     r"/|/config|/theme\.css|/favicon\.ico|/(assets|static|svelte)/.+"
-    rf"|{API}(info|startup-events|theme\.css|queue/data|heartbeat/[^/]+)"
+    rf"|{API}(queue/data|heartbeat/[^/]+)"
 )
 POSTS = tuple(API + path for path in ("queue/join", "run/predict", "cancel", "reset"))
 PUBLIC = ("/health", "/v1/health")  # need no key

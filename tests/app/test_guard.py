@@ -113,12 +113,14 @@ def test_routes_that_the_page_does_not_use_are_closed(port: int) -> None:
         "runs",
         "openapi.json",
         "queue/status",
+        "info",
+        "startup-events",
         "upload_progress?upload_id=x",
     ):
         assert ask(port, f"/gradio_api/{path}")[0] == 404, path
     for path in ("/user", "/monitoring", "/pwa_icon", "/robots.txt", "/docs", "/queue/data"):
         assert ask(port, path)[0] == 404, path
-    for path in ("/", "/config", "/theme.css", "/gradio_api/startup-events"):
+    for path in ("/", "/config", "/theme.css"):
         assert ask(port, path)[0] == 200, path
 
 
