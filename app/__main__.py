@@ -238,7 +238,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         method_file=flags.method_file,
     )
     failures: list[Failed] = []
-    loading = threading.Thread(target=_load, args=(backend, spec, failures), daemon=True)
+    is_ending = threading.Event()
+    loading = threading.Thread(target=_load, args=(backend, spec, failures, is_ending), daemon=True)
     loading.start()
     try:
         url = _listen(backend, spec, flags)
@@ -258,6 +259,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
                 time.sleep(3600)
         return 0
     finally:
+        is_ending.set()
         # The server ends with the process and does not wait for open pages. From here on Ctrl-C
         # ends the process whatever its threads do.
         if is_main_thread:
@@ -309,10 +311,12 @@ def _check_host(host: str) -> None:
         sys.exit(f"--host {host} is not an address of this machine ({error.strerror})")
 
 
-def _load(backend: Backend, spec: ModelSpec, failures: list[Failed]) -> None:
+def _load(
+    backend: Backend, spec: ModelSpec, failures: list[Failed], is_ending: threading.Event
+) -> None:
     """Load the model; why it failed is printed, and added to ``failures``."""
     for event in backend.load(spec):
-        if isinstance(event, Failed):
+        if isinstance(event, Failed) and not is_ending.is_set():
             failures.append(event)
             print(f"error: {event.flags_message or event.message}", file=sys.stderr, flush=True)
 

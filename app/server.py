@@ -21,6 +21,7 @@ from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
 
 PORTS = range(7860, 7960)  # tried in turn
 MOST_CONNECTIONS = 1000
+QUEUE = 128  # connections that the system keeps until they are accepted
 OTHER_FILES = 200  # that the process may have open, beside connections
 SILENT_SECONDS = 60.0  # that a connection may stay silent before its request is complete
 
@@ -64,7 +65,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, wanted))
-            listening.listen(128)
+            listening.listen(QUEUE)
             return listening
         except OSError as error:
             listening.close()
@@ -133,7 +134,10 @@ def open_files() -> int:
 
 def serve(app: Guard, listening: socket.socket) -> None:
     """Serve in a thread, which ends with the process; return when it answers."""
-    config = uvicorn.Config(app, http=Connection, log_level="warning", timeout_keep_alive=60)
+    # asyncio accepts ``backlog`` connections in a row, before any can be closed again.
+    config = uvicorn.Config(
+        app, http=Connection, log_level="warning", timeout_keep_alive=60, backlog=16
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="server", daemon=True)
     thread.start()
@@ -141,3 +145,4 @@ def serve(app: Guard, listening: socket.socket) -> None:
         if not thread.is_alive():
             raise RuntimeError("the server did not start")
         time.sleep(0.005)
+    listening.listen(QUEUE)
