@@ -171,6 +171,6 @@ def check_ranges(params: Any, ranges: tuple[tuple[str, float, float], ...]) -> N
     for name, low, high in ranges:
         value = getattr(params, name)
         if isinstance(getattr(type(params), name, None), int) and value != int(value):
-            raise InvalidParameter(f"{name} is {value}; give an integer")
+            raise InvalidParameter(f"{{{name}}} is {value}; give an integer", settings=(name,))
         if not low <= value <= high:
-            raise InvalidParameter(f"{name} is {value}; give {low} to {high}")
+            raise InvalidParameter(f"{{{name}}} is {value}; give {low} to {high}", settings=(name,))

@@ -23,9 +23,10 @@ from speculation.registry import default_model
 from speculation.registry.conversion import model_file
 from speculation.request import Request
 from speculation.runtime import LoadParams, Runtime
-from speculation.sampling import SamplingParams
+from speculation.sampling import SamplingParams, TokenLogprobs
 from speculation.scheduler import Scheduler
-from speculation.settings import Settings, request_for
+from speculation.scored_text import ScoredText, needs_scored_text
+from speculation.settings import Settings, as_method, request_for, tokens_of
 from speculation.text import Text
 
 if TYPE_CHECKING:
@@ -213,11 +214,29 @@ class Engine:
         self._driver.check_open()
         self._runtime.structures.start(request.sampling)  # here, where it holds up nobody
         reply = ReplyText(self.model, request.stop, request.max_tokens, request.opening)
-        text = Text(request, reply, self._driver.wake, self._driver.check_thread)
+        kind = ScoredText if needs_scored_text(request) else Text
+        text = kind(request, reply, self._driver.wake, self._driver.check_thread)
         if not self._scheduler.submit(text):
             self._driver.check_open()  # it was closed meanwhile
         self._driver.wake()
         return text
+
+    def score(self, prompt: str | Sequence[int], n_top: int = 0) -> list[TokenLogprobs]:
+        """The log probabilities of a prompt's tokens from the second on, and of the ``n_top``
+        likeliest at each place. Reads the prompt, and generates nothing.
+
+        Raises as ``generate`` does.
+        """
+        found: list[TokenLogprobs] = []
+        request = Request(
+            tokens_of(self.model, prompt, "the prompt"),
+            as_method("ar"),
+            max_tokens=0,
+            logprobs=n_top,
+            scored=found.extend,
+        )
+        self.start(request).run()
+        return found
 
     def count_tokens(
         self, messages: str | Sequence[Message], *, thinking: bool | None = None

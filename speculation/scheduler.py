@@ -137,7 +137,8 @@ class Scheduler:
         One whose beginning is just being read for another text waits for that.
         """
         for text in list(self._waiting):
-            if self.places.is_being_read(text.request.prompt[:-1]):
+            request = text.request
+            if not request.reads_all and self.places.is_being_read(request.prompt[:-1]):
                 continue
             with failing(text):
                 if not self._place(text):

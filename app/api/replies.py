@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import codecs
+from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
@@ -23,6 +24,7 @@ from app.worker.messages import (
     Failed,
     Opening,
     Prefill,
+    PromptTokens,
     Question,
     Tokens,
     Waiting,
@@ -31,15 +33,34 @@ from app.worker.messages import (
 T = TypeVar("T")
 
 CLIENT_GONE = 499  # as nginx calls it; nobody reads it
+HEADERS_SECONDS = 1.0  # that a stream's headers wait for an error, which has a status of its own
+
+
+class Shown(NamedTuple):
+    """A token of a reply's text.
+
+    text     the characters it completed
+    chances  its probability, and those of the likeliest tokens
+    """
+
+    text: str
+    chances: tuple[Chance, tuple[Chance, ...]]
 
 
 @dataclass
 class Gathered:
     """What came of one choice so far.
 
+    ends     tokens that end a text, and are not in it
+    prompt   the prompt's tokens, if their probabilities come
     chances  each token's probabilities
+    shown    the same of the tokens whose text is shown: not of one that ends it, nor of those that
+             a stop string has cut off
     """
 
+    ends: Container[int] = ()
+    prompt: list[Shown] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     chances: list[tuple[Chance, tuple[Chance, ...]]] = field(default_factory=list)
@@ -47,12 +68,24 @@ class Gathered:
     prefill: Prefill | None = None
     n_reused: int = 0
     done: Done | None = None
+    _held: list[Shown] = field(default_factory=list)  # without a text so far
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )  # of the prompt
 
     def take(self, event: Event) -> None:
         if isinstance(event, Tokens):
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
             self.chances += event.chances
+            for (text, _), chances in zip(event.pieces, event.chances, strict=False):
+                if chances[0].id not in self.ends:
+                    self._held.append(Shown(text, chances))
+                    if text:
+                        self._show()
+        elif isinstance(event, PromptTokens):
+            decode = self._decoder.decode
+            self.prompt += [Shown(decode(one[0].piece), one) for one in event.chances]
         elif isinstance(event, Opening):
             self.opening = event.mark
         elif isinstance(event, Prefill):
@@ -60,6 +93,12 @@ class Gathered:
             self.prefill = event
         elif isinstance(event, Done):
             self.done = event
+            if not event.stop_string:
+                self._show()
+
+    def _show(self) -> None:
+        self.shown += self._held
+        self._held = []
 
     def progress(self, event: Event) -> dict[str, int] | None:
         """How much of the prompt is read after ``event``, if that changes it."""
@@ -89,11 +128,13 @@ class Replies:
         requests: Sequence[ChatRequest],
         seconds: float,
         at_a_time: int = 8,
+        ends: Container[int] = (),
     ) -> None:
         """``seconds`` is how long the call may take; ``at_a_time`` requests of it wait or run, so
-        that other calls do not wait for all of them."""
+        that other calls do not wait for all of them. ``ends`` are tokens that end a text."""
         self.requests = requests
-        self.choices = [Gathered() for _ in requests]
+        # Harnesses count the tokens of a prompt with its reply, so they get all.
+        self.choices = [Gathered(ends if one.echo is None else ()) for one in requests]
         self._backend = backend
         self._seconds = seconds
         self._at_a_time = at_a_time
@@ -102,9 +143,11 @@ class Replies:
         self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._began: dict[int, float] = {}  # when each choice's first tokens came
 
     async def start(self) -> None:
-        """Send the requests, and wait until one has started: what is wrong with it is raised here.
+        """Send the requests, and wait until one has started, or waits for others: what is found
+        wrong with it until then is raised here.
 
         Whoever starts them must ``close`` them.
         """
@@ -114,17 +157,19 @@ class Replies:
             kind="late",
         )
         # ``wait_for`` would do, but before Python 3.12 it loses a cancellation now and then.
-        self._timer = asyncio.get_running_loop().call_later(
-            self._seconds, self._came.put_nowait, (0, late)
-        )
+        later, put = asyncio.get_running_loop().call_later, self._came.put_nowait
+        self._timer = later(self._seconds, put, (0, late))
+        enough = later(HEADERS_SECONDS, put, (0, Waiting(0)))
         try:
             for _ in range(self._at_a_time):
                 self._start_next()
-            while not self._seen or isinstance(self._seen[-1][1], Waiting | Opening):
+            while not self._seen or isinstance(self._seen[-1][1], Opening | PromptTokens):
                 self._seen.append(await self._next())
         except BaseException:
             self.close()
             raise
+        finally:
+            enough.cancel()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """The events of all choices as they come, with the choice's number.
@@ -135,8 +180,18 @@ class Replies:
         while n_left:
             number, event = self._seen.pop(0) if self._seen else await self._next()
             self.choices[number].take(event)
+            if isinstance(event, Tokens):
+                self._end_in_time(number, event)
             n_left -= isinstance(event, Done)
             yield number, event
+
+    def _end_in_time(self, number: int, tokens: Tokens) -> None:
+        """End a choice that has had its time, at a new line."""
+        seconds, now = self.requests[number].predict_seconds, asyncio.get_running_loop().time()
+        began = self._began.setdefault(number, now)
+        has_ended_line = any("\n" in text for text, _ in tokens.pieces)
+        if 0 < seconds < now - began and has_ended_line:
+            self._started[number].close()
 
     async def finish(self) -> list[Gathered]:
         """Run to the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
@@ -27,10 +28,11 @@ from app.api.schemas import (
     prompts_of,
 )
 from app.worker.backend import Backend
-from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Tokenize
+from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
 
 FINGERPRINT = f"b{version('llama-cpp-python')}-{version('speculation')}"
 DONE = "[DONE]"
+PING_SECONDS = 2.0  # clients and proxies give up a stream that stays silent
 # llama-server's, so that its clients get the same texts.
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
@@ -74,14 +76,10 @@ class Service:
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
         sampling = await self._sampling(asked)
-        if asked.response_format is not None:
-            schema = asked.response_format.required
-            if schema is not None:
-                sampling = {**sampling, "json_schema": schema}
         request = ChatRequest(
             uuid4().hex,
             asked.conversation(),
-            self._method(asked),
+            asked.speculation.spelled(self.method),
             sampling,
             self._limit(asked.limit),
             thinking=asked.thinking,
@@ -94,13 +92,15 @@ class Service:
             template_kwargs=asked.template_kwargs,
             continue_last=(False if asked.add_generation_prompt else asked.continue_final_message),
             prediction=asked.prediction.content if asked.prediction is not None else "",
-            memory=memory_of(http),
+            memory=memory_of(http) if asked.speculation.memory else None,
             show_prompt=asked.verbose,
             strict=asked.response_format is not None and asked.response_format.is_strict,
             thinking_budget=asked.thinking_budget,
+            reuse=asked.cache_prompt,
+            predict_seconds=asked.t_max_predict_ms / 1000,
         )
         self._check_size(request)
-        return _repeated(request, asked.n)
+        return _repeated(request, asked.n_choices)
 
     async def completion_requests(
         self, asked: Completion, http: Request
@@ -108,25 +108,30 @@ class Service:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
-        n = asked.n_cmpl or asked.n
+        n = asked.n_choices
+        n_probs = asked.n_probs or None if asked.logprobs is None else asked.logprobs
+        # A prompt's probabilities need no drafts, whose heads would read its states, too.
+        method = "ar" if asked.echo and n_probs is not None else self.method
         if n * len(prompts) > MOST_PROMPTS:
             raise ApiError(
-                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}"
+                f"the body asks for {n * len(prompts)} texts; ask for at most {MOST_PROMPTS}",
+                param="prompt",
             )
-        n_probs = asked.n_probs or None
         requests = [
             ChatRequest(
                 uuid4().hex,
                 (),
-                self._method(asked),
+                asked.speculation.spelled(method),
                 sampling,
                 self._limit(asked.limit),
                 leave_out=False,
                 prompt=prompt,
                 stop=tuple(asked.stop),
-                logprobs=n_probs if asked.logprobs is None else asked.logprobs,
+                logprobs=n_probs,
                 post_sampling=asked.post_sampling_probs,
-                memory=memory_of(http),
+                memory=memory_of(http) if asked.speculation.memory else None,
+                reuse=asked.cache_prompt,
+                predict_seconds=asked.t_max_predict_ms / 1000,
             )
             for prompt in prompts
         ]
@@ -134,10 +139,13 @@ class Service:
             raise ApiError("prompt is an empty list; give a text, token ids, or a list of them")
         for request in requests:
             self._check_size(request)
+        if asked.echo:
+            requests = [await self._echoed(request) for request in requests]
         return [one for request in requests for one in _repeated(request, n)], is_list or n > 1
 
     def replies(self, requests: Sequence[ChatRequest]) -> Replies:
-        return Replies(self.backend, requests, self.seconds, 2 * self.facts.parallel)
+        at_a_time = 2 * self.facts.parallel
+        return Replies(self.backend, requests, self.seconds, at_a_time, self.facts.ends)
 
     def _check_size(self, request: ChatRequest) -> None:
         """Raise ApiError if the prompt cannot fit, whatever its tokens are: before the work of
@@ -155,9 +163,12 @@ class Service:
             )
             raise ApiError.of(Failed(message, message, "too long", n_tokens, n_ctx))
 
-    def _method(self, asked: Sampling) -> str:
-        given = asked.speculation
-        return given.spelled() if given.model_fields_set or given.model_extra else self.method
+    async def _echoed(self, request: ChatRequest) -> ChatRequest:
+        """The request with its prompt's text, which the reply begins with."""
+        parts = [part for part in request.prompt if isinstance(part, str)]
+        if len(parts) < len(request.prompt):
+            return replace(request, echo=(await answer(self.backend, Render(request))).text)
+        return replace(request, echo="".join(parts))
 
     def _limit(self, asked: int | None) -> int | None:
         limits = [limit for limit in (asked, self.max_tokens) if limit is not None]
@@ -166,8 +177,6 @@ class Service:
     async def _sampling(self, asked: Sampling) -> dict[str, Any]:
         self.model()
         found = asked.sampling(self.sampling)
-        if found.get("grammar") and found.get("json_schema"):
-            raise ApiError("grammar and json_schema exclude each other; give one")
         bias: dict[int, float] = {}
         for token, value in asked.biases():
             if isinstance(token, int):
@@ -228,12 +237,13 @@ def memory_of(http: Request) -> str:
 
 class Stream(StreamingResponse):
     """A stream of server-sent events. An error ends it as an event; a client that goes away ends
-    the work."""
+    the work. While it is silent, comments tell that it lives."""
 
     def __init__(self, replies: Replies, chunks: AsyncIterator[Any]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(chunks, headers=headers, media_type="text/event-stream")
         self._replies, self._chunks = replies, chunks
+        self._n_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -244,11 +254,12 @@ class Stream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
             data = chunk if isinstance(chunk, str) else dumps(chunk)
-            body = f"data: {data}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._n_sent += 1
+            await send(_part(f"data: {data}\n\n"))
 
         headers = self.raw_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        pinging = asyncio.ensure_future(self._ping(send))
         try:
             async for chunk in self._chunks:
                 await send_event(chunk)
@@ -257,4 +268,17 @@ class Stream(StreamingResponse):
         except Exception as error:
             await send_event(error_body(str(error), 500))
             raise
+        finally:
+            pinging.cancel()
         await send({"type": "http.response.body", "body": b""})
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            n_sent = self._n_sent
+            await asyncio.sleep(PING_SECONDS)
+            if self._n_sent == n_sent:
+                await send(_part(": ping\n\n"))
+
+
+def _part(text: str) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": True}

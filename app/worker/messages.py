@@ -131,6 +131,10 @@ class ChatRequest:
     memory      the texts to draft from: a client's own by its name, "" for those that all clients
                 share, None for none
     show_prompt  give the prompt as the model reads it, in ``Done``
+    reuse       whether what is cached of the prompt is taken over
+    echo        the prompt's text, if the reply begins with it; with ``logprobs``, the prompt's
+                tokens come with their probabilities, too. None: it does not
+    predict_seconds  after so long from the first token on, a new line ends the reply; 0: never
     """
 
     id: str
@@ -155,6 +159,9 @@ class ChatRequest:
     show_prompt: bool = False
     strict: bool = False
     thinking_budget: int | None = None
+    reuse: bool = True
+    echo: str | None = None
+    predict_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -203,7 +210,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Chance:
-    """A token and its log probability."""
+    """A token and its log probability; NaN: it has none, being a prompt's first."""
 
     id: int
     piece: bytes
@@ -221,6 +228,13 @@ class Tokens:
     pieces: tuple[tuple[str, bool], ...]
     ids: tuple[int, ...] = ()
     chances: tuple[tuple[Chance, tuple[Chance, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The next tokens of the prompt. ``chances`` as in ``Tokens``."""
+
+    chances: tuple[tuple[Chance, tuple[Chance, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -256,6 +270,7 @@ class Failed:
     flags_message  the same with settings named as flags
     kind           ``invalid`` request, ``too long`` a prompt, ``no model``, ``busy``, ``late``,
                    ``error``
+    param          the request's field that is wrong, if it is known
     requested      of a prompt that is too long, its tokens …
     available      … and how many there can be
     """
@@ -265,6 +280,7 @@ class Failed:
     kind: str = "error"
     requested: int = 0
     available: int = 0
+    param: str | None = None
 
 
 @dataclass(frozen=True)
@@ -354,4 +370,16 @@ class Beat:
 
 Question = Tokenize | Detokenize | Render
 LAST = (Loaded, Done, Answer, Failed)  # one of these ends a request
-Event = Waiting | Loading | LeftOut | Prefill | Opening | Tokens | Loaded | Done | Failed | Answer
+Event = (
+    Waiting
+    | Loading
+    | LeftOut
+    | Prefill
+    | Opening
+    | PromptTokens
+    | Tokens
+    | Loaded
+    | Done
+    | Failed
+    | Answer
+)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from math import nan
 from typing import Any
 
 from app.worker.messages import (
     Answer,
+    Chance,
     ChatRequest,
     Detokenize,
     Event,
     LeftOut,
     Opening,
+    PromptTokens,
     Question,
     Tokenize,
 )
@@ -34,7 +38,7 @@ from speculation.drafter import Method
 from speculation.engine import Engine, check_grammar
 from speculation.methods import parse_method
 from speculation.request import Request as EngineRequest
-from speculation.sampling import SamplingParams
+from speculation.sampling import SamplingParams, TokenLogprobs
 
 
 def prepared(
@@ -53,6 +57,9 @@ def prepared(
         prompt = ChatPrompt(_prompt_tokens(engine.model, request.prompt), "")
     if prompt.opening:
         emit(Opening(prompt.opening))
+    scored = None
+    if request.echo is not None and request.logprobs is not None:
+        scored = _scored(engine.model, iter(prompt.tokens), emit)
     return EngineRequest(
         tuple(prompt.tokens),
         method=_method(request.method),
@@ -66,7 +73,30 @@ def prepared(
         prediction=tuple(engine.model.tokenize(request.prediction, add_special=False)),
         opening=prompt.opening,
         memory=request.memory,
+        reuse=request.reuse,
+        scored=scored,
     )
+
+
+def chances(model: Model, token: int, found: TokenLogprobs) -> tuple[Chance, tuple[Chance, ...]]:
+    """A token with its probability, and the likeliest ones in its place."""
+    top = tuple(Chance(one, model.piece(one), logprob) for one, logprob in found.top)
+    return Chance(token, model.piece(token), found.logprob), top
+
+
+def _scored(
+    model: Model, prompt: Iterator[int], emit: Callable[[Event], object]
+) -> Callable[[Sequence[TokenLogprobs]], object]:
+    """What emits the prompt's tokens as they are read: the first one now."""
+    for token in islice(prompt, 1):
+        emit(PromptTokens((chances(model, token, TokenLogprobs(nan, ())),)))
+
+    def take(found: Sequence[TokenLogprobs]) -> None:
+        # ``found`` comes first: zip takes one more of what comes first than of the rest.
+        pairs = zip(found, prompt, strict=False)
+        emit(PromptTokens(tuple(chances(model, token, one) for one, token in pairs)))
+
+    return take
 
 
 def answer_to(engine: Engine, question: Question) -> Answer:

@@ -20,7 +20,6 @@ from typing import Any
 
 from app.worker.loading import Job, ModelSlot, Stopped
 from app.worker.messages import (
-    Chance,
     ChatRequest,
     Done,
     LoadedModel,
@@ -31,7 +30,7 @@ from app.worker.messages import (
     Status,
     Tokens,
 )
-from app.worker.preparation import answer_to, prepared, shown_prompt
+from app.worker.preparation import answer_to, chances, prepared, shown_prompt
 from app.worker.wording import QueueFull
 from batching.errors import ModelError
 from batching.llama.model import Model
@@ -271,16 +270,10 @@ class Serving:
 
 
 def _tokens(model: Model, tokens: list[Token], found: Iterator[TokenLogprobs]) -> Tokens:
-    def chance(token: int, logprob: float) -> Chance:
-        return Chance(token, model.piece(token), logprob)
-
     return Tokens(
         tuple((token.text, token.drafted) for token in tokens),
         tuple(token.id for token in tokens),
-        tuple(
-            (chance(token.id, one.logprob), tuple(chance(*other) for other in one.top))
-            for token, one in zip(tokens, found, strict=False)
-        ),
+        tuple(chances(model, token.id, one) for token, one in zip(tokens, found, strict=False)),
     )
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from llguidance import LLMatcher
+
 from batching.errors import GrammarError, InvalidParameter
 from speculation.chat.reasoning import Thinking
 from speculation.chat.reply_parser import pattern_of
