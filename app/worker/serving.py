@@ -22,6 +22,7 @@ from app.worker.messages import (
     Chance,
     ChatRequest,
     Done,
+    Embed,
     LoadedModel,
     ModelSpec,
     Prefill,
@@ -30,7 +31,7 @@ from app.worker.messages import (
     Status,
     Tokens,
 )
-from app.worker.preparation import answer_to, prepared, shown_prompt
+from app.worker.preparation import answer_to, embedded, prepared, shown_prompt
 from app.worker.wording import QueueFull
 from batching.errors import ModelError
 from batching.llama.model import Model
@@ -68,8 +69,8 @@ class Serving:
         self._is_replacing = False  # whether a load waits for replies or has the engine
         self._is_closed = False
         self._totals = Report()
-        for name, loads in (("load", True), *[("prepare", False)] * PREPARING):
-            threading.Thread(target=self._work, args=(loads,), name=name, daemon=True).start()
+        for lane in ("load", "embed", *["prepare"] * PREPARING):
+            threading.Thread(target=self._work, args=(lane,), name=lane, daemon=True).start()
 
     @property
     def status(self) -> Status:
@@ -141,19 +142,19 @@ class Serving:
             for place, job in enumerate(held, 1):
                 job.waits(place, loading=True)
 
-    def _next(self, loads: bool) -> Job | None:
-        """What a thread can take, one for loads or one for all else."""
+    def _next(self, lane: str) -> Job | None:
+        """What a thread of this lane can take."""
         for job in self._jobs:
             is_held = job.is_reply and self._must_wait()
-            if job.is_load == loads and not job.is_taken and not is_held:
+            if job.lane == lane and not job.is_taken and not is_held:
                 return job
         return None
 
-    def _work(self, loads: bool) -> None:
+    def _work(self, lane: str) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._next(loads) is not None)
-                job = self._next(loads)
+                self._changed.wait_for(lambda: self._is_closed or self._next(lane) is not None)
+                job = self._next(lane)
                 if self._is_closed or job is None:
                     return
                 job.is_taken = True
@@ -165,13 +166,17 @@ class Serving:
                 self._forget(job)
 
     def _do(self, job: Job) -> None:
-        if isinstance(job.message, ModelSpec):
+        if job.is_load:
             job.has_begun, job.n_ahead = True, 0
-            last = self._slot.load(job, job.message)
+            spec = job.message
+            is_load = isinstance(spec, ModelSpec)
+            last = self._slot.load(job, spec) if is_load else self._slot.unload(job)
             self._forget(job)
             job.emit(last)
         elif isinstance(job.message, ChatRequest):
             self._start(job, job.message)
+        elif isinstance(job.message, Embed):
+            self._embed(job, job.message)
         else:
             job.emit(answer_to(self._engine(), job.message))
 
@@ -214,6 +219,16 @@ class Serving:
             raise ModelError("the model is being loaded; try again soon")
         why = self._slot.status.error or ""
         raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
+
+    def _embed(self, job: Job, asked: Embed) -> None:
+        def check() -> None:
+            if job.is_cancelled:
+                raise Stopped
+
+        try:
+            job.emit(embedded(self._engine(), asked, check))
+        except Stopped:
+            job.emit(job.stopped)
 
     def _start(self, job: Job, request: ChatRequest) -> None:
         """Prepare a reply and give it to the engine."""
