@@ -18,6 +18,7 @@ from app.api.errors import ApiError, error_body
 from app.api.json_text import dumps
 from app.api.replies import Replies, answer
 from app.api.schemas import ChatCompletion, Completion, NamedTool, Sampling, prompts_of
+from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, LoadedModel, ModelFacts, Tokenize
 
@@ -36,6 +37,7 @@ class Service:
     method      the method where a request names none
     max_tokens  of a reply, whatever the request says; None = the context
     seconds     that a call may take
+    models      which one answers; None = the loaded one, whatever a call names
     """
 
     backend: Backend
@@ -44,11 +46,14 @@ class Service:
     method: str = "auto"
     max_tokens: int | None = None
     seconds: float = 3600.0
+    models: Models | None = None
 
     def model(self) -> LoadedModel:
         """The loaded model. Raises ApiError while there is none."""
         status = self.backend.status()
         if status.model is None:
+            if self.is_asleep:
+                raise ApiError("the model was idle and is unloaded; a call for text loads it", 503)
             if status.loading is not None or status.error is None:
                 raise ApiError("the model is being loaded; try again soon", 503)
             raise ApiError(f"no model is loaded: {status.error}", 503)
@@ -61,10 +66,22 @@ class Service:
 
     def name(self) -> str:
         """The model's name in answers."""
-        return self.alias or Path(self.model().spec.model).name
+        model = self.model().spec.model
+        return self.models.name(model) if self.models else self.alias or Path(model).name
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model was freed because nobody used it."""
+        return self.models is not None and self.models.is_asleep
+
+    async def take_model(self, asked: str | None, http: Request) -> None:
+        """Wait for the model that a call names. Raises ApiError if it cannot be loaded."""
+        if self.models is not None:
+            await self.models.take(asked, http)
 
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
         if asked.response_format is not None:
             schema = asked.response_format.required
@@ -96,6 +113,7 @@ class Service:
         self, asked: Completion, http: Request
     ) -> tuple[list[ChatRequest], bool]:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
         n_probs = asked.n_probs or None
@@ -185,10 +203,14 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
+    def written(self, chunk: Any) -> bytes:
+        """The bytes of an event."""
+        data = chunk if isinstance(chunk, str) else dumps(chunk)
+        return f"data: {data}\n\n".encode()
+
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
-            data = chunk if isinstance(chunk, str) else dumps(chunk)
-            body = f"data: {data}\n\n".encode()
+            body = self.written(chunk)
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         headers = self.raw_headers
