@@ -166,7 +166,9 @@ class Model:
         unsuited = private_api.not_a_text_model(handle, architecture, causal=causal)
         if unsuited is not None and not (self.is_head or embedding):
             self.close()
-            raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
+            raise UnsupportedModel(
+                f"{self.path} {unsuited}; {TEXT_MODEL}", settings=("embedding_model",)
+            )
 
     @property
     def native(self) -> NativeModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,13 +15,14 @@ import pytest
 from gguf.constants import PoolingType
 
 from batching.errors import InvalidParameter, PromptTooLong, UnsupportedModel
+from batching.gguf.reader import GGUFFile
 from batching.llama.context import Context
 from batching.llama.model import Model
 from batching.rows import text_rows
 from batching.tree import Floats
 from speculation.engine import Engine
 from tests.support.exact import EXACT, endless
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import write_bert_gguf, write_tiny_gguf
 
 TEXTS = ["the cat saw a dog", "a", "and the dog and the cat and the er in"]
 
@@ -167,8 +169,64 @@ def test_an_embedding_model_beside_the_other_reads_texts_in_both_directions(
         assert not np.allclose(engine.embed(TEXTS).vectors[0], found.vectors[0], atol=1e-2)
 
 
-def test_a_model_that_ranks_texts_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    more = as_embedding_model(PoolingType.NONE)
-    path = write_tiny_gguf(tmp_path / "none.gguf", more=more)
-    with pytest.raises(UnsupportedModel, match="names no pooling, so it gives no vector"):
+def bert_states(path: Path, tokens: Sequence[int]) -> Floats:
+    """The states that a BERT model of one layer has, computed from its weights."""
+    file = GGUFFile(path)
+    weight: dict[str, Floats] = {name: file.tensor(name) for name in file.tensors}
+
+    def normed(x: Floats) -> Floats:
+        found: Floats = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
+        return found
+
+    def times(x: Floats, name: str) -> Floats:
+        found: Floats = x @ weight[f"blk.0.{name}.weight"].T
+        return found
+
+    n, n_head = len(tokens), 4
+    x = weight["token_embd.weight"][list(tokens)] + weight["position_embd.weight"][:n]
+    x = normed(x + weight["token_types.weight"][0])
+    q, k, v = (
+        times(x, name).reshape(n, n_head, -1).swapaxes(0, 1)
+        for name in ("attn_q", "attn_k", "attn_v")
+    )
+    scores = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[2]))
+    mixed = scores / scores.sum(axis=2, keepdims=True) @ v
+    x = normed(x + times(mixed.swapaxes(0, 1).reshape(n, -1), "attn_output"))
+    up = times(x, "ffn_up")
+    gelu = up * (1 + np.vectorize(math.erf)(up / math.sqrt(2))) / 2
+    return normed(x + times(gelu, "ffn_down"))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pick"),
+    [
+        (PoolingType.MEAN, lambda found: found.mean(axis=0)),
+        (PoolingType.CLS, lambda found: found[0]),
+        (PoolingType.LAST, lambda found: found[-1]),
+    ],
+)
+def test_a_bert_model_without_a_cache_gives_its_pooled_states(
+    pooling: PoolingType, pick: Callable[[Floats], Floats], tiny_model: Path, tmp_path: Path
+) -> None:
+    path = write_bert_gguf(tmp_path / "bert.gguf", pooling)
+    with Engine.load(tiny_model, EXACT, embedding_model=path) as engine:
+        found = engine.embed(TEXTS * 9).vectors  # 27 texts, in two batches
+        tokens = [engine.model.tokenize(text) for text in TEXTS]  # they have one vocabulary
+        with pytest.raises(PromptTooLong, match="has 129 tokens, and the model reads 128 at most"):
+            engine.embed([[5] * 129])
+    expected = [of_length_1(pick(bert_states(path, text))) for text in tokens]
+    assert np.allclose(found, expected * 9, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "reason"),
+    [(PoolingType.NONE, "names no pooling"), (PoolingType.RANK, "ranks texts")],
+)
+def test_a_model_without_vectors_is_refused(
+    pooling: PoolingType, reason: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = write_bert_gguf(tmp_path / "bert.gguf", pooling)
+    with pytest.raises(UnsupportedModel, match=f"{reason}, so it gives no vector for a text"):
         Engine.load(tiny_model, embedding_model=path)
+    with pytest.raises(UnsupportedModel, match="load it beside a text model, as embedding_model"):
+        Engine.load(path)
