@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -228,33 +229,44 @@ def test_what_is_nearest_to_a_gap_is_kept(
     ]
 
 
-def test_a_request_loads_the_model_that_it_names_and_an_idle_one_is_freed() -> None:
-    flags = ["--no-page", "--model", "bundled-draft", "--port", free_port(), "--threads", "1"]
+def test_a_request_loads_the_model_that_it_names_and_an_idle_one_is_freed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, name = tmp_path / "models--me--tiny", "hf:me/tiny/folder/other.gguf"
+    for folder in ("snapshots/1234/folder", "refs"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("1234")
+    for file in ("other", "mmproj-other"):
+        write_tiny_gguf(repository / "snapshots" / "1234" / "folder" / f"{file}.gguf", n_ctx=1024)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    flags = ["--no-page", "--model", str(tiny_model), "--port", free_port(), "--alias", "first"]
     with started("app", *flags, "--switch-models", "--unload-after", "1") as (url, _):
         wait_for_model(url)
         with httpx.Client(base_url=url, timeout=60) as http:
 
-            def model_of(name: str) -> Any:
-                body = {"model": name, "prompt": "a", "max_tokens": 1}
+            def model_of(model: str) -> Any:
+                body = {"model": model, "prompt": "a", "max_tokens": 1}
                 return http.post("/completions", json=body).json()["model"]
 
             def listed() -> dict[str, str]:
                 data = http.get("/models").json()["data"]
                 return {one["id"]: one.get("status", {}).get("value", "loaded") for one in data}
 
-            assert model_of("gpt-4o") == "bundled-draft"
-            assert model_of("bundled") == "bundled"
+            assert model_of("gpt-4o") == "first"
+            assert model_of(name) == "other.gguf"
             states = listed()
-            assert next(iter(states)) == "bundled" and states["bundled"] == "loaded"
-            assert states["bundled-draft"] == "unloaded" and "bundled-eagle" not in states
+            assert list(states)[:2] == ["other.gguf", "first"]
+            assert (states.pop("other.gguf"), states["first"]) == ("loaded", "unloaded")
+            assert (states["bundled"], states["phi-4"]) == ("unloaded", "not downloaded")
+            assert not [one for one in states if "mmproj" in one or "eagle" in one]
             for _ in range(100):
                 if "loaded" not in listed().values():
                     break
                 time.sleep(0.1)
             assert "loaded" not in listed().values()
             assert http.get("/health").status_code == 200
-            assert model_of("any") == "bundled"
-            assert model_of("bundled-draft") == "bundled-draft"
+            assert model_of("any") == "other.gguf"
+            assert model_of("first") == "first"
             refused = http.post("/completions", json={"model": "phi-4", "prompt": "a"})
             assert refused.status_code == 404
             assert "`speculation models phi-4` downloads it" in refused.json()["error"]["message"]
