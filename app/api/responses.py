@@ -32,7 +32,7 @@ from app.worker.messages import ChatRequest, Render
 from speculation.chat.reasoning import find_reasoning
 
 MOST_KEPT = 1000  # responses that a later one may follow
-MOST_KEPT_BYTES = 64 * 2**20  # of their conversations, as JSON; the least recently used go first
+MOST_KEPT_BYTES = 64 * 2**20  # of them and their conversations; the least recently used go first
 
 Item = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ class ResponsesRequest(Posted, extra="allow"):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
     # These would change what is answered, or when.
     background: bool = False
     conversation: Any = None
@@ -206,7 +206,7 @@ class Kept:
 
     owner     the client that asked for it, as ``memory_of`` tells clients apart
     items     its conversation, the response included
-    n_bytes   of the items
+    n_bytes   of both, as JSON
     """
 
     owner: str
@@ -236,7 +236,7 @@ class History:
         return kept
 
     def add(self, owner: str, response: Mapping[str, Any], items: Sequence[Item]) -> None:
-        n_bytes = len(dumps(list(items)))
+        n_bytes = len(dumps([response, *items]))
         self._kept[str(response["id"])] = Kept(owner, response, items, n_bytes)
         self._n_bytes += n_bytes
         while len(self._kept) > self._most or self._n_bytes > self._most_bytes:

@@ -42,8 +42,7 @@ def chat_completion(fields: Mapping[str, Any]) -> ChatCompletion:
     Raises RequestValidationError, which names the chat completion's field.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    # Counts of the prompt come with its progress, those of the reply at its end.
-    given |= {"stream_options": {"include_usage": True}}
+    given |= {"n": 1, "stream_options": {"include_usage": True}}  # these APIs have one reply
     try:
         return ChatCompletion.model_validate(given)
     except ValidationError as error:

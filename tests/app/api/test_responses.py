@@ -129,7 +129,7 @@ def test_a_response_continues_an_earlier_one(client: OpenAI, backend: FakeBacken
 
 
 def test_the_least_recently_used_responses_are_forgotten() -> None:
-    history = History(most=2, most_bytes=60)
+    history = History(most=2, most_bytes=80)
     for name in ("a", "b"):
         history.add("me", {"id": name}, [{"content": name}])
     history.get("a", "me")
@@ -138,7 +138,7 @@ def test_the_least_recently_used_responses_are_forgotten() -> None:
         with pytest.raises(ApiError, match="it was not stored, or has been forgotten"):
             history.get(id_, owner)
     assert history.get("a", "me").items == [{"content": "a"}]
-    history.add("me", {"id": "d"}, [{"content": "d" * 30}])  # 47 bytes, and 17 for each other one
+    history.add("me", {"id": "d"}, [{"content": "d" * 30}])  # 57 bytes, and 28 for each other one
     with pytest.raises(ApiError):
         history.get("a", "me")
     history.remove("d", "me")
@@ -224,7 +224,7 @@ def test_settings_tools_and_formats_are_those_of_a_chat_completion(
         tools=[*tools, {"type": "web_search"}],
         tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
         parallel_tool_calls=False,
-        extra_body={"seed": 5, "speculation": {"method": "ar"}},
+        extra_body={"seed": 5, "speculation": {"method": "ar"}, "n": 3},
     )
     asked = backend.requests[-1]
     assert (asked.max_tokens, asked.thinking, asked.method) == (7, False, "ar")
