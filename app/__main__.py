@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from app.api.service import SAMPLING, Service
+from app.api.switching import Models
 from app.cli import FAILED, VERSION, without_traceback
 from app.guard import is_loopback, name_of
 from app.server import PORTS, address, bind, endpoint, guard, serve
@@ -147,6 +148,25 @@ def parse_flags(
         help="keep up to so many MB of idle conversations on disk, in the user's cache folder, so "
         "that their next turn is quick after a restart, too (default: in main memory only)",
     )
+    add(
+        "--embedding-model",
+        metavar="MODEL",
+        help="a model for /v1/embeddings, loaded beside the other: a name or path (default: the "
+        "mean of the model's own states)",
+    )
+    add(
+        "--switch-models",
+        action="store_true",
+        help="load the model that a request names, if it is on this machine, once no other request "
+        "uses the present one",
+    )
+    add(
+        "--unload-after",
+        type=float,
+        metavar="SECONDS",
+        help="free the model's memory when no request has come for so long; the next one loads it "
+        "again (only without the page)",
+    )
     add("--trace-batches", metavar="FILE", help="write one JSON line per decode to FILE")
     flags = parser.parse_args(arguments)
     if flags.port is not None and not 1 <= flags.port <= 65535:
@@ -168,6 +188,11 @@ def parse_flags(
                 f"--allow-host is {name!r}; give a host name, or an origin such as "
                 "https://app.example"
             )
+    if flags.unload_after is not None and not (flags.no_page and flags.unload_after > 0):
+        parser.error(
+            f"--unload-after is {flags.unload_after:g}; give seconds above 0, and only to serve "
+            "without the page, which would lose its model"
+        )
     if flags.timeout <= 0:
         parser.error(f"--timeout is {flags.timeout:g}; give a number of seconds above 0")
     flags.method_file = flags.method or ""
@@ -227,6 +252,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m app") ->
         parallel=flags.parallel,
         chat_template=flags.chat_template,
         keep_texts=flags.keep_texts,
+        embedding_model=flags.embedding_model,
     )
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread:  # SIGTERM stops a service: like Ctrl-C, it must not lose what is saved then
@@ -284,6 +310,13 @@ def _listen(backend: Backend, spec: ModelSpec, flags: argparse.Namespace) -> str
         flags.method or DEFAULT_METHOD,
         flags.max_tokens,
         flags.timeout,
+        Models(
+            backend,
+            spec,
+            alias=flags.alias,
+            switches=flags.switch_models,
+            idle_seconds=flags.unload_after,
+        ),
     )
     app, url = endpoint(service), address(flags.host, listening)
     if not flags.no_page:

@@ -14,9 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from app.api import chat, metrics, native
+from app.api import anthropic, chat, embeddings, infill, metrics, native, responses
 from app.api.errors import handle_errors
 from app.api.service import Service
+from app.api.switching import HoldModels
 from app.guard import LARGEST_BODY, WILDCARDS, Guard, Names
 
 PORTS = range(7860, 7960)  # tried in turn
@@ -30,8 +31,9 @@ def endpoint(service: Service) -> FastAPI:
     """An app with the endpoint's routes alone."""
     app = FastAPI(title="Speculation", docs_url=None, redoc_url=None)
     handle_errors(app)
-    for routes in (chat.routes(service), native.routes(service), metrics.routes(service)):
-        app.include_router(routes)
+    for module in (chat, responses, anthropic, embeddings, infill, native, metrics):
+        app.include_router(module.routes(service))
+    app.add_middleware(HoldModels)
     return app
 
 

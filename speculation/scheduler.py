@@ -64,6 +64,13 @@ class Scheduler:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
+    def rows_beside(self) -> int:
+        """How many rows may be decoded for something else, while those in slots wait."""
+        n_texts = self.n_running
+        if not n_texts:
+            return NO_LIMIT
+        return _in_time(self._runtime.resources.known_cost, NO_LIMIT, n_texts)
+
     def submit(self, text: Text) -> bool:
         """Queue a text; returns False once the scheduler is closed. From any thread.
 

@@ -58,7 +58,7 @@ async def answered(reply: ChatReply | TextReply, http: Request) -> Response:
     """The answer to a call, as a stream if it asks for one."""
     if reply.asked.stream:
         await while_connected(http, reply.replies.start())
-        return Stream(reply.replies, reply.chunks())
+        return reply.stream_type(reply.replies, reply.chunks())
     await while_connected(http, reply.replies.finish())
     return await as_json(reply.whole)
 
@@ -68,6 +68,7 @@ class _Reply:
 
     kind: str
     chunk_kind: str
+    stream_type = Stream
     asked: ChatCompletion | Completion
 
     def __init__(

@@ -38,7 +38,8 @@ def routes(service: Service) -> APIRouter:
     @router.get("/v1/health")
     async def health() -> Response:
         try:
-            service.model()
+            if not service.is_asleep:
+                service.model()
         except ApiError as error:
             return JSONResponse(error_body(error.message, 503), 503)
         status = service.backend.status()
@@ -49,11 +50,16 @@ def routes(service: Service) -> APIRouter:
     @router.get("/v1/models")
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        model = service.model()
-        return {"object": "list", "data": [_model(service, model)]}
+        others = await service.models.others() if service.models else []
+        if service.is_asleep:
+            return {"object": "list", "data": others}
+        return {"object": "list", "data": [_model(service, service.model()), *others]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
+        others = await service.models.others() if service.models else []
+        if found := [one for one in others if one["id"] == name]:
+            return found[0]
         loaded = service.model()
         if name != service.name():
             raise ApiError(f"no model {name!r:.80} is loaded; this is {service.name()}", 404)
@@ -131,20 +137,25 @@ def routes(service: Service) -> APIRouter:
     @router.post("/completion")
     @router.post("/completions")
     async def complete(asked: Completion, http: Request) -> Response:
-        requests, is_list = await service.completion_requests(asked, http)
-        replies = service.replies([replace(request, show_prompt=True) for request in requests])
-        if asked.stream:
-            await while_connected(http, replies.start())
-            return Stream(replies, _chunks(service, asked, replies))
-        await while_connected(http, replies.finish())
-
-        def whole() -> Any:
-            found = [_whole(service, asked, replies, number) for number in range(len(requests))]
-            return found if is_list else found[0]
-
-        return await as_json(whole)
+        return await completed(service, asked, http)
 
     return router
+
+
+async def completed(service: Service, asked: Completion, http: Request) -> Response:
+    """The answer to a completion, in llama-server's form."""
+    requests, is_list = await service.completion_requests(asked, http)
+    replies = service.replies([replace(request, show_prompt=True) for request in requests])
+    if asked.stream:
+        await while_connected(http, replies.start())
+        return Stream(replies, _chunks(service, asked, replies))
+    await while_connected(http, replies.finish())
+
+    def whole() -> Any:
+        found = [_whole(service, asked, replies, number) for number in range(len(requests))]
+        return found if is_list else found[0]
+
+    return await as_json(whole)
 
 
 async def _chunks(

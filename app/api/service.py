@@ -27,6 +27,7 @@ from app.api.schemas import (
     Sampling,
     prompts_of,
 )
+from app.api.switching import Models
 from app.worker.backend import Backend
 from app.worker.messages import ChatRequest, Failed, LoadedModel, ModelFacts, Render, Tokenize
 
@@ -46,6 +47,7 @@ class Service:
     method      the method where a request names none
     max_tokens  of a reply, whatever the request says; None = the context
     seconds     that a call may take
+    models      which one answers; None = the loaded one, whatever a call names
     """
 
     backend: Backend
@@ -54,11 +56,14 @@ class Service:
     method: str = "auto"
     max_tokens: int | None = None
     seconds: float = 3600.0
+    models: Models | None = None
 
     def model(self) -> LoadedModel:
         """The loaded model. Raises ApiError while there is none."""
         status = self.backend.status()
         if status.model is None:
+            if self.is_asleep:
+                raise ApiError("the model was idle and is unloaded; a call for text loads it", 503)
             if status.loading is not None or status.error is None:
                 raise ApiError("the model is being loaded; try again soon", 503)
             raise ApiError(f"no model is loaded: {status.error}", 503)
@@ -71,10 +76,22 @@ class Service:
 
     def name(self) -> str:
         """The model's name in answers."""
-        return self.alias or Path(self.model().spec.model).name
+        model = self.model().spec.model
+        return self.models.name(model) if self.models else self.alias or Path(model).name
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model was freed because nobody used it."""
+        return self.models is not None and self.models.is_asleep
+
+    async def take_model(self, asked: str | None, http: Request) -> None:
+        """Wait for the model that a call names. Raises ApiError if it cannot be loaded."""
+        if self.models is not None:
+            await self.models.take(asked, http)
 
     async def chat_requests(self, asked: ChatCompletion, http: Request) -> list[ChatRequest]:
         """A request for each choice."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
         request = ChatRequest(
             uuid4().hex,
@@ -106,6 +123,7 @@ class Service:
         self, asked: Completion, http: Request
     ) -> tuple[list[ChatRequest], bool]:
         """A request for each choice of each prompt, and whether there is a list of prompts."""
+        await self.take_model(asked.model, http)
         sampling = await self._sampling(asked)
         prompts, is_list = prompts_of(asked.prompt)
         n = asked.n_choices
@@ -251,11 +269,15 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
+    def written(self, chunk: Any) -> bytes:
+        """The bytes of an event."""
+        data = chunk if isinstance(chunk, str) else dumps(chunk)
+        return f"data: {data}\n\n".encode()
+
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
-            data = chunk if isinstance(chunk, str) else dumps(chunk)
             self._n_sent += 1
-            await send(_part(f"data: {data}\n\n"))
+            await send(_part(self.written(chunk)))
 
         headers = self.raw_headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -277,8 +299,8 @@ class Stream(StreamingResponse):
             n_sent = self._n_sent
             await asyncio.sleep(PING_SECONDS)
             if self._n_sent == n_sent:
-                await send(_part(": ping\n\n"))
+                await send(_part(b": ping\n\n"))
 
 
-def _part(text: str) -> Message:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}

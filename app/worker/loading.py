@@ -12,8 +12,10 @@ from typing import Any
 
 from app.worker.messages import (
     LAST,
+    Answer,
     ChatRequest,
     Done,
+    Embed,
     Event,
     Failed,
     Loaded,
@@ -23,6 +25,7 @@ from app.worker.messages import (
     ModelSpec,
     Question,
     Status,
+    Unload,
     Waiting,
 )
 from app.worker.wording import failure
@@ -52,6 +55,7 @@ class Job:
     lane       which threads work on it: ``load``, ``prepare``, or ``large`` for what may take long
     text       of a reply, in the engine; None before
     n_ahead    how many others must end before it starts, as last told
+    lane       which threads take it
     is_taken   whether a thread works on it, or the engine
     has_begun  whether it has the engine: a load goes on, a reply has a slot
     """
@@ -66,9 +70,11 @@ class Job:
     ) -> None:
         self.number = number
         self.message: Any = message
-        self.is_load = isinstance(message, ModelSpec)
+        self.is_load = isinstance(message, ModelSpec | Unload)
         self.is_reply = isinstance(message, ChatRequest)
-        self.lane = "load" if self.is_load else "large" if is_large else "prepare"
+        is_embedding = isinstance(message, Embed)
+        lane = "embed" if is_embedding else "large" if is_large else "prepare"
+        self.lane = "load" if self.is_load else lane
         self.text: Text | None = None
         self.n_ahead = 0
         self.is_taken = self.is_cancelled = self.has_begun = self.has_ended = False
@@ -95,7 +101,8 @@ class Job:
         """Its last event if it is stopped before it has begun."""
         if isinstance(self.message, ChatRequest):
             return Done("cancelled", self.message.method)
-        what = f"loading {self.message.model}" if self.is_load else "the question"
+        is_named = isinstance(self.message, ModelSpec)
+        what = f"loading {self.message.model}" if is_named else "the question"
         return Failed(f"{what} was stopped")
 
     def was_cancelled(self) -> bool:
@@ -190,6 +197,8 @@ class ModelSlot:
             is_paired = spec.draft_model == PAIRED
             draft = paired_draft(spec.model) if is_paired else spec.draft_model
             check_model_file(self._fetch(job, draft), LIMITS)
+        if spec.embedding_model is not None:
+            check_model_file(self._fetch(job, spec.embedding_model), LIMITS)
         if params.n_threads is None:
             size = sum(path.with_name(name).stat().st_size for name in part_names(path.name))
             n_threads = threads_beside_browser(size, physical_cores())
@@ -240,6 +249,7 @@ class ModelSlot:
                 parallel=spec.parallel or DEFAULT_PARALLEL,
                 keep_texts=spec.keep_texts,
                 chat_template=_template(spec.chat_template),
+                embedding_model=spec.embedding_model,
                 measuring=measuring,
             )
         self.engine = engine
@@ -276,6 +286,15 @@ class ModelSlot:
         if self.status.loading != loading:
             self.status = Status(self.status.model, loading)
             job.emit(loading)
+
+    def unload(self, job: Job) -> Event:
+        """Free the model once nobody uses it; returns the last event."""
+        try:
+            with self._alone(job):
+                self.close()
+                return Answer()
+        except Stopped:
+            return job.stopped
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -357,6 +376,8 @@ def facts_of(engine: Engine) -> ModelFacts:
         model.n_params,
         model.n_bytes,
         model.longest_token,
+        model.fim_tokens,
+        engine.embedding_model,
     )
 
 

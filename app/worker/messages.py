@@ -33,6 +33,7 @@ class ModelSpec:
     parallel: int | None = None
     chat_template: str | None = None
     keep_texts: int = 0  # MB
+    embedding_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class ModelFacts:
     tool_format    how the model writes calls of tools
     ends           tokens that end a text
     longest        bytes of the longest token, at least; 0 = not known
+    fim            the marks for filling in the middle, by name, with their tokens
+    embedding_model  the path of the one that is loaded beside the model, or empty
     """
 
     parallel: int = 1
@@ -79,6 +82,8 @@ class ModelFacts:
     n_params: int = 0
     n_bytes: int = 0
     longest: int = 0
+    fim: Mapping[str, int] = field(default_factory=dict)
+    embedding_model: str = ""
 
 
 @dataclass(frozen=True)
@@ -310,12 +315,26 @@ class Render:
 
 
 @dataclass(frozen=True)
+class Embed:
+    """Texts to turn into vectors, each as texts and token ids in turn; answered with ``vectors``
+    and the number of all their tokens, ``n_tokens``."""
+
+    texts: tuple[tuple[str | int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Unload:
+    """Free the model; answered when that is done. The process stays."""
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The end of a question. ``tokens`` are ids and bytes."""
+    """The end of a question. ``tokens`` are ids and bytes, ``vectors`` 32-bit floats each."""
 
     text: str = ""
     n_tokens: int = 0
     tokens: tuple[tuple[int, bytes], ...] = ()
+    vectors: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -368,7 +387,7 @@ class Beat:
     overdue: str = ""
 
 
-Question = Tokenize | Detokenize | Render
+Question = Tokenize | Detokenize | Render | Embed | Unload
 LAST = (Loaded, Done, Answer, Failed)  # one of these ends a request
 Event = (
     Waiting

@@ -14,11 +14,13 @@ from app.worker.messages import (
     Chance,
     ChatRequest,
     Detokenize,
+    Embed,
     Event,
     LeftOut,
     Opening,
     PromptTokens,
     Question,
+    Render,
     Tokenize,
 )
 from batching.errors import InvalidParameter
@@ -112,6 +114,7 @@ def answer_to(engine: Engine, question: Question) -> Answer:
         return Answer(tokens=tuple((token, piece(token)) for token in tokens))
     if isinstance(question, Detokenize):
         return Answer(_text(model, question.tokens))
+    assert isinstance(question, Render)
     request = question.request
     if request.messages:
         n_tokens = len(
@@ -120,6 +123,24 @@ def answer_to(engine: Engine, question: Question) -> Answer:
         return Answer(shown_prompt(engine, request, ()), n_tokens)
     tokens = _prompt_tokens(model, request.prompt)
     return Answer(shown_prompt(engine, request, tokens), len(tokens))
+
+
+def embedded(engine: Engine, asked: Embed, check: Callable[[], object]) -> Answer:
+    """The answer to a question for vectors. ``check`` is called now and then, and may raise."""
+    texts: list[str | Sequence[int]] = []
+    for parts in asked.texts:
+        if len(parts) == 1 and isinstance(parts[0], str):
+            texts.append(parts[0])
+        else:
+            ids = [part for part in parts if isinstance(part, int)]
+            if len(ids) < len(parts):
+                raise InvalidParameter("an input has texts and token ids; give one or the other")
+            texts.append(ids)
+    found = engine.embed(texts, check=check)
+    return Answer(
+        n_tokens=sum(found.n_tokens),
+        vectors=tuple(vector.astype("<f4").tobytes() for vector in found.vectors),
+    )
 
 
 def shown_prompt(engine: Engine, request: ChatRequest, prompt: Sequence[int]) -> str:

@@ -22,6 +22,7 @@ from app.worker.loading import Job, ModelSlot, Stopped
 from app.worker.messages import (
     ChatRequest,
     Done,
+    Embed,
     LoadedModel,
     ModelSpec,
     Prefill,
@@ -30,7 +31,7 @@ from app.worker.messages import (
     Status,
     Tokens,
 )
-from app.worker.preparation import answer_to, chances, prepared, shown_prompt
+from app.worker.preparation import answer_to, chances, embedded, prepared, shown_prompt
 from app.worker.wording import QueueFull
 from batching.errors import ModelError
 from batching.llama.model import Model
@@ -42,7 +43,7 @@ from speculation.text import Text
 
 CLOSE_SECONDS = 5.0  # how long ``close`` waits for what runs
 MOST_WAITING = 256  # requests without a slot; more are refused
-THREADS = {"load": 1, "prepare": 2, "large": 2}
+THREADS = {"load": 1, "embed": 1, "prepare": 2, "large": 2}
 LARGE = 2**18  # bytes of a request; it may take long, and the others do not wait for it
 HOLD_SECONDS = 30.0
 
@@ -177,13 +178,17 @@ class Serving:
                 self._forget(job)
 
     def _do(self, job: Job) -> None:
-        if isinstance(job.message, ModelSpec):
+        if job.is_load:
             job.has_begun, job.n_ahead = True, 0
-            last = self._slot.load(job, job.message)
+            spec = job.message
+            is_load = isinstance(spec, ModelSpec)
+            last = self._slot.load(job, spec) if is_load else self._slot.unload(job)
             self._forget(job)
             job.emit(last)
         elif isinstance(job.message, ChatRequest):
             self._start(job, job.message)
+        elif isinstance(job.message, Embed):
+            self._embed(job, job.message)
         else:
             job.emit(answer_to(self._engine(), job.message))
 
@@ -234,6 +239,16 @@ class Serving:
             raise ModelError("the model is being loaded; try again soon")
         why = self._slot.status.error or ""
         raise ModelError(f"no model is loaded; choose one and load it. {why}".strip())
+
+    def _embed(self, job: Job, asked: Embed) -> None:
+        def check() -> None:
+            if job.is_cancelled:
+                raise Stopped
+
+        try:
+            job.emit(embedded(self._engine(), asked, check))
+        except Stopped:
+            job.emit(job.stopped)
 
     def _start(self, job: Job, request: ChatRequest) -> None:
         """Prepare a reply and give it to the engine."""

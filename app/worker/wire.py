@@ -14,9 +14,11 @@ To the engine's process:
     model_spec    a model in place of the loaded one: waiting, loading … loaded, failed
     chat_request  a reply: waiting, left_out, opening, prompt_tokens, prefill, tokens …
                   done, failed
-    tokenize      answer or failed, as the next two
+    tokenize      answer or failed, as the next three
     detokenize
     render
+    embed
+    unload        answer, when the model is freed
     cancel        the end of the request with this number
     close         the end of the process
 
@@ -55,7 +57,8 @@ from typing import IO, Any, Union, get_args, get_origin, get_type_hints
 
 from app.worker import messages as m
 
-_TO_ENGINE = (m.ModelSpec, m.ChatRequest, m.Tokenize, m.Detokenize, m.Render, m.Cancel, m.Close)
+_QUESTIONS = (m.Tokenize, m.Detokenize, m.Render, m.Embed, m.Unload)
+_TO_ENGINE = (m.ModelSpec, m.ChatRequest, *_QUESTIONS, m.Cancel, m.Close)
 _BEGIN = (m.Waiting, m.Loading, m.LeftOut, m.Opening, m.PromptTokens, m.Prefill)
 _EVENTS = (*_BEGIN, m.Tokens, *m.LAST)
 _PUBLISHED = (m.Status, m.Report, m.Beat)

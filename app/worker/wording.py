@@ -22,6 +22,7 @@ FIELDS = {
     "model": "“Model”",
     "draft_model": "“Draft model” under Model",
     "heads": "“Drafting heads” under Model",
+    "embedding_model": "--embedding-model",
     "n_ctx": "“Context” under Model",
     "n_gpu_layers": "--gpu-layers",
     "device": "--device",

@@ -45,6 +45,15 @@ _SPECIAL = {
     "mask": C.llama_vocab_mask,
 }
 
+# Marks of a file with a gap, for models that were trained to fill one.
+_FIM = {
+    "prefix": C.llama_vocab_fim_pre,
+    "suffix": C.llama_vocab_fim_suf,
+    "middle": C.llama_vocab_fim_mid,
+    "repository": C.llama_vocab_fim_rep,
+    "file": C.llama_vocab_fim_sep,
+}
+
 
 class User(Protocol):
     """What uses a model, and is closed with it: a context."""
@@ -68,9 +77,11 @@ class Model:
         placement: Placement = ANYWHERE,
         cache: CacheSize | None = None,
         mtp: bool = False,
+        embedding: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any.
+        """Load ``path``. ``mtp`` also loads the model's multi-token-prediction layers, if any;
+        ``embedding`` takes models that write no text, too.
 
         If ``placement`` does not say how many layers go to the devices, as many do as fit together
         with their part of ``cache``.
@@ -149,13 +160,16 @@ class Model:
         # Tokens that layers with a sliding window attend to; 0 = none has one.
         self.n_window: int = C.llama_model_n_swa(handle)
         self.add_bos: bool = bool(C.llama_vocab_get_add_bos(self.vocab))
+        self.add_eos: bool = bool(C.llama_vocab_get_add_eos(self.vocab))
         self._pieces: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
         causal = self.metadata(f"{architecture}.attention.causal") != "false"
         unsuited = private_api.not_a_text_model(handle, architecture, causal=causal)
-        if unsuited is not None and not self.is_head:
+        if unsuited is not None and not (self.is_head or embedding):
             self.close()
-            raise UnsupportedModel(f"{self.path} {unsuited}; {TEXT_MODEL}")
+            raise UnsupportedModel(
+                f"{self.path} {unsuited}; {TEXT_MODEL}", settings=("embedding_model",)
+            )
 
     @property
     def native(self) -> NativeModel:
@@ -253,6 +267,13 @@ class Model:
         native = self.native
         token: int = _SPECIAL[name](native.vocab)
         return token if token >= 0 else None
+
+    @property
+    def fim_tokens(self) -> dict[str, int]:
+        """The ids of the marks for filling in the middle that the vocabulary has, by name."""
+        native = self.native
+        found = {name: get(native.vocab) for name, get in _FIM.items()}
+        return {name: token for name, token in found.items() if token >= 0}
 
     @cached_property
     def ends(self) -> frozenset[int]:

@@ -126,6 +126,7 @@ EXPOSES_LAYER_INPUTS = (
     "qwen3next",
 )
 
+_FOR_VECTORS = "for vectors, load it beside a text model, as {embedding_model}"
 _CONTEXT = C.llama_context_p_ctypes
 _FLOATS = ctypes.c_void_p  # the address of floats
 
@@ -203,7 +204,7 @@ def not_a_text_model(handle: Any, architecture: str | None, *, causal: bool) -> 
     if architecture in BROKEN_GRAPHS:
         return f"({architecture}) has an architecture that llama.cpp computes incorrectly"
     if not C.llama_model_has_decoder(handle):
-        return "is an encoder without a decoder and cannot generate text"
+        return f"is an encoder without a decoder and cannot generate text; {_FOR_VECTORS}"
     if C.llama_model_has_encoder(handle):
         return (
             f"({architecture}) has an encoder, like translation models and drafting heads, and "
@@ -212,5 +213,5 @@ def not_a_text_model(handle: Any, architecture: str | None, *, causal: bool) -> 
     if C.llama_model_is_diffusion(handle):
         return f"({architecture}) generates text by diffusion, not token by token"
     if architecture in EMBEDDING_MODELS or not causal:
-        return f"({architecture}) is an embedding model and does not generate text"
+        return f"({architecture}) is an embedding model and does not generate text; {_FOR_VECTORS}"
     return None
