@@ -13,6 +13,7 @@ from app.api.errors import ApiError
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
+MOST_TOOLS = 1024
 MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
 
 
@@ -185,9 +186,12 @@ _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _SOUNDS = ("audio", "input_audio")
 
 
-def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]:
-    """The text and the reasoning of a content. ``is_new`` refuses what is no text; in an old turn a
-    note takes its place, for the conversation could not go on otherwise."""
+def _text_of(
+    content: Content | None, *, is_new: bool = True, between: str = "\n"
+) -> tuple[str, str]:
+    """The text and the reasoning of a content, with ``between`` between its parts. ``is_new``
+    refuses what is no text; in an old turn a note takes its place, for the conversation could not
+    go on otherwise."""
     if isinstance(content, dict):
         return json.dumps(content, ensure_ascii=False), ""
     if not isinstance(content, list):
@@ -207,7 +211,7 @@ def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]
             )
         else:
             texts.append(f"[{part.type.removesuffix('_url').removeprefix('input_')} left out]")
-    return "\n".join(texts), "\n".join(thoughts)
+    return between.join(texts), "\n".join(thoughts)
 
 
 class Message(Posted):
@@ -223,7 +227,8 @@ class Message(Posted):
 
     def given(self, *, is_new: bool = False) -> dict[str, Any]:
         """The message as the engine gets it. ``is_new`` if it is what a reply is asked for."""
-        text, thoughts = _text_of(self.content, is_new=is_new)
+        between = "\n\n" if self.role == "assistant" else "\n"  # as llama-server
+        text, thoughts = _text_of(self.content, is_new=is_new, between=between)
         other = self.reasoning if isinstance(self.reasoning, str) else ""
         reasoning = self.reasoning_content or other or thoughts
         found = self.model_dump(exclude_none=True, exclude={"content", "reasoning", "refusal"})
@@ -259,10 +264,10 @@ class ChatCompletion(Sampling):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    functions: list[dict[str, Any]] = []
+    functions: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
     function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None

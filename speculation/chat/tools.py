@@ -178,7 +178,9 @@ def value_of(text: str, types: frozenset[str]) -> Any:
         return text
     stripped = text.strip()
     try:
-        value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
+        value = (
+            _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped, parse_constant=str)
+        )
     except ValueError:
         return text
     return text if "string" in types and type_name(value) not in types else value
