@@ -13,7 +13,6 @@ from app.api.errors import ApiError
 
 MOST_CHOICES = 64
 MOST_LOGPROBS = 100
-MOST_TOOLS = 1024
 MOST_TOKENS = 2**22  # to split a text into, or to join; more hold up other requests
 
 
@@ -264,10 +263,10 @@ class ChatCompletion(Sampling):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
+    tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    functions: list[dict[str, Any]] = Field([], max_length=MOST_TOOLS)
+    functions: list[dict[str, Any]] = []
     function_call: str | dict[str, Any] | None = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None

@@ -30,6 +30,7 @@ from speculation.chat.tools import (
 
 _TEXT = r"/(.|\n)*/"
 _GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
+_SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
@@ -398,7 +399,6 @@ class _Notation:
 
 
 _COMMA = '","'
-_SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON
 # As Python's ``json.dumps`` and so most templates write JSON: then most of it is forced.
 _OPTIONS: Any = {
     "whitespace_flexible": False,
