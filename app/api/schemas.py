@@ -199,10 +199,12 @@ def _text_of(
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif part.type in _THOUGHTS:
-            thoughts.append(part.thinking or part.text or "")
-        elif part.type in _TEXTS and (part.text or part.refusal) is not None:
-            texts.append(part.text or part.refusal or "")
+            continue
+        text = part.refusal if part.text is None else part.text
+        if part.type in _THOUGHTS:
+            thoughts.append(part.thinking or text or "")
+        elif part.type in _TEXTS and text is not None:
+            texts.append(text)
         elif is_new or part.type in _SOUNDS or part.type in _TEXTS:
             raise ApiError(
                 f"a part of type {part.type!r:.40} is not supported: models read text alone here; "
