@@ -395,6 +395,7 @@ def test_arguments_of_any_form_become_an_object() -> None:
         ("no JSON", {"arguments": "no JSON"}),
     ):
         assert object_of(given) == expected
+    assert list(object_of('{"a": ' * 100_000)) == ["a"]
 
 
 def test_the_types_of_a_parameter_are_those_that_all_its_keywords_allow() -> None:
