@@ -168,7 +168,8 @@ class _Grammar:
         """Reasoning with its marks; optional unless it has begun."""
         if begun:
             return f"{self._thought(marks, budget)} {_GAP}"
-        if self._special(atoms(marks.opening)[0]) is not None:
+        known = (self._special(atom) for atom in atoms(marks.opening + marks.close))
+        if any(token is not None for token in known):
             return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
         # In one lexeme, for free text could begin as it does.
         return f"({self._spelled(marks.opening, marks, budget)} {_GAP})?"

@@ -322,8 +322,10 @@ def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
     assert reply_grammar(none, thinking=THINK) is None and reply_grammar(none, budget=5) is None
 
 
-def test_calls_and_answers_in_channels() -> None:
-    marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+@pytest.mark.parametrize(
+    "marks", [("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"), ("<|end|>",)]
+)
+def test_calls_and_answers_in_channels(marks: tuple[str, ...]) -> None:
     format_, thinking = tool_format(CHANNELS), thinking_marks(CHANNELS)
     thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
     call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
