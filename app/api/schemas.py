@@ -367,9 +367,12 @@ _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _SOUNDS = ("audio", "input_audio")
 
 
-def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]:
-    """The text and the reasoning of a content. ``is_new`` refuses what is no text; in an old turn a
-    note takes its place, for the conversation could not go on otherwise."""
+def _text_of(
+    content: Content | None, *, is_new: bool = True, between: str = "\n"
+) -> tuple[str, str]:
+    """The text and the reasoning of a content, with ``between`` between its parts. ``is_new``
+    refuses what is no text; in an old turn a note takes its place, for the conversation could not
+    go on otherwise."""
     if isinstance(content, dict):
         return json.dumps(content, ensure_ascii=False), ""
     if not isinstance(content, list):
@@ -380,10 +383,12 @@ def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]
     for part in content:
         if isinstance(part, str):
             texts.append(part)
-        elif part.type in _THOUGHTS:
-            thoughts.append(part.thinking or part.text or "")
-        elif part.type in _TEXTS and (part.text or part.refusal) is not None:
-            texts.append(part.text or part.refusal or "")
+            continue
+        text = part.refusal if part.text is None else part.text
+        if part.type in _THOUGHTS:
+            thoughts.append(part.thinking or text or "")
+        elif part.type in _TEXTS and text is not None:
+            texts.append(text)
         elif is_new or part.type in _SOUNDS or part.type in _TEXTS:
             raise ApiError(
                 f"a part of type {part.type!r:.40} is not supported: models read text alone here; "
@@ -391,7 +396,7 @@ def _text_of(content: Content | None, *, is_new: bool = True) -> tuple[str, str]
             )
         else:
             texts.append(f"[{part.type.removesuffix('_url').removeprefix('input_')} left out]")
-    return "\n".join(texts), "\n".join(thoughts)
+    return between.join(texts), "\n".join(thoughts)
 
 
 class Message(Posted):
@@ -407,7 +412,8 @@ class Message(Posted):
 
     def given(self, *, is_new: bool = False) -> dict[str, Any]:
         """The message as the engine gets it. ``is_new`` if it is what a reply is asked for."""
-        text, thoughts = _text_of(self.content, is_new=is_new)
+        between = "\n\n" if self.role == "assistant" else "\n"  # as llama-server
+        text, thoughts = _text_of(self.content, is_new=is_new, between=between)
         other = self.reasoning if isinstance(self.reasoning, str) else ""
         reasoning = self.reasoning_content or other or thoughts
         found = self.model_dump(exclude_none=True, exclude={"content", "reasoning", "refusal"})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from speculation.chat.prefixes import beginning_of, n_settled
 from speculation.chat.reasoning import REASONING_MARKS
@@ -167,7 +168,7 @@ class ReplyParser:
         key, after, tail = self._patterns.key, self._patterns.after, self._patterns.tail
         while True:
             if self._value is not None:
-                found = re.search(after, self._held)
+                found = self._end_of_value(last)
                 if self._value == STRING:
                     n = len(self._held) if last else n_settled(self._held, after)
                     text = self._take(n if found is None else found.start())
@@ -178,8 +179,8 @@ class ReplyParser:
                 if self._value == STRING:
                     deltas.append(self._arguments('"'))
                 else:
-                    value = value_of(text[: found.start()], self._value)
-                    deltas.append(self._arguments(json.dumps(value, ensure_ascii=False)))
+                    text = text[: found.start()]
+                    deltas.append(self._arguments(_dumped(value_of(text, self._value), text)))
                 self._value = None
             elif (found := re.match(key, self._held)) and (last or found.end() < len(self._held)):
                 self._take(found.end())
@@ -198,6 +199,19 @@ class ReplyParser:
                 break
         self._read = self._read_tail
         return [*deltas, self._arguments("}" if self._n_keys else "{}")]
+
+    def _end_of_value(self, last: bool) -> re.Match[str] | None:
+        """What is after the argument that is being read. A value that must be JSON may have it in
+        its strings, too."""
+        found = re.finditer(self._patterns.after, self._held)
+        first = next(found, None)
+        if self._value is None or "string" in self._value or first is None:
+            return first
+        for match in (first, *found):
+            with suppress(ValueError):
+                json.loads(self._held[: match.start()])
+                return match
+        return first if last else None
 
     def _read_tail(self, last: bool) -> list[Delta]:
         tail = self._patterns.tail
@@ -225,6 +239,10 @@ class ReplyParser:
         if end is None:
             begun = _quoted(parts).removesuffix('"' if len(parts) % 2 == 0 else "")
             return [self._start(name), self._arguments(begun)] if last else []
+        rest = parts[i][end.start() + 1 :].lstrip()
+        may_go_on = self._format.end and i == len(parts) - 1 and beginning_of(tail).fullmatch(rest)
+        if may_go_on and not last:
+            return []
         arguments = _to_json([*parts[:i], parts[i][: end.start() + 1]])
         self._read, self._at_call = self._read_answer, bool(arguments)
         if not arguments:
@@ -332,11 +350,20 @@ def _quoted(parts: Sequence[str]) -> str:
 
 def _to_json(parts: Sequence[str]) -> str | None:
     """An object with bare keys as JSON; None if it is none."""
+    text = _quoted(parts)
     try:
-        value = json.loads(_quoted(parts))
+        value = json.loads(text)
     except ValueError:
         return None
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+    return _dumped(value, text) if isinstance(value, dict) else None
+
+
+def _dumped(value: Any, text: str) -> str:
+    """A value as JSON; the text that it was read from, if it has a number too large for Python."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return text.strip()
 
 
 class _JsonEnd:

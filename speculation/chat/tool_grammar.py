@@ -31,6 +31,7 @@ from speculation.json_schema import followed, tell
 
 _TEXT = r"/(.|\n)*/"
 _GAP = r"/[ \n]{0,2}/"  # more, or other spaces, a model may go on with for ever
+_SCALARS = ("number", "integer", "boolean", "null")  # written as in JSON in every form
 _REGEX_OF = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]+/"}
 
 
@@ -168,7 +169,8 @@ class _Grammar:
         """Reasoning with its marks; optional unless it has begun."""
         if begun:
             return f"{self._thought(marks, budget)} {_GAP}"
-        if self._special(atoms(marks.opening)[0]) is not None:
+        known = (self._special(atom) for atom in atoms(marks.opening + marks.close))
+        if any(token is not None for token in known):
             return f"({self.text(marks.opening)} {self._thought(marks, budget)} {_GAP})?"
         # In one lexeme, for free text could begin as it does.
         return f"({self._spelled(marks.opening, marks, budget)} {_GAP})?"
@@ -299,8 +301,7 @@ class _Calls:
             key = "/[a-zA-Z0-9_.-]+/"
             value = f"{grammar.text(written.string)} {grammar.until(written.after.lstrip())}"
             any_ = grammar.rule(f"{grammar.text(written.before)} {key} {value}")
-            is_open = schema.get("additionalProperties", "properties" not in schema)
-            return grammar.rule(f"{any_}*") if is_open else ""
+            return grammar.rule(f"{any_}*") if _is_open(schema) else ""
         required = schema.get("required") or ()
         parts = []
         for key, value in properties.items():
@@ -359,26 +360,26 @@ class _Notation:
         if options:
             return self._grammar.rule(" | ".join(self.rule_for(each) for each in options))
         types = types_of(schema, self._root)
-        kinds = [self._kind(kind, schema) for kind in sorted(types - {"integer"})]
-        if "integer" in types and "number" not in types:
-            kinds.append("/-?[0-9]+/")
+        kinds = [
+            self._kind(kind, schema) for kind in ("string", "array", "object") if kind in types
+        ]
+        scalars = [kind for kind in _SCALARS if kind in types]
+        if scalars:
+            kinds.append(self._grammar.json({**schema, "type": scalars}, *self._kept))
         return self._grammar.rule(" | ".join(kinds)) if kinds else self._anything()
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "string":
             string = self._grammar.string(schema, self._root, self._quote, *self._kept)
             return f"({self._grammar.text(self._quote)} {string})"
-        if kind == "number":
-            return r"/-?[0-9]+(\.[0-9]+)?/"
-        if kind in ("null", "boolean"):
-            return '"null"' if kind == "null" else '"true" | "false"'
         if kind == "array":
             item = self.rule_for(schema["items"]) if "items" in schema else self._anything()
             return f'("[" ({item} ("," {item})*)? "]")'
         properties = _properties(schema)
         if not properties:
             pair = f'/[a-zA-Z0-9_.-]+/ ":" {self._anything()}'
-            return f'("{{" ({pair} ("," {pair})*)? "}}")'
+            pairs = f'({pair} ("," {pair})*)?' if _is_open(schema) else ""
+            return f'("{{" {pairs} "}}")'
         required = schema.get("required") or ()
         parts = [
             (f"{json.dumps(key + ':')} {self.rule_for(properties[key])}", key in required)
@@ -389,9 +390,9 @@ class _Notation:
     def _anything(self) -> str:
         if not self._grammar.has("anything"):
             self._grammar.define("anything", "")  # lists and objects have it inside
-            kinds = [self._kind(kind, {}) for kind in ("string", "object", "array", "number")]
-            body = " | ".join([*kinds, self._kind("boolean", {}), self._kind("null", {})])
-            self._grammar.define("anything", body)
+            kinds = [self._kind(kind, {}) for kind in ("string", "object", "array")]
+            kinds.append(self._grammar.json({"type": list(_SCALARS)}, *self._kept))
+            self._grammar.define("anything", " | ".join(kinds))
         return "anything"
 
     def _written(self, value: Any) -> str:
@@ -424,6 +425,11 @@ def _object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether an object without properties may have some."""
+    return bool(schema.get("additionalProperties", "properties" not in schema))
 
 
 def _values(schema: Any, root: Mapping[str, Any]) -> list[Any]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from batching.errors import InvalidParameter
@@ -20,6 +22,7 @@ STRING = frozenset(("string",))
 
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 _PYTHON = {"True": True, "False": False, "None": None}
+_MOST_DEPTH = 100  # of arguments that are mended
 _MOST_REFERENCES = 20  # of schemas to schemas, in a row
 
 
@@ -178,8 +181,10 @@ def value_of(text: str, types: frozenset[str]) -> Any:
         return text
     stripped = text.strip()
     try:
-        value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
-    except ValueError:
+        value = (
+            _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped, parse_constant=str)
+        )
+    except (ValueError, RecursionError):
         return text
     return text if "string" in types and type_name(value) not in types else value
 
@@ -194,7 +199,7 @@ def object_of(arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             value = json.loads(arguments.strip() or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             value = _completed(arguments)
     if value is None:
         return {}
@@ -204,9 +209,9 @@ def object_of(arguments: Any) -> dict[str, Any]:
 def _completed(text: str) -> Any:
     """The beginning of an object's JSON with its end added, without what is unfinished if need be;
     the text itself if that gives no object."""
-    closing: list[str] = []
+    closing = ""
     in_string = escaped = False
-    ends = []  # where the text can be cut, and what then closes it
+    ends: deque[tuple[int, str]] = deque(maxlen=20)  # where the text can be cut, and what closes it
     for i, character in enumerate(text):
         if escaped:
             escaped = False
@@ -214,22 +219,19 @@ def _completed(text: str) -> Any:
             escaped, in_string = character == "\\", character != '"'
         elif character == '"':
             in_string = True
-        elif character in "{[":
-            closing.append("}" if character == "{" else "]")
-            ends.append((i + 1, "".join(reversed(closing))))
-        elif character in "}]" and closing:
-            closing.pop()
+        elif character in "{[" and len(closing) < _MOST_DEPTH:
+            closing = ("}" if character == "{" else "]") + closing
+            ends.append((i + 1, closing))
+        elif character in "}]":
+            closing = closing[1:]
         elif character == ",":
-            ends.append((i, "".join(reversed(closing))))
-    rest = "".join(reversed(closing))
+            ends.append((i, closing))
     whole = text[:-1] if escaped else text
-    attempts = [f'{whole}"{rest}' if in_string else f"{whole}{rest}"]
-    attempts += [f"{text[:end]}{more}" for end, more in reversed(ends[-20:])]
+    attempts = [(f'{whole}"' if in_string else whole) + closing]
+    attempts += [text[:end] + more for end, more in reversed(ends)]
     for attempt in attempts:
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(attempt)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            return value
+            if isinstance(value, dict):
+                return value
     return text

@@ -49,8 +49,8 @@ def asked(http: TestClient, **body: Any) -> Any:
         ({"role": "assistant", "content": None}, {"content": ""}),
         ({"role": "assistant", "content": None, "refusal": "No."}, {"content": "No."}),
         (
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-            {"content": "No."},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, ""]},
+            {"content": "No.\n\n"},
         ),
         (
             {"role": "assistant", "content": "b", "reasoning_content": "so"},
@@ -68,8 +68,11 @@ def asked(http: TestClient, **body: Any) -> Any:
             {"content": "b", "reasoning_content": "so"},
         ),
         (
-            {"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE, "a", "b"]},
-            {"content": "what?\n[image left out]\na\nb"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "what?"}, IMAGE, "a", {"text": ""}],
+            },
+            {"content": "what?\n[image left out]\na\n"},
         ),
         (
             {"role": "tool", "tool_call_id": "1", "content": [IMAGE]},

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from batching.errors import InvalidParameter
 from speculation.chat.reasoning import Thinking, thinking_marks
+from speculation.chat.reply_parser import CallArguments, CallStart, Content, ReplyParser, joined
 from speculation.chat.tool_format import tool_format
 from speculation.chat.tool_grammar import reply_grammar
 from speculation.chat.tools import object_of, types_of
@@ -164,6 +168,45 @@ def test_arguments_follow_their_types_when_each_is_written_by_itself() -> None:
         assert not held(call(n="7", path="a"))
 
 
+def walked(held: Held, seed: int) -> str:
+    """A text that a grammar allows, of random tokens."""
+    matcher, draw, text = held._matcher.deep_copy(), random.Random(seed), b""
+    for _ in range(400):
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+        marks = [token for token in allowed if token >= 256]
+        # What ends a string is likely, or it goes on for ever.
+        likely = [*marks, *(token for token in allowed if token in (34, 60, 93, 125))]  # "<]}
+        token = int(draw.choice(likely if likely and draw.random() < 0.4 else list(allowed)))
+        if token == END:
+            break
+        assert matcher.consume_token(token)
+        text += bytes([token]) if token < 256 else MARKS[token - 256].encode()
+    return text.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_that_a_grammar_allows_is_read_as_calls_by_their_schema(family: str) -> None:
+    string = {"type": "string", "maxLength": 6}
+    properties = {"s": string, "n": {"type": "integer", "minimum": 1}, "l": {"type": "array"}}
+    made = tool("make", properties=properties, required=["s", "n"], additionalProperties=False)
+    format_, n_read = FORMATS[family], 0
+    marks = tuple(mark for mark in MARKS if mark in str(vars(format_)) and mark != format_.tag)
+    held = Held(marks, format_, [made], "required", parallel=False)
+    for seed in range(8):
+        parser = ReplyParser(format_, tools=[made])
+        deltas = joined([*parser.feed(walked(held, seed)), *parser.finish()])
+        assert not any(isinstance(delta, Content) for delta in deltas)
+        if not parser.in_call and deltas:
+            start, arguments = deltas
+            assert isinstance(start, CallStart) and isinstance(arguments, CallArguments)
+            given = json.loads(arguments.text)
+            assert (start.name, {"s", "n"} - given.keys()) == ("make", set())
+            assert len(given["s"]) <= 6 and given["n"] >= 1
+            assert isinstance(given.get("l", []), list)
+            n_read += 1
+    assert n_read >= 3
+
+
 def test_bare_keys_follow_their_schema() -> None:
     properties = {
         "b": {"type": "string"},
@@ -279,8 +322,10 @@ def test_reasoning_is_closed_when_its_budget_is_spent() -> None:
     assert reply_grammar(none, thinking=THINK) is None and reply_grammar(none, budget=5) is None
 
 
-def test_calls_and_answers_in_channels() -> None:
-    marks = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+@pytest.mark.parametrize(
+    "marks", [("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"), ("<|end|>",)]
+)
+def test_calls_and_answers_in_channels(marks: tuple[str, ...]) -> None:
     format_, thinking = tool_format(CHANNELS), thinking_marks(CHANNELS)
     thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
     call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
@@ -352,6 +397,7 @@ def test_arguments_of_any_form_become_an_object() -> None:
         ("no JSON", {"arguments": "no JSON"}),
     ):
         assert object_of(given) == expected
+    assert list(object_of('{"a": ' * 100_000)) == ["a"]
 
 
 def test_the_types_of_a_parameter_are_those_that_all_its_keywords_allow() -> None:
