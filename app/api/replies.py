@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from fastapi import Request
@@ -68,6 +69,9 @@ class Gathered:
     prefill: Prefill | None = None
     n_reused: int = 0
     done: Done | None = None
+    began: float = 0.0  # when the prompt began to be read …
+    has_read: float = 0.0  # … when it was last seen to be, or the first token came …
+    came: float = 0.0  # … and when the last tokens came
     _held: list[Shown] = field(default_factory=list)  # without a text so far
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
@@ -75,6 +79,8 @@ class Gathered:
 
     def take(self, event: Event) -> None:
         if isinstance(event, Tokens):
+            self.came = perf_counter()
+            self.has_read = self.has_read if self.ids else self.came
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
             self.chances += event.chances
@@ -90,6 +96,8 @@ class Gathered:
             self.opening = event.mark
         elif isinstance(event, Prefill):
             self.n_reused = event.done if self.prefill is None else self.n_reused
+            self.has_read = perf_counter()
+            self.began = self.has_read if self.prefill is None else self.began
             self.prefill = event
         elif isinstance(event, Done):
             self.done = event
@@ -110,6 +118,21 @@ class Gathered:
                 return None
             return {"total": total, "cache": self.n_reused, "processed": total}
         return {"total": total, "cache": self.n_reused, "processed": event.done}
+
+    @property
+    def so_far(self) -> Done:
+        """Counters and times while it runs, as far as they are seen from here."""
+        n_read = self.prefill.done if self.prefill is not None else 0
+        n_tokens = len(self.ids)
+        return Done(
+            "",
+            n_prompt=n_read + bool(n_tokens),
+            n_reused=self.n_reused,
+            n_tokens=n_tokens,
+            n_first=min(1, n_tokens),
+            prefill_seconds=self.has_read - self.began,
+            decode_seconds=self.came - self.has_read if n_tokens else 0.0,
+        )
 
     @property
     def text(self) -> str:
