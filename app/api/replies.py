@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import re
 from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple, TypeVar
@@ -163,6 +164,7 @@ class Replies:
         self._seen: list[tuple[int, Event]] = []  # by ``start``, and not given out yet
         self._timer: asyncio.TimerHandle | None = None
         self._began: dict[int, float] = {}  # when each choice's first tokens came
+        self._ended: set[int] = set()  # choices that a limit has ended
 
     async def start(self) -> None:
         """Send the requests, and wait until one has started, or waits for others: what is found
@@ -200,19 +202,30 @@ class Replies:
         n_left = len(self.requests)
         while n_left:
             number, event = self._seen.pop(0) if self._seen else await self._next()
-            self.choices[number].take(event)
             if isinstance(event, Tokens):
-                self._end_in_time(number, event)
+                event = self._limited(number, event)
+            self.choices[number].take(event)
             n_left -= isinstance(event, Done)
             yield number, event
 
-    def _end_in_time(self, number: int, tokens: Tokens) -> None:
-        """End a choice that has had its time, at a new line."""
-        seconds, now = self.requests[number].predict_seconds, asyncio.get_running_loop().time()
-        began = self._began.setdefault(number, now)
-        has_ended_line = any("\n" in text for text, _ in tokens.pieces)
-        if 0 < seconds < now - began and has_ended_line:
+    def _limited(self, number: int, tokens: Tokens) -> Tokens:
+        """A choice's tokens, up to where its time or a line with too little indentation ends it."""
+        if number in self._ended:
+            return _cut(tokens, 0)
+        request, now = self.requests[number], asyncio.get_running_loop().time()
+        seconds = now - self._began.setdefault(number, now)
+        new = "".join(text for text, _ in tokens.pieces)
+        if 0 < request.predict_seconds < seconds and "\n" in new:
+            self._ended.add(number)
+        if request.n_indent:
+            before = self.choices[number].text
+            at = _outdent(before + new, request.n_indent)
+            if at is not None:
+                self._ended.add(number)
+                tokens = _cut(tokens, at - len(before))
+        if number in self._ended:
             self._started[number].close()
+        return tokens
 
     async def finish(self) -> list[Gathered]:
         """Run to the end."""
@@ -239,6 +252,23 @@ class Replies:
         if isinstance(event, Failed):
             raise ApiError.of(event)
         return number, event
+
+
+def _outdent(text: str, n_indent: int) -> int | None:
+    """Where a line after the first starts that has too little indentation: the end before it."""
+    for line in re.finditer(r"\n([ \t]*)(?=[^ \t])", text):
+        if len(line[1]) < n_indent:
+            return line.start()
+    return None
+
+
+def _cut(tokens: Tokens, n: int) -> Tokens:
+    """The tokens with the first ``n`` characters of their text."""
+    pieces = []
+    for text, drafted in tokens.pieces:
+        pieces.append((text[: max(0, n)], drafted))
+        n -= len(text)
+    return replace(tokens, pieces=tuple(pieces))
 
 
 async def answer(backend: Backend, question: Question) -> Answer:

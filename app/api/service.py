@@ -90,6 +90,7 @@ class Service:
             show_prompt=asked.verbose,
             reuse=asked.cache_prompt,
             predict_seconds=asked.t_max_predict_ms / 1000,
+            n_indent=asked.n_indent,
         )
         return _repeated(request, asked.n_choices)
 
@@ -123,6 +124,7 @@ class Service:
                 memory=memory_of(http) if asked.speculation.memory else None,
                 reuse=asked.cache_prompt,
                 predict_seconds=asked.t_max_predict_ms / 1000,
+                n_indent=asked.n_indent,
             )
             for prompt in prompts
         ]
