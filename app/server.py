@@ -51,6 +51,7 @@ def guard(
     origins whose pages may use it.
     """
     routes = {path: list(methods) for path, methods in app.openapi()["paths"].items()}
+    routes["/openapi.json"] = ["get"]
     return Guard(app, Names(host, allowed), routes, keys, LARGEST_BODY, page=page)
 
 

@@ -5,7 +5,7 @@ In the folder ``tools/server/tests`` of llama.cpp's source, which is also in lla
     LLAMA_SERVER_BIN_PATH=…/run SPECULATION_MODEL=…/stories260K.gguf \\
         python -m pytest unit/test_chat_completion.py
 
-where ``run`` is a script: ``exec …/.venv/bin/python …/tools/as_llama_server.py "$@"``. To test a
+where ``run`` is a script, ``exec …/.venv/bin/python …/tools/as_llama_server.py "$@"``. To test a
 server that runs already, start it with this file and these flags:
 
     --port 8080 --temp 0.8 --seed 42 --ctx-size 512 --parallel 2 --alias tinyllama-2

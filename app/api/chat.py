@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.body import Limited
-from app.api.facts import legacy_logprobs, timings, token_logprobs, usage
+from app.api.facts import legacy_logprobs, times, timings, token_logprobs, usage
 from app.api.json_text import as_json
 from app.api.replies import Gathered, Shown, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion
@@ -143,10 +143,11 @@ class ChatReply(_Reply):
             gathered = self.replies.choices[number]
             if self.asked.return_progress and (progress := gathered.progress(event)):
                 choice = {"index": number, "delta": {}, "finish_reason": None}
-                yield self._chunk([choice], prompt_progress=progress)
+                more = times(gathered, self.asked)
+                yield self._chunk([choice], prompt_progress=progress, **more)
             shown = gathered.shown if self.asked.n_probs is not None else None
             for choice in streams[number].take(event, shown):
-                yield self._chunk([{"index": number, **choice}])
+                yield self._chunk([{"index": number, **choice}], **times(gathered, self.asked))
         for chunk in self._end():
             yield chunk
         yield DONE

@@ -7,7 +7,7 @@ from math import exp, isnan
 from typing import Any
 
 from app.api.replies import Gathered, Shown
-from app.api.schemas import MOST_CHOICES
+from app.api.schemas import MOST_CHOICES, Sampling
 from app.worker.messages import Chance, Done
 
 
@@ -48,6 +48,11 @@ def timings(done: Done) -> dict[str, Any]:
         "draft_n": done.n_drafted,
         "draft_n_accepted": done.n_accepted,
     }
+
+
+def times(gathered: Gathered, asked: Sampling) -> dict[str, Any]:
+    """The field of a chunk with the times so far, if they are asked for."""
+    return {"timings": timings(gathered.so_far)} if asked.timings_per_token else {}
 
 
 def _ratio(a: float, b: float) -> float:

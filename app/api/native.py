@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from app.api.body import Limited
 from app.api.errors import ApiError, error_body
-from app.api.facts import native_probs, timings
+from app.api.facts import native_probs, times, timings
 from app.api.json_text import as_json, dumps, finite
 from app.api.replies import Replies, answer, while_connected
 from app.api.schemas import ChatCompletion, Completion, Detokenization, Tokenization
@@ -167,7 +167,7 @@ async def _chunks(
         gathered = replies.choices[number]
         if asked.return_progress and (progress := gathered.progress(event)):
             head = {"index": number, "content": "", "tokens": [], "stop": False}
-            yield {**head, "prompt_progress": progress}
+            yield {**head, "prompt_progress": progress, **times(gathered, asked)}
         if isinstance(event, Tokens):
             for part in _parts(event):
                 chunk: dict[str, Any] = {
@@ -178,6 +178,7 @@ async def _chunks(
                     "id_slot": number,
                     "tokens_predicted": len(gathered.ids),
                     "tokens_evaluated": gathered.prefill.total + 1 if gathered.prefill else 0,
+                    **times(gathered, asked),
                 }
                 if part.chances:
                     chunk["completion_probabilities"] = native_probs(

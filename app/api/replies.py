@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import re
 from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from fastapi import Request
@@ -68,6 +70,9 @@ class Gathered:
     prefill: Prefill | None = None
     n_reused: int = 0
     done: Done | None = None
+    began: float = 0.0  # when the prompt began to be read …
+    has_read: float = 0.0  # … when it was last seen to be, or the first token came …
+    came: float = 0.0  # … and when the last tokens came
     _held: list[Shown] = field(default_factory=list)  # without a text so far
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
@@ -75,6 +80,8 @@ class Gathered:
 
     def take(self, event: Event) -> None:
         if isinstance(event, Tokens):
+            self.came = perf_counter()
+            self.has_read = self.has_read if self.ids else self.came
             self.pieces += [text for text, _ in event.pieces]
             self.ids += event.ids
             self.chances += event.chances
@@ -90,6 +97,8 @@ class Gathered:
             self.opening = event.mark
         elif isinstance(event, Prefill):
             self.n_reused = event.done if self.prefill is None else self.n_reused
+            self.has_read = perf_counter()
+            self.began = self.has_read if self.prefill is None else self.began
             self.prefill = event
         elif isinstance(event, Done):
             self.done = event
@@ -110,6 +119,21 @@ class Gathered:
                 return None
             return {"total": total, "cache": self.n_reused, "processed": total}
         return {"total": total, "cache": self.n_reused, "processed": event.done}
+
+    @property
+    def so_far(self) -> Done:
+        """Counters and times while it runs, as far as they are seen from here."""
+        n_read = self.prefill.done if self.prefill is not None else 0
+        n_tokens = len(self.ids)
+        return Done(
+            "",
+            n_prompt=n_read + bool(n_tokens),
+            n_reused=self.n_reused,
+            n_tokens=n_tokens,
+            n_first=min(1, n_tokens),
+            prefill_seconds=self.has_read - self.began,
+            decode_seconds=self.came - self.has_read if n_tokens else 0.0,
+        )
 
     @property
     def text(self) -> str:
@@ -144,6 +168,7 @@ class Replies:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._began: dict[int, float] = {}  # when each choice's first tokens came
+        self._ended: set[int] = set()  # choices that a limit has ended
 
     async def start(self) -> None:
         """Send the requests, and wait until one has started, or waits for others: what is found
@@ -179,19 +204,30 @@ class Replies:
         n_left = len(self.requests)
         while n_left:
             number, event = self._seen.pop(0) if self._seen else await self._next()
-            self.choices[number].take(event)
             if isinstance(event, Tokens):
-                self._end_in_time(number, event)
+                event = self._limited(number, event)
+            self.choices[number].take(event)
             n_left -= isinstance(event, Done)
             yield number, event
 
-    def _end_in_time(self, number: int, tokens: Tokens) -> None:
-        """End a choice that has had its time, at a new line."""
-        seconds, now = self.requests[number].predict_seconds, asyncio.get_running_loop().time()
-        began = self._began.setdefault(number, now)
-        has_ended_line = any("\n" in text for text, _ in tokens.pieces)
-        if 0 < seconds < now - began and has_ended_line:
+    def _limited(self, number: int, tokens: Tokens) -> Tokens:
+        """A choice's tokens, up to where its time or a line with too little indentation ends it."""
+        if number in self._ended:
+            return _cut(tokens, 0)
+        request, now = self.requests[number], asyncio.get_running_loop().time()
+        seconds = now - self._began.setdefault(number, now)
+        new = "".join(text for text, _ in tokens.pieces)
+        if 0 < request.predict_seconds < seconds and "\n" in new:
+            self._ended.add(number)
+        if request.n_indent:
+            before = self.choices[number].text
+            at = _outdent(before + new, request.n_indent)
+            if at is not None:
+                self._ended.add(number)
+                tokens = _cut(tokens, at - len(before))
+        if number in self._ended:
             self._started[number].close()
+        return tokens
 
     async def finish(self) -> list[Gathered]:
         """Run to the end."""
@@ -228,6 +264,23 @@ class Replies:
         if isinstance(event, Failed):
             raise ApiError.of(event)
         return number, event
+
+
+def _outdent(text: str, n_indent: int) -> int | None:
+    """Where a line after the first starts that has too little indentation: the end before it."""
+    for line in re.finditer(r"\n([ \t]*)(?=[^ \t])", text):
+        if len(line[1]) < n_indent:
+            return line.start()
+    return None
+
+
+def _cut(tokens: Tokens, n: int) -> Tokens:
+    """The tokens with the first ``n`` characters of their text."""
+    pieces = []
+    for text, drafted in tokens.pieces:
+        pieces.append((text[: max(0, n)], drafted))
+        n -= len(text)
+    return replace(tokens, pieces=tuple(pieces))
 
 
 async def answer(backend: Backend, question: Question) -> Answer:

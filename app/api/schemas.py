@@ -37,7 +37,6 @@ REFUSED: Mapping[str, float] = {
     "top_n_sigma": 0,
     "adaptive_target": -1,
     "min_keep": 0,
-    "n_indent": 0,
     "grammar_lazy": 0,
     "lora": 0,
     "image_data": 0,
@@ -83,6 +82,7 @@ SAMPLERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "min_p": ("m", {"min_p": 0.0}),
     "xtc": ("x", {"xtc_probability": 0.0}),
     "temperature": ("t", {"temperature": 1.0}),
+    "infill": ("i", {}),
 }
 
 
@@ -238,6 +238,7 @@ class Sampling(Posted):
     speculation: Speculation = Speculation()
     cache_prompt: bool = True
     t_max_predict_ms: float = 0.0
+    n_indent: int = Field(0, ge=0)
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool = False
@@ -348,9 +349,11 @@ def _turned_off(samplers: Sequence[str] | str) -> dict[str, float]:
             param="samplers",
         )
     off: dict[str, float] = {}
+    if "infill" in given:  # it keeps tokens from a probability of 0.2 on, which is nearly this
+        off["min_p"] = 0.2
     for name, (_, settings) in SAMPLERS.items():
         if name not in given:
-            off.update(settings)
+            off = {**settings, **off}
     return off
 
 

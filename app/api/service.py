@@ -115,6 +115,7 @@ class Service:
             thinking_budget=asked.thinking_budget,
             reuse=asked.cache_prompt,
             predict_seconds=asked.t_max_predict_ms / 1000,
+            n_indent=asked.n_indent,
         )
         self._check_size(request)
         return _repeated(request, asked.n_choices)
@@ -150,6 +151,7 @@ class Service:
                 memory=memory_of(http) if asked.speculation.memory else None,
                 reuse=asked.cache_prompt,
                 predict_seconds=asked.t_max_predict_ms / 1000,
+                n_indent=asked.n_indent,
             )
             for prompt in prompts
         ]

@@ -140,6 +140,8 @@ class ChatRequest:
     echo        the prompt's text, if the reply begins with it; with ``logprobs``, the prompt's
                 tokens come with their probabilities, too. None: it does not
     predict_seconds  after so long from the first token on, a new line ends the reply; 0: never
+    n_indent    spaces or tabs that a line after the first must begin with; one with fewer ends the
+                reply, and is not in it
     """
 
     id: str
@@ -167,6 +169,7 @@ class ChatRequest:
     reuse: bool = True
     echo: str | None = None
     predict_seconds: float = 0.0
+    n_indent: int = 0
 
 
 @dataclass(frozen=True)

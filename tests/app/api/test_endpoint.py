@@ -374,6 +374,21 @@ def test_a_request_that_cannot_be_met_gets_400_and_the_reason(
         )
 
 
+def test_an_error_of_the_engine_names_the_field_as_the_request_does(http: httpx.Client) -> None:
+    for name, value, reason in (
+        ("top_p", 3, "top_p is 3.0; give 0.0 to 1.0"),
+        ("repeat_last_n", -5, "repeat_last_n is -5; give -1 to"),
+        ("dry_penalty_last_n", -2, "dry_penalty_last_n is -2; give -1 to"),
+    ):
+        answer = http.post("/completion", json={"prompt": "a", name: value})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        assert reason in error["message"]
+    long = http.post("/completion", json={"prompt": "a" * 40_000}).json()["error"]
+    assert (long["code"], long["n_ctx"]) == ("context_length_exceeded", 32768)
+    assert "exceeds the available context size" in long["message"]
+
+
 def test_the_client_raises_what_the_endpoint_says(client: OpenAI, address: str) -> None:
     with pytest.raises(BadRequestError, match="top_p is"):
         client.chat.completions.create(model="tiny", messages=HELLO, top_p=7)

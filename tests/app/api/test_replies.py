@@ -225,6 +225,35 @@ def test_a_reply_that_has_had_its_time_ends_at_a_new_line() -> None:
     assert asyncio.run(n_closed(0, "a", "b\n", "c")) == 0
 
 
+@pytest.mark.parametrize(
+    ("parts", "n_indent", "text"),
+    [
+        (("x = 1\n", "    y\n", "  z\n", "    w"), 4, "x = 1\n    y\n"),
+        (("x = 1\n    y\n  z\n    w",), 4, "x = 1\n    y"),
+        (("x\n\ty", "\n\n\tz"), 1, "x\n\ty"),
+        (("x\n  ", "  y\n    z"), 4, "x\n    y\n    z"),
+        (("x\n  ", "y", "more"), 4, "x\n  "),
+        (("  x\ny\nz",), 0, "  x\ny\nz"),
+    ],
+)
+def test_a_line_with_too_little_indentation_ends_a_reply(
+    parts: tuple[str, ...], n_indent: int, text: str
+) -> None:
+    async def written() -> tuple[str, int]:
+        backend: Any = Endless()
+        made = Replies(backend, [ChatRequest("one", n_indent=n_indent)], 100)
+        for part in parts:
+            backend.events.put(Tokens(((part, False),)))
+        backend.events.put(DONE)
+        await made.start()
+        async for _ in made.events():
+            pass
+        return made.choices[0].text, backend.n_closed
+
+    found, n_closed = asyncio.run(written())
+    assert (found, n_closed > 0) == (text, text != "".join(parts))
+
+
 def chance(token: int, piece: bytes, logprob: float = -1.0) -> Chance:
     return Chance(token, piece, logprob)
 

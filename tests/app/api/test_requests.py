@@ -193,6 +193,9 @@ def test_fields_of_other_servers_are_put_into_our_terms(
         assert (sampling["top_p"], sampling["min_p"], sampling["typical_p"]) == (1.0, 0.0, 1.0)
         assert (sampling["dry_multiplier"], sampling["xtc_probability"]) == (0.0, 0.0)
         assert sampling["repeat_penalty"] == 1.0
+    vim = sent(http, backend, samplers=["top_k", "top_p", "infill"], top_p=0.9, n_indent=4)
+    assert [vim.sampling[name] for name in ("top_p", "min_p", "temperature")] == [0.9, 0.2, 1.0]
+    assert vim.n_indent == 4
     assert sent(http, backend, samplers=[], temperature=0).sampling["temperature"] == 1.0
     for name in ("max_tokens", "max_completion_tokens", "n_predict"):
         for n, limit in ((7, 7), (0, 0), (-1, None)):
