@@ -203,14 +203,14 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
-    def written(self, chunk: Any) -> bytes:
-        """The bytes of an event."""
+    def written(self, chunk: Any) -> str:
+        """An event as it is sent."""
         data = chunk if isinstance(chunk, str) else dumps(chunk)
-        return f"data: {data}\n\n".encode()
+        return f"data: {data}\n\n"
 
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
-            body = self.written(chunk)
+            body = self.written(chunk).encode()
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         headers = self.raw_headers
