@@ -7,7 +7,9 @@ states after the last layer are pooled here: their mean, unless the GGUF says ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from batching.target import ALL, END
 from batching.tree import Floats
 from speculation.settings import tokens_of
 
+LEAST_ROWS = 32  # of a decode; fewer take almost as long
 LEAST_CELLS = 512  # of a context; longer texts get one of their own size
 POOLING = {"1": "mean", "2": "first", "3": "last"}  # of the GGUF's pooling_type
 
@@ -45,10 +48,10 @@ class Embedder(Protocol):
         ...
 
     def embed(
-        self, texts: Sequence[Sequence[int]], vectors: Floats, n_rows: Callable[[], int]
+        self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
     ) -> Iterator[bool]:
-        """Fill ``vectors``, (n_texts, n_embd). Yields after each decode, which has ``n_rows()``
-        rows at most where a text can be read in pieces."""
+        """Fill ``vectors``, (n_texts, n_embd). Yields after each decode, which takes about
+        ``seconds()`` at most where a text can be read in pieces."""
         ...
 
     def close(self) -> None: ...
@@ -85,6 +88,26 @@ def normalised(vectors: Floats) -> Floats:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
+class Pace:
+    """How many rows fit a time, learnt from decodes. Every row of an embedding has output, so it
+    takes longer than a prompt's."""
+
+    def __init__(self) -> None:
+        self._row_seconds = 0.0
+
+    def rows(self, seconds: float, most: int) -> int:
+        wanted = int(seconds / self._row_seconds) if self._row_seconds else 0
+        return min(max(LEAST_ROWS, wanted), most)
+
+    @contextmanager
+    def timing(self, n_rows: int) -> Iterator[None]:
+        """Learn from a decode of so many rows."""
+        start = perf_counter()
+        yield
+        seconds = (perf_counter() - start) / n_rows
+        self._row_seconds = (self._row_seconds + seconds) / 2 if self._row_seconds else seconds
+
+
 class PooledStates:
     """Pools the states of a model that writes text, in a small context of its own."""
 
@@ -92,6 +115,7 @@ class PooledStates:
         """``context`` is the model's usual one, whose texts are left alone."""
         self.model, self._usual = context.model, context
         self._own: Context | None = None
+        self._pace = Pace()
         kind = self.model.metadata(f"{self.model.architecture}.pooling_type")
         self._pooling = POOLING.get(kind or "1", "mean")
         if kind == "4":
@@ -105,7 +129,7 @@ class PooledStates:
         return min(self._usual.n_ctx, max_tokens(self.model))
 
     def embed(
-        self, texts: Sequence[Sequence[int]], vectors: Floats, n_rows: Callable[[], int]
+        self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
     ) -> Iterator[bool]:
         context = self._context_for(max(map(len, texts)))
         for text, vector in zip(texts, vectors, strict=True):
@@ -113,8 +137,10 @@ class PooledStates:
             vector[:] = 0
             first = 0
             while first < len(text):
-                piece = text[first : first + min(n_rows(), context.n_batch)]
-                output = context.decode(text_rows(piece, first, [True] * len(piece)))
+                piece = text[first : first + self._pace.rows(seconds(), context.n_batch)]
+                with self._pace.timing(len(piece)):
+                    output = context.decode(text_rows(piece, first, [True] * len(piece)))
+                    _ = output.hidden(0)  # waits for a device
                 if self._pooling == "mean":
                     for row in range(len(piece)):
                         vector += output.hidden(row)
@@ -151,6 +177,7 @@ class PooledTexts:
 
     def __init__(self, model: Model, n_threads: int | None) -> None:
         self.model, self._n_threads = model, n_threads
+        self._pace = Pace()
         self._context = EmbeddingContext(model, self._cells(1), n_threads)
 
     @property
@@ -161,7 +188,7 @@ class PooledTexts:
         return _cells(n_tokens, self.n_most)
 
     def embed(
-        self, texts: Sequence[Sequence[int]], vectors: Floats, n_rows: Callable[[], int]
+        self, texts: Sequence[Sequence[int]], vectors: Floats, seconds: Callable[[], float]
     ) -> Iterator[bool]:
         if self._context.n_tokens < (n_longest := max(map(len, texts))):
             larger = EmbeddingContext(self.model, self._cells(n_longest), self._n_threads)
@@ -169,11 +196,13 @@ class PooledTexts:
             self._context = larger
         first = 0
         while first < len(texts):
-            end, n_left = first + 1, min(n_rows(), self._context.n_tokens) - len(texts[first])
+            n_rows = self._pace.rows(seconds(), self._context.n_tokens)
+            end, n_left = first + 1, n_rows - len(texts[first])
             while end < min(len(texts), first + MOST_TEXTS) and len(texts[end]) <= n_left:
                 n_left -= len(texts[end])
                 end += 1
-            vectors[first:end] = self._context.embed(texts[first:end])
+            with self._pace.timing(sum(map(len, texts[first:end]))):
+                vectors[first:end] = self._context.embed(texts[first:end])
             first = end
             yield True
 

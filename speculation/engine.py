@@ -271,7 +271,7 @@ class Engine:
             model = embedder.model
             tokens = split(model, texts, embedder.n_most)
             vectors = np.zeros((len(tokens), model.n_embd_out), np.float32)
-            work = embedder.embed(tokens, vectors, self._scheduler.rows_beside)
+            work = embedder.embed(tokens, vectors, self._scheduler.seconds_beside)
             while self._driver.call(lambda: next(work, False)):
                 check()
         return Embeddings(normalised(vectors), tuple(map(len, tokens)))

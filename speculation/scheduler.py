@@ -30,6 +30,7 @@ from speculation.text import FRAME_SECONDS, ROOM, Text, failing
 
 log = logging.getLogger(__name__)
 
+BESIDE_SECONDS = 0.05  # that texts wait for a piece of what is no text, such as an embedding
 MAX_READING = 1.0  # seconds of a step that only reads prompts: a new request waits no longer
 # From so many rows on, flash attention on a CPU works on tiles of as many (ggml's GGML_FA_TILE_Q).
 # A tile attends to all that any of its rows does: with rows of each text, to all of all texts.
@@ -64,12 +65,9 @@ class Scheduler:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
-    def rows_beside(self) -> int:
-        """How many rows may be decoded for something else, while those in slots wait."""
-        n_texts = self.n_running
-        if not n_texts:
-            return NO_LIMIT
-        return _in_time(self._runtime.resources.known_cost, NO_LIMIT, n_texts)
+    def seconds_beside(self) -> float:
+        """How long something else may be computed, while texts wait, or one that may come."""
+        return BESIDE_SECONDS if self.n_running else MAX_WAIT
 
     def submit(self, text: Text) -> bool:
         """Queue a text; returns False once the scheduler is closed. From any thread.

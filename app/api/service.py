@@ -271,10 +271,10 @@ class Stream(StreamingResponse):
         finally:
             self._replies.close()
 
-    def written(self, chunk: Any) -> bytes:
-        """The bytes of an event."""
+    def written(self, chunk: Any) -> str:
+        """An event as it is sent."""
         data = chunk if isinstance(chunk, str) else dumps(chunk)
-        return f"data: {data}\n\n".encode()
+        return f"data: {data}\n\n"
 
     async def stream_response(self, send: Send) -> None:
         async def send_event(chunk: Any) -> None:
@@ -301,8 +301,8 @@ class Stream(StreamingResponse):
             n_sent = self._n_sent
             await asyncio.sleep(PING_SECONDS)
             if self._n_sent == n_sent:
-                await send(_part(b": ping\n\n"))
+                await send(_part(": ping\n\n"))
 
 
-def _part(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}
+def _part(text: str) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": True}

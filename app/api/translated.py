@@ -26,10 +26,10 @@ SseEvent = dict[str, Any]  # its ``type`` is also the name of the server-sent ev
 class EventStream(Stream):
     """A stream whose events have names."""
 
-    def written(self, chunk: Any) -> bytes:
+    def written(self, chunk: Any) -> str:
         if "type" not in chunk:  # an error that nobody expected
             return super().written(chunk)
-        return f"event: {chunk['type']}\ndata: {dumps(chunk)}\n\n".encode()
+        return f"event: {chunk['type']}\ndata: {dumps(chunk)}\n\n"
 
 
 def new_id(kind: str) -> str:
