@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher
@@ -73,9 +74,14 @@ def followed(schema: str | Schema, *, strict: bool = False) -> tuple[dict[str, A
 
 
 def tell(where: str, left_out: Sequence[str]) -> None:
-    """Warn about what is not enforced."""
+    """Warn about what is not enforced, once for each schema."""
     if left_out:
-        log.warning("%s is followed without %s", where, ", ".join(left_out))
+        _warn_once(f"{where} is followed without {', '.join(left_out)}")
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def _styled(schema: Mapping[str, Any]) -> dict[str, Any]:

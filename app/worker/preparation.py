@@ -51,7 +51,7 @@ def prepared(
     waiting: Callable[[int], None],
 ) -> EngineRequest:
     """The request to the engine. Emits LeftOut and Opening. Raises what is wrong with it."""
-    sampling = SamplingParams(**_sampling(request))
+    sampling = SamplingParams(**_sampling(request), strict=request.strict)
     if request.messages:
         prompt = _chat_prompt(engine, request, sampling, emit)
         sampling = _reply_grammar(engine.model, request, sampling, prompt.opening)
