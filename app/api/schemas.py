@@ -42,6 +42,8 @@ REFUSED: Mapping[str, float] = {
     "bad_words": 0,
     "no_repeat_ngram_size": 0,
     "use_beam_search": 0,
+    "chat_template": 0,
+    "documents": 0,
     "truncate_prompt_tokens": 0,
     "guided_json": 0,
     "guided_regex": 0,
