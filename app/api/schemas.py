@@ -49,6 +49,8 @@ REFUSED: Mapping[str, float] = {
     "bad_words": 0,
     "no_repeat_ngram_size": 0,
     "use_beam_search": 0,
+    "chat_template": 0,
+    "documents": 0,
     "truncate_prompt_tokens": 0,
     "structured_outputs": 0,
 }

@@ -59,6 +59,7 @@ def sent(
         ("min_keep", 3),
         ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
+        ("chat_template", "{{ messages }}"),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("modalities", ["text", "audio"]),
         ("image_data", [{"data": "aGk=", "id": 1}]),
