@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 
+from app.__main__ import parse_flags
 from app.api import switching
 from app.api.errors import ApiError
 from app.api.switching import HoldModels, Models
@@ -175,6 +176,14 @@ def test_an_idle_model_is_freed_and_the_next_call_loads_it() -> None:
         return backend.done
 
     assert asyncio.run(calls()) == ["unload", "load a"]
+
+
+def test_a_page_keeps_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["--unload-after", "5"], ["--no-page", "--unload-after", "0"]):
+        with pytest.raises(SystemExit):
+            parse_flags(flags)
+        assert "give seconds above 0, and only to serve without the page" in capsys.readouterr().err
+    assert parse_flags(["--no-page", "--unload-after", "5"]).unload_after == 5
 
 
 def test_the_list_has_the_other_models_and_whether_they_are_here() -> None:
