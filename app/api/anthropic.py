@@ -9,9 +9,9 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from pydantic import Field
 
+from app.api.body import Limited
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
 from app.api.replies import answer
@@ -221,7 +221,7 @@ def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
 
 
-class AnthropicRoute(APIRoute):
+class AnthropicRoute(Limited):
     """A route whose errors have Anthropic's form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

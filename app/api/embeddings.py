@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.json_text import dumps
 from app.api.replies import answer, while_connected
@@ -35,7 +36,7 @@ class EmbeddingRequest(Posted):
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.post("/v1/embeddings")
     @router.post("/embeddings")

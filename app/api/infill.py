@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import Field, ValidationError
 
+from app.api.body import Limited
 from app.api.errors import ApiError
 from app.api.native import completed
 from app.api.replies import answer
@@ -41,7 +42,7 @@ class Infill(Posted, extra="allow"):
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router = APIRouter()
+    router = APIRouter(route_class=Limited)
 
     @router.post("/infill")
     async def infill(asked: Infill, http: Request) -> Response:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from app.api.body import Limited
 from app.api.chat import ChatReply, answered
 from app.api.errors import ApiError
 from app.api.json_text import dumps, finite
@@ -249,7 +250,7 @@ class History:
 
 def routes(service: Service) -> APIRouter:
     """The routes that ``service`` answers."""
-    router, history = APIRouter(), History()
+    router, history = APIRouter(route_class=Limited), History()
 
     def conversation(asked: ResponsesRequest, http: Request) -> list[Item]:
         """All items, those before this request included."""
