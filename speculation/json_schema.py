@@ -32,6 +32,8 @@ _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas")
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+_LISTED = ("enum", "const")
+_LARGEST = 10**18  # 64 bits hold it
 _OF_TEXTS = ("pattern", "format")
 # What not every grammar can enforce. Any other fault is one of the schema.
 _RELAXED = (*_OF_TEXTS, "not", "if", "then", "else", "contains", "minContains", "maxContains",
@@ -109,9 +111,10 @@ def _relaxed(schema: Any, path: str, left_out: list[str]) -> Any:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``schema`` with ``additionalProperties: false`` where nothing tells of other properties.
+    """``schema`` with ``additionalProperties: false`` where nothing tells of other properties, and
+    with bounds for integers.
 
-    Models add properties of their own otherwise, without end. Where schemas are combined, one part
+    Models add properties or digits without end otherwise. Where schemas are combined, one part
     does not know the properties of another, so nothing is closed.
     """
     for part in _parts(schema):
@@ -124,6 +127,10 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         found = _mapped(part, "", close)
         if "properties" in found and found.keys().isdisjoint(_OPEN):
             found["additionalProperties"] = False
+        if found.get("type") == "integer" and found.keys().isdisjoint(_LISTED):
+            low = {} if "exclusiveMinimum" in found else {"minimum": -_LARGEST}
+            high = {} if "exclusiveMaximum" in found else {"maximum": _LARGEST}
+            found = {**low, **high, **found}
         return found
 
     closed: Mapping[str, Any] = close(schema)

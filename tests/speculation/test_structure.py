@@ -16,6 +16,7 @@ from speculation.engine import Engine
 from speculation.gbnf import gbnf_to_lark
 from speculation.json_schema import followed
 from speculation.sampling import SamplingParams
+from speculation.stats import Stats
 from speculation.structure import Structure, Structures
 from tests.support.exact import PROMPT, same_texts
 
@@ -53,6 +54,7 @@ SCHEMAS: list[tuple[Any, Sequence[Any], Sequence[Any]]] = [
      [[None] * 2, [None] * 40], [[None]]),
     ({"type": "integer", "minimum": -5, "exclusiveMaximum": 12, "multipleOf": 3}, [-3, 0, 9],
      [-6, 12, 10]),
+    ({"type": "integer"}, [0, -12, 10**17], [10**19, -(10**19)]),
     ({"type": "number", "minimum": 0.5}, [0.5, 3, 99.25], [0.25, -1]),
     ({"type": "string", "pattern": "b+c"}, ["xbbcx", "bc"], ["cb"]),
     ({"type": "string", "pattern": "^\\p{Lu}\\d{2}$"}, ["Ä42"], ["ä42", "Ä4"]),
@@ -123,6 +125,15 @@ def test_what_a_structure_forces_is_drafted_and_accepted(engine: Engine) -> None
         assert plain.stats.n_steps == plain.stats.n_tokens > 20
         assert text.stats.n_steps < plain.stats.n_steps / 2, method
         assert json.loads(text.text)["kind"] == "a rather long constant"
+
+
+def test_accepted_drafts_count_for_their_source_or_for_the_structure() -> None:
+    tree = TokenTree(5)
+    tree.add_chain(0, [6, 7, 8])
+    tree.sources[2] = "suffix"
+    stats = Stats()
+    stats.add_step(tree, [0, 1, 2, 3], 4, 3)
+    assert stats.accepted_by_source == {"structure": 2, "suffix": 1}
 
 
 def test_drafts_that_cannot_follow_cost_no_row(engine: Engine, structures: Structures) -> None:
